@@ -14,7 +14,7 @@ import math
 import os
 import random
 import time
-from collections.abc import AsyncIterator, Collection, Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from hivemind.p2p import P2P, P2PContext, PeerID
@@ -75,6 +75,8 @@ STUCK_SHARE = 0.9
 all of it: some time passes before the peer that waits looks at the clock."""
 MAX_PURSUERS = 16
 SAY_AGAIN_SECONDS = 60.0
+UNREACHABLE = (TimeoutError, P2PDaemonError, P2PHandlerError, StopAsyncIteration, OSError)
+"""What a call raises when the peer that is called is gone, late or refuses."""
 
 
 @dataclass
@@ -411,32 +413,8 @@ class Matchmaking:
         Args:
             orders: the organiser's, for a leader who did not know them
         """
-        request = self._request(ticket, orders)
-        loop = asyncio.get_running_loop()
-        stream, accepted, came_at, lost = None, False, loop.time(), self._monitor.watch(leader, can_be_called=True)
-        try:
-            stub = PeerService.get_stub(self._p2p, leader, namespace=self._namespace)
-            stream = await unless(lost, stub.rpc_join_group(request), self._timeouts.reply_seconds)
-            reply = await unless(lost, stream.__anext__(), self._timeouts.reply_seconds)
-            if accepted := reply.code == averaging_pb2.ACCEPTED:
-                self._leader = leader
-                self._send_guests_to(leader)
-                remaining = max(0.0, wait_until - loop.time())
-                reply = await unless(lost, stream.__anext__(), remaining)
-        except (TimeoutError, P2PDaemonError, P2PHandlerError, StopAsyncIteration, OSError) as error:
-            logger.debug(f"{leader} does not lead us: {error!r}")
-            is_stuck = (
-                accepted and isinstance(error, TimeoutError) and not ticket.listens
-            )  # its process answers, its trainer does not come
-            if is_stuck and loop.time() - came_at >= STUCK_SHARE * self._longest_meeting_seconds:
-                self.stuck.add(leader)
-            if lost.done() or is_stuck:
-                self._monitor.lost.add(leader)  # who leads in its place does not wait for it again
+        if (reply := await self._knock(leader, ticket, wait_until, orders)) is None:
             return None
-        finally:
-            self._leader = None
-            if stream is not None:
-                await stream.aclose()
         if (theirs := parse_orders(reply)) is not None:
             self._take_orders(theirs, leader)
             self._check_orders(ticket)
@@ -452,9 +430,50 @@ class Matchmaking:
             return await self._follow_elsewhere(suggested, leader, ticket, wait_until, redirects - 1)
         return self._read_reply(reply, leader, ticket)
 
-    def _request(self, ticket: Ticket, orders: bytes):
+    async def _knock(
+        self, leader: PeerID, ticket: Ticket, wait_until: float, orders: bytes
+    ) -> averaging_pb2.MessageFromLeader | None:
+        """What the leader answers in the end, after a wait in its lobby if it lets us in; None if nothing comes."""
+        request, loop = self._request(ticket, orders), asyncio.get_running_loop()
+        stream, accepted, came_at, lost = None, False, loop.time(), self._monitor.watch(leader, can_be_called=True)
+        try:
+            stream = await unless(lost, self._open_door(leader, request), self._timeouts.reply_seconds)
+            reply = await unless(lost, anext(stream), self._timeouts.reply_seconds)
+            if accepted := reply.code == averaging_pb2.ACCEPTED:
+                self._leader = leader
+                self._send_guests_to(leader)
+                remaining = max(0.0, wait_until - loop.time())
+                reply = await unless(lost, anext(stream), remaining)
+            return reply
+        except UNREACHABLE as error:
+            logger.debug(f"{leader} does not lead us: {error!r}")
+            timed_out_inside = accepted and isinstance(error, TimeoutError) and not ticket.listens
+            self._note_failed_leader(leader, lost.done(), timed_out_inside, loop.time() - came_at)
+            return None
+        finally:
+            self._leader = None
+            if stream is not None:
+                await stream.aclose()
+
+    def _request(self, ticket: Ticket, orders: bytes) -> averaging_pb2.JoinRequest:
         brings = to_knock(self._admission.show(ticket.to_bytes()), orders)
         return averaging_pb2.JoinRequest(schema_hash=self._schema_hash, gather=brings, client_mode=ticket.client_mode)
+
+    def _open_door(self, peer: PeerID, request: averaging_pb2.JoinRequest) -> Awaitable[AsyncIterator]:
+        """The stream of what this peer answers to a knock."""
+        return PeerService.get_stub(self._p2p, peer, namespace=self._namespace).rpc_join_group(request)
+
+    def _note_failed_leader(self, leader: PeerID, is_lost: bool, timed_out_inside: bool, waited_seconds: float) -> None:
+        """Whoever leads in its place does not wait for it again, if it is to blame.
+
+        Args:
+            is_lost: it is not there any more
+            timed_out_inside: it let us in, and did not begin in time: its process answers, its trainer does not come
+        """
+        if timed_out_inside and waited_seconds >= STUCK_SHARE * self._longest_meeting_seconds:
+            self.stuck.add(leader)
+        if is_lost or timed_out_inside:
+            self._monitor.lost.add(leader)
 
     async def compare_orders(self, peer: PeerID, ticket: Ticket, orders: bytes = b"") -> None:
         """See whether somebody follows the same orders of the organiser; else both know all of them from now on.
@@ -466,10 +485,9 @@ class Matchmaking:
         stream = None
         try:
             async with asyncio.timeout(self._timeouts.reply_seconds):
-                stub = PeerService.get_stub(self._p2p, peer, namespace=self._namespace)
-                stream = await stub.rpc_join_group(self._request(ticket, orders))
+                stream = await self._open_door(peer, self._request(ticket, orders))
                 reply = await anext(stream)
-        except (TimeoutError, P2PDaemonError, P2PHandlerError, StopAsyncIteration, OSError) as error:
+        except UNREACHABLE as error:
             logger.debug(f"{peer} does not say what it follows: {error!r}")
             return
         finally:
