@@ -124,6 +124,21 @@ def tensor_from(data: bytes) -> runtime_pb2.Tensor:
 
 
 @dataclass(frozen=True)
+class StripeParts:
+    """What a reducer averages in one stripe.
+
+    Args:
+        stripe: its number
+        offset: where in the vector it begins
+        parts: those of the reducer's share, in their order
+    """
+
+    stripe: int
+    offset: int
+    parts: list[Part]
+
+
+@dataclass(frozen=True)
 class Judge:
     """What a peer has to know to make an average again; equal on all members of a run.
 
@@ -209,8 +224,8 @@ class Judge:
             if counted.is_signed and peer != receipt.reducer:
                 check_commitment(commitment, peer, receipt.stripe, receipt.reducer, counted.root)
 
-    def stripes_of(self, group: Group, reducer: PeerID) -> list[tuple[int, int, list[Part]]]:
-        """Of the share of a reducer: (number of the stripe, where in the vector it begins, the parts in it)."""
+    def stripes_of(self, group: Group, reducer: PeerID) -> list[StripeParts]:
+        """The share of a reducer, stripe by stripe."""
         size = self.size_at(group.step)
         vector = torch.empty(size)  # never written, and so it takes no memory
         stripes = count_stripes(group, vector, self.codec)
@@ -218,12 +233,12 @@ class Judge:
         for stripe in range(stripes):
             begin, end = size * stripe // stripes, size * (stripe + 1) // stripes
             parts = partition(vector[begin:end], shares_of(group), stripes, self.codec).get(reducer, [])
-            found.append((stripe, begin, parts))
+            found.append(StripeParts(stripe, begin, parts))
         return found
 
     def _parts_of(self, group: Group, reducer: PeerID, stripe: int) -> list[Part]:
         stripes = self.stripes_of(group, reducer)
-        return stripes[stripe][2] if stripe < len(stripes) else []
+        return stripes[stripe].parts if stripe < len(stripes) else []
 
     def _inputs(
         self, group: Group, part_index: int, part: Part, receipt: Receipt, evidence: Evidence

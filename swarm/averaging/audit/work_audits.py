@@ -13,7 +13,7 @@ import math
 import random
 from collections import Counter, OrderedDict
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from hivemind.p2p import PeerID
 from hivemind.utils import get_logger
@@ -78,6 +78,32 @@ class Suspect:
     holds: bool = False
 
 
+@dataclass(frozen=True)
+class Doubted:
+    """Somebody's work, about which members of this peer's group have said in their tickets that it does not hold.
+
+    Args:
+        first_step: at which somebody has said so
+        last_step: at which somebody has said so
+    """
+
+    first_step: int
+    last_step: int
+
+
+@dataclass(frozen=True)
+class ShownList:
+    """A list of what this peer has computed for a round.
+
+    Args:
+        data: as others get it
+        shown_to: how often each has seen it
+    """
+
+    data: bytes
+    shown_to: Counter[PeerID] = field(default_factory=Counter)
+
+
 class WorkAudits:
     """Of one peer; lives in its averaging process.
 
@@ -93,8 +119,8 @@ class WorkAudits:
         self._own: OwnWork | None = None
         self._group: Group | None = None
         self._step = 0
-        self._lists: OrderedDict[bytes, tuple[bytes, Counter[PeerID]]] = OrderedDict()
-        """Of this peer, by round, and who has seen it how often."""
+        self._lists: OrderedDict[bytes, ShownList] = OrderedDict()
+        """Of this peer, by round."""
         self._suspects: dict[PeerID, Suspect] = {}
         self._found: dict[PeerID, Blame] = {}
         """Who is left out soon."""
@@ -106,8 +132,8 @@ class WorkAudits:
         """Updates with samples and no list, less what lists take off."""
         self._doubts: dict[PeerID, int] = {}
         """Until which step this peer says that their work does not hold."""
-        self._doubted: dict[PeerID, tuple[int, int]] = {}
-        """The first and the last step at which somebody in this peer's group has said so; equal on all its members."""
+        self._doubted: dict[PeerID, Doubted] = {}
+        """Equal on all members of this peer's group."""
         self._not_heard = Backoff(max_seconds=600.0)
         self._hints = MAX_HINTS
 
@@ -121,7 +147,7 @@ class WorkAudits:
 
     def found(self) -> dict[PeerID, Blame]:
         """Who is left out from now on."""
-        since = {peer: first for peer, (first, _) in self._doubted.items()}
+        since = {peer: doubted.first_step for peer, doubted in self._doubted.items()}
         due = {
             peer: what for peer, what in self._found.items() if self._step >= since.get(peer, math.inf) + SAY_UPDATES
         }
@@ -139,7 +165,7 @@ class WorkAudits:
         """This group is closed: what its members have computed cannot be changed any more."""
         self._group = group
         if self._own is not None and self._own.listed:
-            self._lists[group.group_id] = self._own.listed, Counter()
+            self._lists[group.group_id] = ShownList(self._own.listed)
             while len(self._lists) > KEPT_LISTS:
                 self._lists.popitem(last=False)
         self._hints = min(MAX_HINTS, self._hints + HINTS_PER_UPDATE)
@@ -151,11 +177,12 @@ class WorkAudits:
             doubted = by_name.get(ticket.doubts)
             if doubted is None or accuser == doubted:
                 continue
-            first, last = self._doubted.get(doubted, (self._step, self._step))
-            self._doubted[doubted] = first if self._step - last <= DOUBT_UPDATES else self._step, self._step
+            before = self._doubted.get(doubted)
+            goes_on = before is not None and self._step - before.last_step <= DOUBT_UPDATES
+            self._doubted[doubted] = Doubted(before.first_step if goes_on else self._step, self._step)
             if accuser != self._me:
                 self._hear(accuser, doubted)
-        self._doubted = {peer: (first, last) for peer, (first, last) in self._doubted.items() if last > self._step - 64}
+        self._doubted = {peer: doubt for peer, doubt in self._doubted.items() if doubt.last_step > self._step - 64}
 
     def _hear(self, accuser: PeerID, doubted: PeerID) -> None:
         """Somebody says that the work of another member does not hold: its word counts for nothing, but to look."""
@@ -319,8 +346,8 @@ class WorkAudits:
         """
         if name not in self._lists:
             raise ValueError("that round is not known")
-        listed, shown = self._lists[name]
-        if shown[caller] >= MOST_SHOWN:
+        listed = self._lists[name]
+        if listed.shown_to[caller] >= MOST_SHOWN:
             raise ValueError("it has seen that list")
-        shown[caller] += 1
-        return listed
+        listed.shown_to[caller] += 1
+        return listed.data
