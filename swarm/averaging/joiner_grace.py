@@ -11,7 +11,9 @@ from hivemind.p2p import PeerID
 from swarm.protocol.messages import MAX_GROUP_SIZE
 from swarm.runtime.timeouts import DEFAULT_TIMEOUTS, Timeouts
 
-MAX_HOLDS, WITHIN_SECONDS = 4, 60.0
+MAX_HOLDS = 4
+"""Times in `WITHIN_SECONDS` that a group is held open for one peer."""
+WITHIN_SECONDS = 60.0
 
 
 class JoinerGrace:

@@ -62,11 +62,16 @@ from swarm.runtime.token_bucket import TokenBucket
 
 logger = get_logger(__name__)
 
-WATCHED_SENIORS = 3  # by who follows one of them; more would be many calls in a large swarm
-STRANGER_SECONDS, STRANGER_SHARE = 4.0, 0.04
-"""Seconds for which a leader waits for nobody but strangers: so many at once, and after that this share of the time."""
-FORMING_SECONDS, FORMING_SHARE = 30.0, 0.5
-"""The same seconds and share for a leader that knows nobody else."""
+WATCHED_SENIORS = 3
+"""Seniors that a peer watches that follows one of them; more would be many calls in a large swarm."""
+STRANGER_SECONDS = 4.0
+"""A token bucket: a leader may wait this long for nobody but strangers."""
+STRANGER_SHARE = 0.04
+"""What the leader regains of that every second, in seconds."""
+FORMING_SECONDS = 30.0
+"""The same bucket of a leader that knows nobody else."""
+FORMING_SHARE = 0.5
+"""What such a leader regains of that every second, in seconds."""
 HOLD_SHARE = 0.3
 """Share of a usual exchange for which a group is held open for a peer that lacks only the last average, and fetches
 it."""
@@ -74,7 +79,9 @@ STUCK_SHARE = 0.9
 """Share of the longest meeting after which a leader that has let this peer in, and does not begin, is stuck. Less than
 all of it: some time passes before the peer that waits looks at the clock."""
 MAX_PURSUERS = 16
+"""Peers for which the next group is held at most until they have the average that they lack."""
 SAY_AGAIN_SECONDS = 60.0
+"""Seconds after which a peer is told again that others leave it out."""
 UNREACHABLE = (TimeoutError, P2PDaemonError, P2PHandlerError, StopAsyncIteration, OSError)
 """What a call raises when the peer that is called is gone, late or refuses."""
 

@@ -24,6 +24,7 @@ REACH = 2.0
 """Usual distances within which a member counts as it is. Honest ones are about one away, and seldom two if they have
 computed fifty samples. Who lies within reach counts in full, so more would be dangerous (`docs/benchmarks.md`)."""
 ITERATIONS = 3
+"""Times that the centre moves to the clipped mean around it."""
 MAX_SHARE = 2
 """Of the samples, in N-ths, that one of N members can count for."""
 MAX_LENGTH = 2.0

@@ -16,11 +16,17 @@ import asyncio
 import time
 from collections import deque
 
-START_PARTS, MAX_PARTS = 2.0, 64.0
-"""Of one stream. With the sizes of `shares.part_size_bytes` that is 1 MiB to all reducers together."""
-QUICK_SECONDS, LONG_SECONDS = 0.5, 1.0
-"""Seconds until the average of a part comes: below the first number the window grows, above the second it shrinks."""
+START_PARTS = 2.0
+"""Parts of one stream that may be on their way at first. With the sizes of `shares.part_size_bytes` that is 1 MiB to
+all reducers together."""
+MAX_PARTS = 64.0
+"""Parts of one stream that may be on their way at most."""
+QUICK_SECONDS = 0.5
+"""If the average of a part comes in less than this, the window grows."""
+LONG_SECONDS = 1.0
+"""If the average of a part takes longer than this, the window shrinks."""
 SHRINK = 0.9
+"""What is left of the window then."""
 
 
 class SendWindow:

@@ -30,6 +30,12 @@ from swarm.runtime.async_utils import in_thread
 
 logger = get_logger(__name__)
 
+PAUSES_BETWEEN_LOOKS = 5
+"""Sleeps into which the time between two looks at what is missing is divided. If this process stands still in one of
+them, parts can still arrive in the others."""
+LATE_AVERAGES_SHARE = 0.5
+"""Share of the time after which an exchange is late: after so much more, averages that are missing are late as well."""
+
 AwaitedPart = Callable[[AllReduce, PeerID], int | None]
 Register = Callable[[Group], contextlib.AbstractContextManager]
 MakeRunner = Callable[[Group, torch.Tensor, ErrorFeedback, int], AllReduce]
@@ -105,7 +111,7 @@ class StripedAllReduce(contextlib.AsyncExitStack):
         while True:
             await self._detector.until_late()
             await self._give_up_who_is_late(AllReduce.awaited_input, set(self._others))
-            await self._detector.until_late(0.5)
+            await self._detector.until_late(LATE_AVERAGES_SHARE)
             if not self._awaited(AllReduce.awaited_input):  # else the others wait for it, too
                 await self._give_up_who_is_late(AllReduce.awaited_average, self._reducers)
 
@@ -163,11 +169,10 @@ class StripedAllReduce(contextlib.AsyncExitStack):
 
     async def _give_up_who_is_late(self, part: AwaitedPart, owing: set[PeerID]) -> None:
         awaited = self._awaited(part)
-        for _ in range(5):  # not at once: if this process stood still between two looks, nothing could change
-            await asyncio.sleep(self._detector.timeouts.look_seconds / 5)
-        late = {
-            missing.peer for missing in awaited & self._awaited(part)
-        }  # in motion are those who only had to wait, too
+        for _ in range(PAUSES_BETWEEN_LOOKS):
+            await asyncio.sleep(self._detector.timeouts.look_seconds / PAUSES_BETWEEN_LOOKS)
+        # Whoever only had to wait has moved on to another part by now, and drops out of the intersection.
+        late = {missing.peer for missing in awaited & self._awaited(part)}
         if late < owing - self.lost:  # else it is this peer's own line
             for peer_id in filter(self._detector.was_in_time, late):
                 logger.debug(f"{peer_id} is late")

@@ -33,12 +33,15 @@ LARGEST = 4
 """Times its own largest micro-batch: one that is larger, a peer computes in slices only."""
 DIFFERENCES = 2
 """Differences after which a member is left out. A single one can be a bit that has fallen over."""
-SUSPECT_AUDITS, HINTED_AUDITS = 8, 6
-"""Updates in a row in which a member is checked whose work has differed once, and one that another member doubts."""
-UNANSWERED, ANSWERED = 4.0, 1 / 8
-"""Questions without an answer, after which a member is left out for a while, and what an answer takes off them: who
-refuses only where it has something to hide is left out as well. Samples without a list are such a question, which its
-ticket has not answered."""
+SUSPECT_AUDITS = 8
+"""Updates in a row in which a member is checked whose work has differed once."""
+HINTED_AUDITS = 6
+"""Updates in a row in which a member is checked that another member doubts."""
+MAX_REFUSALS = 4.0
+"""A member is left out at so many points: each refusal adds 1, each answer takes off `POINTS_PER_ANSWER`. Samples
+without a list are a refusal as well, with points of their own."""
+POINTS_PER_ANSWER = 1 / 8
+"""Little, so that a member is left out as well that refuses only where it has something to hide."""
 SUSPECT_PASSES = 16
 """Passes, each as dear as this peer's own largest micro-batch, that it makes for a suspect. Work that takes more is
 computed again as much less often: else a suspect whose lines are dear, and honest, holds everybody up for good."""
@@ -49,10 +52,20 @@ SAY_UPDATES = 8
 member out at the same step. Else a group would come apart, of which some meet that member and others do not."""
 DOUBT_UPDATES = 16
 """Updates for which a peer says in its tickets that it doubts a member."""
-MAX_HINTS, HINTS_PER_UPDATE = 2.0, 1 / 50
-"""Members that are checked because others doubt them: so many at once, and then so many in an update."""
-KEPT_LISTS, MOST_SHOWN = 16, 2
-"""Rounds whose lists a peer keeps, and how often it shows one to the same member: for both checks."""
+DOUBT_MEMORY_UPDATES = 64
+"""Updates after the last doubt in anybody's ticket for which a peer remembers that there was one."""
+MAX_HINTS = 2.0
+"""Members that are checked at once because others doubt them."""
+HINTS_PER_UPDATE = 1 / 50
+"""Further ones that are checked for that reason, in an update."""
+FALSE_ACCUSER_SECONDS = 60.0
+"""Seconds for which a member is not listened to that has doubted what held: the first time; then twice as long."""
+MAX_FALSE_ACCUSER_SECONDS = 600.0
+"""Seconds for which such a member is not listened to at most."""
+KEPT_LISTS = 16
+"""Rounds whose lists a peer keeps."""
+MOST_SHOWN = 2
+"""How often a peer shows a list to the same member: for both checks."""
 OUTSIZED_SHARE = 1 / 2
 """Of the audits of a list with lines that are far too large for their samples, in which it is one of these."""
 COMPARED_SHARE = 1 / 2
@@ -134,7 +147,7 @@ class WorkAudits:
         """Until which step this peer says that their work does not hold."""
         self._doubted: dict[PeerID, Doubted] = {}
         """Equal on all members of this peer's group."""
-        self._not_heard = Backoff(max_seconds=600.0)
+        self._not_heard = Backoff(max_seconds=MAX_FALSE_ACCUSER_SECONDS)
         self._hints = MAX_HINTS
 
     # ---- around a round ---------------------------------------------------------------------------------------------
@@ -182,7 +195,8 @@ class WorkAudits:
             self._doubted[doubted] = Doubted(before.first_step if goes_on else self._step, self._step)
             if accuser != self._me:
                 self._hear(accuser, doubted)
-        self._doubted = {peer: doubt for peer, doubt in self._doubted.items() if doubt.last_step > self._step - 64}
+        oldest = self._step - DOUBT_MEMORY_UPDATES
+        self._doubted = {peer: doubt for peer, doubt in self._doubted.items() if doubt.last_step > oldest}
 
     def _hear(self, accuser: PeerID, doubted: PeerID) -> None:
         """Somebody says that the work of another member does not hold: its word counts for nothing, but to look."""
@@ -303,14 +317,14 @@ class WorkAudits:
     def _adds_up(refusals: dict[PeerID, float], peer: PeerID) -> bool:
         """One more; true if that is too many, and then they are forgotten."""
         refusals[peer] = refusals.get(peer, 0.0) + 1
-        if refusals[peer] < UNANSWERED:
+        if refusals[peer] < MAX_REFUSALS:
             return False
         del refusals[peer]
         return True
 
     @staticmethod
     def _take_off(refusals: dict[PeerID, float], peer: PeerID) -> None:
-        left = refusals.pop(peer, 0.0) - ANSWERED
+        left = refusals.pop(peer, 0.0) - POINTS_PER_ANSWER
         if left > 0:
             refusals[peer] = left
 
@@ -327,7 +341,7 @@ class WorkAudits:
             if suspect.audits_left <= 0:
                 del self._suspects[peer]
                 if suspect.accuser is not None and suspect.holds and peer not in self._differences:
-                    self._not_heard.add(suspect.accuser, 60.0)
+                    self._not_heard.add(suspect.accuser, FALSE_ACCUSER_SECONDS)
 
     def _find(self, peer: PeerID, what: Blame) -> None:
         """It cannot be proven, so others have to find it by themselves."""

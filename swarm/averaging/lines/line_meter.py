@@ -24,8 +24,10 @@ MEASURED = 3
 SHORT_SECONDS = 0.5
 """An exchange that takes no longer is a matter of round trips and processors."""
 LEAST_BYTES = 2**18
-FIRST_GROWTH, GROWTH = 2.0, 1.25
-"""What an idle line may carry, against what it did: as long as its bounds were never seen, and afterwards."""
+FIRST_GROWTH = 2.0
+"""Times what it did that an idle line is taken to carry, as long as its bounds were never seen."""
+GROWTH = 1.25
+"""Times what it did that an idle line is taken to carry, afterwards."""
 CHANGED = 1 / 8
 """By which a line has to differ from what this peer says of it, before it says so. Shares that moved at each little
 change would carry what codecs have left out from one member to the next."""
