@@ -371,7 +371,7 @@ class Rounds:
         if self._audits is not None:
             self._audits.work.take(order.work, ticket.step)
             self._blame(self._audits.found(), trouble)
-            ticket = self._audits.sign(ticket, order.sound)
+            ticket = self._audits.annotate(ticket, order.sound)
         return ticket
 
     async def _meet(self, order: RunRound, ticket: Ticket, trouble: Trouble) -> Group:

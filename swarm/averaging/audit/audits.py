@@ -170,13 +170,13 @@ class Audits:
         found, self._found = self._found, {}
         return self.work.found() | found
 
-    def sign(self, ticket: Ticket, sound: Sequence[int] = ()) -> Ticket:
+    def annotate(self, ticket: Ticket, sound: Sequence[int] = ()) -> Ticket:
         """The same, with what this peer has to say about the rounds before.
 
         Args:
             sound: steps of the states to which it can go back
         """
-        ticket = self.work.sign(ticket)
+        ticket = self.work.with_doubt(ticket)
         complete, accused = self._complete, [*self._proofs]
         if complete is not None and complete.group.group_id == ticket.lineage:
             ticket = replace(ticket, receipts=_hash_of_receipts(complete.signed))

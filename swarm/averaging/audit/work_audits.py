@@ -168,8 +168,8 @@ class WorkAudits:
             del self._found[peer]
         return due
 
-    def sign(self, ticket: Ticket) -> Ticket:
-        """The same, with whose work does not hold."""
+    def with_doubt(self, ticket: Ticket) -> Ticket:
+        """The same, with a member whose work does not hold, if this peer knows any: in turn, if it knows several."""
         self._doubts = {peer: until for peer, until in self._doubts.items() if until > self._step}
         doubted = sorted(map(short_name, self._doubts.keys() | self._found.keys()))
         return replace(ticket, doubts=doubted[self._step % len(doubted)]) if doubted else ticket

@@ -119,7 +119,7 @@ class Members:
             ticket = Ticket(self.step, listed[peer].samples, peer in self.client_modes, 1.0, bytes(16), work=name)
             if peer in self.gives_nothing:
                 ticket = replace(ticket, samples=0)
-            ticket = member.audits.sign(ticket)
+            ticket = member.audits.with_doubt(ticket)
             doubts = self.claims.get(peer)
             tickets.append(ticket if doubts is None else replace(ticket, doubts=short_name(doubts)))
         self.group = Group.close(self.step.to_bytes(16, "big"), tuple(PEERS), tuple(tickets))
