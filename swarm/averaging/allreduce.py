@@ -78,7 +78,7 @@ class ArrivedPart:
 
 
 class AllReduce:
-    """One peer's part in one stripe of a round over one closed `Group`.
+    """Runs one peer's side of one stripe of a round over one closed `Group`.
 
     Args:
         me: this peer

@@ -146,7 +146,7 @@ class Matchmaking:
         self._stranger_patience = TokenBucket(STRANGER_SECONDS, STRANGER_SHARE)
         self._forming_patience = TokenBucket(FORMING_SECONDS, FORMING_SHARE)
         self._pursuers: set[PeerID] = set()
-        """Who came with our weights to a closed group: it needs the average of that before it can come again."""
+        """Peers with our weights that came after the group closed. They need its average before they join the next."""
         self.target, self.detector = target, detector
         self._complaints = Once()
         self._lobby: dict[PeerID, Guest] = {}
@@ -155,7 +155,7 @@ class Matchmaking:
         self._step, self._lineage = 0, None
         self._closed_step, self._closed_with = -1, frozenset[PeerID]()
         self._longest_meeting_seconds = math.inf
-        """After which a leader is not coming."""
+        """A leader that has not begun after so long does not come."""
         self._leader: PeerID | None = None
         self._is_client: dict[PeerID, bool] = {}
         self._monitor = PeerMonitor(detector, self._arrivals.set)
@@ -387,7 +387,9 @@ class Matchmaking:
         arrived = [peer for peer in arrived if self._is_still_member(peer)]
         entries = [(peer, self._lobby[peer].ticket, self._lobby[peer].shown) for peer in arrived]
         entries.append((self._p2p.peer_id, ticket, self._admission.show(ticket.to_bytes())))
-        entries.sort(key=lambda entry: entry[0].to_bytes())  # what a mean left out is still where its reducer adds it
+        # Always in the same order, so that a reducer mostly keeps its place in the vector: there it adds what its
+        # earlier means have left out.
+        entries.sort(key=lambda entry: entry[0].to_bytes())
         peer_ids, tickets, shown = zip(*entries, strict=True)
         group = Group.close(nonce := os.urandom(LINEAGE_BYTES), peer_ids, tickets)
         if self.target.is_reached_by(group.samples):

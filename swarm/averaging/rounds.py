@@ -155,7 +155,7 @@ class AveragingOptions:
 
 
 class Rounds:
-    """Of the averaging process.
+    """Runs one peer's rounds, one at a time; lives in its averaging process.
 
     Args:
         p2p: this peer's connection to the network
@@ -211,7 +211,7 @@ class Rounds:
 
     @property
     def step(self) -> int:
-        """That this peer works on."""
+        """The step that this peer works on."""
         return self._matchmaking.step
 
     @property
@@ -220,11 +220,11 @@ class Rounds:
         return self._running is not None
 
     def _target_at(self, step: int) -> BatchTarget:
-        """Of the update that follows so many; the organiser may have changed it."""
+        """The target of the update that follows so many; the organiser may have changed it."""
         return BatchTarget(self._options.admission.lists.orders.target_batch_size(step, self._options.target.samples))
 
     def _orders_at(self, step: int) -> bytes:
-        """Names those that count for the same update, as tickets do."""
+        """The name, as in tickets, of the organiser's orders that count for that update."""
         return self._options.admission.lists.orders.digest(step)
 
     def expect_joiner(self, peer_id: PeerID) -> None:
@@ -452,7 +452,7 @@ class Rounds:
                 self._audits.end(has_average)
 
     def _come_to(self, step: int) -> None:
-        """This round averages what it is the turn of."""
+        """Select the fragment that this step averages, and its error feedback."""
         fragments = self._options.fragments
         self._vector = self._options.averaged_at(step)
         self._feedback = self._feedbacks[step % fragments.number]

@@ -30,11 +30,11 @@ SHRINK = 0.9
 
 
 class SendWindow:
-    """Of one reducer, shared by all streams to it, and remembered from round to round."""
+    """Bounds how many parts may be on their way to one reducer; all streams to it share it, from round to round."""
 
     def __init__(self) -> None:
         self.parts = START_PARTS
-        """Of each stream."""
+        """How many may be on their way in each stream."""
 
     def answered(self, seconds: float, streams: int, was_full: bool) -> None:
         """The average of a part has come.
@@ -51,7 +51,7 @@ class SendWindow:
 
 
 class PartsOnTheWay:
-    """Those of one stream that have been sent and whose averages have not come yet."""
+    """Counts the parts of one stream that have been sent and whose averages have not come yet."""
 
     def __init__(self, window: SendWindow, streams: int) -> None:
         self._window, self._streams = window, streams

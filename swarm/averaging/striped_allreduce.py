@@ -56,7 +56,7 @@ class MissingPart(NamedTuple):
 
 
 class StripedAllReduce(contextlib.AsyncExitStack):
-    """What one peer averages with one closed group; entered before it lets anybody wait.
+    """Runs one peer's exchange with one closed group; entered before it lets anybody wait.
 
     Args:
         group: the closed group
@@ -85,10 +85,10 @@ class StripedAllReduce(contextlib.AsyncExitStack):
         self.runners: list[AllReduce] = []
         self.lost: set[PeerID] = set()
         self.waited_seconds: dict[PeerID, float] = {}
-        """For whom, while most others had sent all that was needed."""
+        """How long this peer waited for each, while most others had sent all that was needed."""
         self._awaited_before = deque([set()], maxlen=3)
         self.kept_waiting = frozenset[PeerID]()
-        """By whom, if it took too long."""
+        """Who has kept it waiting, if it took too long."""
 
     async def __aenter__(self) -> StripedAllReduce:
         for stripe in (stripe for stripes in self._stripes for stripe in stripes):

@@ -114,7 +114,7 @@ class SealedRound:
 
 
 class Audits:
-    """Of one peer; lives in its averaging process.
+    """Checks for one peer what others have averaged, and answers those who check it; lives in its averaging process.
 
     Args:
         me: this peer

@@ -70,7 +70,7 @@ def check_signature(group: Group, reducer: PeerID, stripe: int, given: SignedPar
 
 
 class GivenWork:
-    """Compares; knows no more than every member does.
+    """Compares what a member gave with what it says it has computed; knows no more than every member does.
 
     Args:
         judge: knows how vectors are divided, and how numbers travel

@@ -66,7 +66,7 @@ class OtherOrders(ValueError):  # noqa: N818 (reads as what it says)
 
 
 def can_be_judged(codec: CompressionBase) -> bool:
-    """Of a codec that leaves out most of an average, and gives it with later ones, too little can be said."""
+    """Whether averages in this codec tell enough: not if it leaves out most of one, and gives that with later ones."""
     return not isinstance(codec, ChunkedTopK)
 
 

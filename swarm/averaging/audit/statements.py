@@ -49,7 +49,7 @@ _RECEIPT = msgspec.msgpack.Decoder(
 
 
 def hash_of(tensor: runtime_pb2.Tensor) -> bytes:
-    """Of an encoded part, 32 bytes: of all that decoding it depends on."""
+    """The hash of an encoded part, 32 bytes: of all that decoding it depends on."""
     form = to_wire(list(tensor.size), tensor.dtype, tensor.compression, tensor.requires_grad, tensor.chunks)
     found = hashlib.sha256(form)
     found.update(tensor.buffer)

@@ -118,7 +118,7 @@ class ShownList:
 
 
 class WorkAudits:
-    """Of one peer; lives in its averaging process.
+    """Draws for one peer whose work it computes again, and acts on what it finds; lives in its averaging process.
 
     Args:
         me: this peer
@@ -136,13 +136,13 @@ class WorkAudits:
         """Of this peer, by round."""
         self._suspects: dict[PeerID, Suspect] = {}
         self._found: dict[PeerID, Blame] = {}
-        """Who is left out soon."""
+        """Who is left out soon, and what for."""
         self._differences: dict[PeerID, int] = {}
-        """That are remembered: else a liar that has been asked would be honest for as long as it is a suspect."""
+        """How often each one's work has differed. Else a liar that was asked would be honest while it is a suspect."""
         self._unanswered: dict[PeerID, float] = {}
-        """Questions, less what answers take off."""
+        """Points of each for questions without an answer."""
         self._unlisted: dict[PeerID, float] = {}
-        """Updates with samples and no list, less what lists take off."""
+        """Points of each for samples without a list."""
         self._doubts: dict[PeerID, int] = {}
         """Until which step this peer says that their work does not hold."""
         self._doubted: dict[PeerID, Doubted] = {}

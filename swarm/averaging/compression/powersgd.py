@@ -50,7 +50,7 @@ class Matrix:
 
 
 class LowRank:
-    """Both passes of one peer, round after round.
+    """Makes both passes for one peer, round after round.
 
     Args:
         shapes: of the parameters, in the order of the vector
@@ -80,7 +80,7 @@ class LowRank:
 
     @property
     def numbers(self) -> int:
-        """That travel in both passes together."""
+        """How many travel in both passes together."""
         thin = sum(self.rank * (matrix.rows + matrix.columns) for matrix in self._matrices)
         return thin + sum(part.stop - part.start for part in self._rest)
 

@@ -39,7 +39,7 @@ MOST_LATE = 2 / 3
 
 
 class Waits:
-    """In one exchange: how often reducers waited for this peer's parts, as they say, and it for the others'."""
+    """Counts in one exchange how often reducers waited for this peer's parts, as they say, and it for the others'."""
 
     def __init__(self) -> None:
         self._answers: Counter[PeerID] = Counter()
@@ -70,7 +70,7 @@ class Waits:
 
 
 class LineMeter:
-    """Of one peer, from round to round.
+    """Measures what one peer's line carries, from round to round.
 
     Args:
         most_kbps: that its owner lets it send
