@@ -30,7 +30,7 @@ from swarm.averaging.compression.error_feedback import ErrorFeedback
 from swarm.averaging.compression.fragments import Fragments
 from swarm.averaging.lines.division import fractions_of
 from swarm.averaging.lines.line_meter import LineMeter
-from swarm.averaging.matchmaking import Matchmaking
+from swarm.averaging.meeting.matchmaking import Matchmaking
 from swarm.averaging.robust_mean import Combination
 from swarm.averaging.running_groups import RunningGroups
 from swarm.averaging.send_window import SendWindow

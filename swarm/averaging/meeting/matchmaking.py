@@ -22,8 +22,8 @@ from hivemind.p2p.p2p_daemon_bindings.utils import P2PDaemonError, P2PHandlerErr
 from hivemind.proto import averaging_pb2
 from hivemind.utils import get_logger
 
-from swarm.averaging.joiner_grace import JoinerGrace
-from swarm.averaging.matchmaking_messages import (
+from swarm.averaging.meeting.joiner_grace import JoinerGrace
+from swarm.averaging.meeting.matchmaking_messages import (
     group_reply,
     orders_reply,
     parse_group,

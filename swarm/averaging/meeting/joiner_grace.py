@@ -21,7 +21,7 @@ class JoinerGrace:
 
     In a swarm of short steps a newcomer would find every group closed, if nobody waited for it. Nobody can keep it open
     for good: it is held `MAX_HOLDS` times a minute for a peer, some seconds each time, and the leader waits for
-    strangers with an allowance (`swarm.averaging.matchmaking`).
+    strangers with an allowance (`swarm.averaging.meeting.matchmaking`).
     """
 
     def __init__(self, timeouts: Timeouts = DEFAULT_TIMEOUTS):
