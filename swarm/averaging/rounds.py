@@ -302,7 +302,7 @@ class Rounds:
             limits_of(self._p2p).met(member.peer_id for member in order.members)
         timeout, future = order.timeout_seconds, order.future
         self._target = self._matchmaking.target = order.target
-        self._matchmaking.left_out = order.left_out
+        self._matchmaking.leave_out(order.left_out)
         try:
             with self.groups.meeting():
                 report = await asyncio.wait_for(self._meet_and_average(order, trouble), timeout)
