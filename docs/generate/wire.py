@@ -116,7 +116,7 @@ MESSAGES = [
     ("Answer to it", "swarm.network.reachability", "Called", "Called.FromString"),
 ]
 
-MATCHMAKING = "swarm.averaging.matchmaking_messages"
+MATCHMAKING = "swarm.averaging.meeting.matchmaking_messages"
 REPLIES = ["step_reply", "orders_reply", "redirect", "group_reply"]
 
 BOUNDS = [

@@ -78,7 +78,7 @@ class ArrivedPart:
 
 
 class AllReduce:
-    """One peer's part in one stripe of a round over one closed `Group`.
+    """Runs one peer's side of one stripe of a round over one closed `Group`.
 
     Args:
         me: this peer
@@ -395,30 +395,43 @@ class AllReduce:
         decode = self._decode_part if weight else self._without_content
         inputs = amap_in_executor(decode, stream, max_prefetch=1)
         try:
-            for part_index, size in enumerate(self._reducer.part_sizes):
+            for part_index in range(len(self._own_parts)):
                 asked_at = time.monotonic()
                 arrived = await anext(inputs)
                 came_late = time.monotonic() - asked_at > LATE_SECONDS
-                numbers = arrived.numbers if weight else torch.zeros(size)
-                self._count_received(arrived.num_bytes)
-                self._detector.heard(sender)
-                if numbers is None or numbers.shape != (size,):
-                    self._accuse(sender, Blame.SENT_NONSENSE if numbers is None else Blame.SENT_ANOTHER_SHAPE)
-                if self._seals is not None and weight:
-                    self._keep_given(sender, arrived, self._own_parts[part_index].is_seal)
+                numbers = self._take_part(sender, part_index, arrived)
                 mean = await self._reducer.mean_with(sender, numbers, weight)
                 self.inputs_received += 1
                 message = await self._encode_once(part_index, mean)
                 waited = came_late and self._reducer.last_to_give[part_index] == sender
                 self._waits.saw(sender, waited)
-                answer = averaging_pb2.AveragingData(code=averaging_pb2.AVERAGED_PART, tensor_part=message)
-                answer.weight = float(waited)
+                answer = averaging_pb2.AveragingData(
+                    code=averaging_pb2.AVERAGED_PART, tensor_part=message, weight=float(waited)
+                )
                 await self._may_send(answer)
                 yield answer
         except StopAsyncIteration:
             raise ExchangeBroken(f"{sender} has not sent all its parts") from None
         finally:
             await inputs.aclose()
+
+    def _take_part(self, sender: PeerID, part_index: int, arrived: ArrivedPart) -> torch.Tensor:
+        """The numbers of a part as it has come, shape [n]; zeros from a member without samples.
+
+        Raises:
+            ExchangeBroken: no honest peer sends that
+        """
+        part, weight = self._own_parts[part_index], self.weights[sender]
+        numbers = arrived.numbers if weight else torch.zeros_like(part.numbers)
+        self._count_received(arrived.num_bytes)
+        self._detector.heard(sender)
+        if numbers is None:
+            self._accuse(sender, Blame.SENT_NONSENSE)
+        if numbers.shape != part.numbers.shape:
+            self._accuse(sender, Blame.SENT_ANOTHER_SHAPE)
+        if self._seals is not None and weight:
+            self._keep_given(sender, arrived, part.is_seal)
+        return numbers
 
     def _keep_given(self, sender: PeerID, arrived: ArrivedPart, is_seal: bool) -> None:
         """What others may want to see, and the sender's word for it."""

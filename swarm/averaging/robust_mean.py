@@ -24,10 +24,12 @@ REACH = 2.0
 """Usual distances within which a member counts as it is. Honest ones are about one away, and seldom two if they have
 computed fifty samples. Who lies within reach counts in full, so more would be dangerous (`docs/benchmarks.md`)."""
 ITERATIONS = 3
+"""Times that the centre moves to the clipped mean around it."""
 MAX_SHARE = 2
-"""Of the samples, in N-ths, that one of N members can count for."""
+"""One of N members that give samples weighs at most `MAX_SHARE` / N of the total."""
 MAX_LENGTH = 2.0
-"""Times the usual way that a member has come by its local steps, of what it counts for, however many it claims."""
+"""With local steps, a member that claims more than `MAX_LENGTH` times the median number of samples counts as if it had
+come that many times as far as usual, and no farther."""
 MAX_SORTED = 4096
 """Numbers of each member that are sorted at a time, which bounds the memory."""
 MAX_EXCHANGED = 16
@@ -124,7 +126,7 @@ def _scales(weights: Sequence[float]) -> list[float]:
 
 
 def capped(samples: Sequence[int]) -> list[float]:
-    """Of N members who have any, none counts for more than 2/N of what all count for together: claims are cheap.
+    """What members count for: of N who have samples, none for more than 2/N of what all do together. Claims are cheap.
 
     Two or fewer count as they say.
     """
@@ -145,7 +147,7 @@ def weighted_mean(parts: Sequence[torch.Tensor], weights: Sequence[float]) -> to
 
 
 def median(parts: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Of each number over the members, shape [n]; of an even number of members the mean of the two in the middle."""
+    """The median of each number over the members, shape [n]; of an even number of them the mean of the middle two."""
     low, high = (len(parts) - 1) // 2, len(parts) // 2
     if len(parts) > MAX_EXCHANGED:
         medians = []
@@ -162,5 +164,5 @@ def median(parts: Sequence[torch.Tensor]) -> torch.Tensor:
 
 
 def norm(difference: torch.Tensor) -> float:
-    """In float64: the square of a large number does not fit into fp32."""
+    """The length, in float64: the square of a large number does not fit into fp32."""
     return float(torch.linalg.vector_norm(difference, dtype=torch.float64))

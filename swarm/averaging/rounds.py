@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import math
 import multiprocessing as mp
 import time
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import AsyncIterator  # noqa: UP035 (hivemind does not recognise the one of collections.abc)
+from typing import AsyncIterator, NoReturn  # noqa: UP035 (hivemind does not recognise the one of collections.abc)
 
 import torch
 from hivemind.p2p import P2P, P2PContext, PeerID
@@ -29,7 +30,7 @@ from swarm.averaging.compression.error_feedback import ErrorFeedback
 from swarm.averaging.compression.fragments import Fragments
 from swarm.averaging.lines.division import fractions_of
 from swarm.averaging.lines.line_meter import LineMeter
-from swarm.averaging.matchmaking import Matchmaking
+from swarm.averaging.meeting.matchmaking import Matchmaking
 from swarm.averaging.robust_mean import Combination
 from swarm.averaging.running_groups import RunningGroups
 from swarm.averaging.send_window import SendWindow
@@ -154,7 +155,7 @@ class AveragingOptions:
 
 
 class Rounds:
-    """Of the averaging process.
+    """Runs one peer's rounds, one at a time; lives in its averaging process.
 
     Args:
         p2p: this peer's connection to the network
@@ -210,7 +211,7 @@ class Rounds:
 
     @property
     def step(self) -> int:
-        """That this peer works on."""
+        """The step that this peer works on."""
         return self._matchmaking.step
 
     @property
@@ -219,11 +220,11 @@ class Rounds:
         return self._running is not None
 
     def _target_at(self, step: int) -> BatchTarget:
-        """Of the update that follows so many; the organiser may have changed it."""
+        """The target of the update that follows so many; the organiser may have changed it."""
         return BatchTarget(self._options.admission.lists.orders.target_batch_size(step, self._options.target.samples))
 
     def _orders_at(self, step: int) -> bytes:
-        """Names those that count for the same update, as tickets do."""
+        """The name, as in tickets, of the organiser's orders that count for that update."""
         return self._options.admission.lists.orders.digest(step)
 
     def expect_joiner(self, peer_id: PeerID) -> None:
@@ -301,7 +302,7 @@ class Rounds:
             limits_of(self._p2p).met(member.peer_id for member in order.members)
         timeout, future = order.timeout_seconds, order.future
         self._target = self._matchmaking.target = order.target
-        self._matchmaking.left_out = order.left_out
+        self._matchmaking.leave_out(order.left_out)
         try:
             with self.groups.meeting():
                 report = await asyncio.wait_for(self._meet_and_average(order, trouble), timeout)
@@ -335,66 +336,20 @@ class Rounds:
             return None
 
     async def _meet_and_average(self, order: RunRound, trouble: Trouble) -> RoundReport:
-        started, ticket = time.perf_counter(), replace(order.ticket, line_kbps=self._line_meter.kbps)
-        if self._low_rank is not None:
-            ticket = replace(ticket, warm=self._low_rank.is_warm(ticket.lineage))
-        if self._audits is not None:
-            self._audits.work.take(order.work, ticket.step)
-            self._blame(self._audits.found(), trouble)
-            ticket = self._audits.sign(ticket, order.sound)
-        faults.at("meeting", ticket.step)
-        deadline = asyncio.get_running_loop().time() + order.timeout_seconds
-        try:
-            group = await self._matchmaking.meet(ticket, order.members, order.patience_seconds, deadline)
-        finally:
-            self._blame(dict.fromkeys(self._matchmaking.stuck, Blame.STUCK), trouble)
-        limits_of(self._p2p).met(group.peer_ids)
-        faults.at("met", ticket.step)
-        closed, meeting_seconds = group, time.perf_counter() - started
+        started = time.perf_counter()
+        ticket = self._prepare_ticket(order, trouble)
+        closed = await self._meet(order, ticket, trouble)
+        meeting_seconds = time.perf_counter() - started
         if closed.back_to is not None:
-            audits, step = self._audits, closed.back_to
-            liars = frozenset() if audits is None else await audits.liars_since(step, closed)
-            self._matchmaking.met(group.peer_ids)
-            self.took_over()
-            raise WentBack(closed, step, liars)
-        if self._options.auto:
-            self._average_in(group.mode, ticket)
-        group = group.bounded(self._target)
-        if not self._target.is_reached_by(group.samples):
-            self._signals.waiting_step = -1  # those who waited compute on, too
-            self._matchmaking.reopen()  # its leader may have known another target than the group has
-            raise ShortBatch(group)
-        if len(group.peer_ids) == 1:
-            return RoundReport.of(group, blamed=trouble.blamed, meeting_seconds=meeting_seconds, exchange_seconds=0.0)
-        if group.samples == 0:
+            await self._raise_went_back(closed, closed.back_to)
+        bounded = self._accept_batch(closed, ticket)
+        if len(bounded.peer_ids) == 1:
+            return RoundReport.of(bounded, blamed=trouble.blamed, meeting_seconds=meeting_seconds, exchange_seconds=0.0)
+        if bounded.samples == 0:
             raise RoundFailed("nobody in the group had computed anything")
-        self._come_to(group.step)
-        trouble.group_id = group.group_id
-        if self._audits is not None:
-            self._audits.begin(closed)
-        self._line_meter.begin()
-        met, stripes = time.perf_counter(), self._stripes(group)
-        try:
-            async with stripes:
-                await self._average(stripes, group)
-        except BaseException as error:
-            trouble.kept_waiting = stripes.kept_waiting | stripes.lost
-            if self._audits is not None:
-                self._audits.end(has_average=False)
-            self._matchmaking.reopen()
-            self._judge(stripes, group, time.perf_counter() - met, order.compute_seconds, trouble)
-            if trouble.blamed and isinstance(error, Exception):
-                raise RoundFailed(str(error), frozenset(stripes.lost)) from error
-            raise
-        exchange_seconds = time.perf_counter() - met
-        if self._audits is not None:
-            self._audits.end(has_average=True)
-        if not stripes.lost:
-            self.detector.exchange_took(exchange_seconds, group.peer_ids)
-        self._matchmaking.met(group.peer_ids)
-        self._judge(stripes, group, exchange_seconds, order.compute_seconds, trouble)
+        stripes, exchange_seconds = await self._exchange(closed, bounded, order.compute_seconds, trouble)
         return RoundReport.of(
-            group,
+            bounded,
             stripes.runners,
             lost=frozenset(stripes.lost),
             blamed=trouble.blamed,
@@ -402,14 +357,102 @@ class Rounds:
             outside=stripes.outside,
             codec=self._codec_name,
             local_steps=self._rule.local_steps,
-            share=fractions_of(group)[self._p2p.peer_id],
+            share=fractions_of(bounded)[self._p2p.peer_id],
             line_kbps=ticket.line_kbps,
             meeting_seconds=meeting_seconds,
             exchange_seconds=exchange_seconds,
         )
 
+    def _prepare_ticket(self, order: RunRound, trouble: Trouble) -> Ticket:
+        """The trainer's, with what this process knows: of its line, of its memory, and of others' lies."""
+        ticket = replace(order.ticket, line_kbps=self._line_meter.kbps)
+        if self._low_rank is not None:
+            ticket = replace(ticket, warm=self._low_rank.is_warm(ticket.lineage))
+        if self._audits is not None:
+            self._audits.work.take(order.work, ticket.step)
+            self._blame(self._audits.found(), trouble)
+            ticket = self._audits.annotate(ticket, order.sound)
+        return ticket
+
+    async def _meet(self, order: RunRound, ticket: Ticket, trouble: Trouble) -> Group:
+        """The group as its leader has closed it."""
+        faults.at("meeting", ticket.step)
+        deadline = asyncio.get_running_loop().time() + order.timeout_seconds
+        try:
+            closed = await self._matchmaking.meet(ticket, order.members, order.patience_seconds, deadline)
+        finally:
+            self._blame(dict.fromkeys(self._matchmaking.stuck, Blame.STUCK), trouble)
+        limits_of(self._p2p).met(closed.peer_ids)
+        faults.at("met", ticket.step)
+        return closed
+
+    async def _raise_went_back(self, closed: Group, step: int) -> NoReturn:
+        """This group averages nothing: its members take over the state before this step."""
+        liars = frozenset() if self._audits is None else await self._audits.liars_since(step, closed)
+        self._matchmaking.met(closed.peer_ids)
+        self.took_over()
+        raise WentBack(closed, step, liars)
+
+    def _accept_batch(self, closed: Group, ticket: Ticket) -> Group:
+        """The same group, in which nobody counts for more than the target allows, in the mode of this round.
+
+        Raises:
+            ShortBatch: it has too few samples to end the step
+        """
+        if self._options.auto:
+            self._average_in(closed.mode, ticket)
+        bounded = closed.bounded(self._target)
+        if not self._target.is_reached_by(bounded.samples):
+            self._signals.waiting_step = -1  # those who waited compute on, too
+            self._matchmaking.reopen()  # its leader may have known another target than the group has
+            raise ShortBatch(bounded)
+        return bounded
+
+    async def _exchange(
+        self, closed: Group, bounded: Group, compute_seconds: float, trouble: Trouble
+    ) -> tuple[StripedAllReduce, float]:
+        """The vector becomes the average of the group's.
+
+        Returns:
+            how that went, and how many seconds it took
+        """
+        self._come_to(bounded.step)
+        trouble.group_id = bounded.group_id
+        with self._audited(closed):
+            self._line_meter.begin()
+            started, stripes = time.perf_counter(), self._stripes(bounded)
+            try:
+                async with stripes:
+                    await self._average(stripes, bounded)
+            except BaseException as error:
+                trouble.kept_waiting = stripes.kept_waiting | stripes.lost
+                self._matchmaking.reopen()
+                self._judge(stripes, bounded, time.perf_counter() - started, compute_seconds, trouble)
+                if trouble.blamed and isinstance(error, Exception):
+                    raise RoundFailed(str(error), frozenset(stripes.lost)) from error
+                raise
+            exchange_seconds = time.perf_counter() - started
+        if not stripes.lost:
+            self.detector.exchange_took(exchange_seconds, bounded.peer_ids)
+        self._matchmaking.met(bounded.peer_ids)
+        self._judge(stripes, bounded, exchange_seconds, compute_seconds, trouble)
+        return stripes, exchange_seconds
+
+    @contextlib.contextmanager
+    def _audited(self, closed: Group) -> Iterator[None]:
+        """While an exchange runs: its audits begin and end with it, where averages are checked."""
+        has_average = False
+        if self._audits is not None:
+            self._audits.begin(closed)
+        try:
+            yield
+            has_average = True
+        finally:
+            if self._audits is not None:
+                self._audits.end(has_average)
+
     def _come_to(self, step: int) -> None:
-        """This round averages what it is the turn of."""
+        """Select the fragment that this step averages, and its error feedback."""
         fragments = self._options.fragments
         self._vector = self._options.averaged_at(step)
         self._feedback = self._feedbacks[step % fragments.number]

@@ -20,7 +20,7 @@ SETTLE_SECONDS = 30.0
 
 
 class RunningGroups:
-    """The groups, or their stripes, in which this peer takes part now."""
+    """Knows the groups, or their stripes, in which this peer takes part now."""
 
     def __init__(self) -> None:
         self._all_reduces: dict[bytes, SharedFuture] = {}

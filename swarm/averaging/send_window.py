@@ -16,19 +16,25 @@ import asyncio
 import time
 from collections import deque
 
-START_PARTS, MAX_PARTS = 2.0, 64.0
-"""Of one stream. With the sizes of `shares.part_size_bytes` that is 1 MiB to all reducers together."""
-QUICK_SECONDS, LONG_SECONDS = 0.5, 1.0
-"""Seconds until the average of a part comes: below the first number the window grows, above the second it shrinks."""
+START_PARTS = 2.0
+"""Parts of one stream that may be on their way at first. With the sizes of `shares.part_size_bytes` that is 1 MiB to
+all reducers together."""
+MAX_PARTS = 64.0
+"""Parts of one stream that may be on their way at most."""
+QUICK_SECONDS = 0.5
+"""If the average of a part comes in less than this, the window grows."""
+LONG_SECONDS = 1.0
+"""If the average of a part takes longer than this, the window shrinks."""
 SHRINK = 0.9
+"""What is left of the window then."""
 
 
 class SendWindow:
-    """Of one reducer, shared by all streams to it, and remembered from round to round."""
+    """Bounds how many parts may be on their way to one reducer; all streams to it share it, from round to round."""
 
     def __init__(self) -> None:
         self.parts = START_PARTS
-        """Of each stream."""
+        """How many may be on their way in each stream."""
 
     def answered(self, seconds: float, streams: int, was_full: bool) -> None:
         """The average of a part has come.
@@ -45,7 +51,7 @@ class SendWindow:
 
 
 class PartsOnTheWay:
-    """Those of one stream that have been sent and whose averages have not come yet."""
+    """Counts the parts of one stream that have been sent and whose averages have not come yet."""
 
     def __init__(self, window: SendWindow, streams: int) -> None:
         self._window, self._streams = window, streams

@@ -22,7 +22,10 @@ from swarm.protocol.wire import LINEAGE_BYTES
 
 STRIPE_BYTES = 2**18
 MAX_STRIPES = 8
-MIN_PART_BYTES, MAX_PART_BYTES = 2**14, 2**19
+MIN_PART_BYTES = 2**14
+"""Of one part, however many there are."""
+MAX_PART_BYTES = 2**19
+"""Of one part of every stream together."""
 MAX_PART_NUMBERS = 2**20
 """Of one part of every stream together: a reducer holds some parts of each member, decoded."""
 

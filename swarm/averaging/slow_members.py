@@ -25,6 +25,8 @@ USUAL_MBPS = 4.0
 however fast the others are."""
 MAX_SLOW_ROUNDS = 3
 """Slow rounds in a row after which a member is left out, and again after each further one until it was in time."""
+MAX_REMEMBERED = 4096
+"""Members whose slow rounds are remembered: identities cost a stranger nothing."""
 
 
 class SlowMembers:
@@ -73,5 +75,5 @@ class SlowMembers:
         return too_slow
 
     def _forget_some(self) -> None:
-        while len(self._slow_rounds) > 4096:  # identities cost a stranger nothing
+        while len(self._slow_rounds) > MAX_REMEMBERED:
             self._slow_rounds.pop(next(iter(self._slow_rounds)))

@@ -13,6 +13,7 @@ import contextlib
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Sequence
 from itertools import pairwise
+from typing import NamedTuple
 
 import torch
 from hivemind.p2p import PeerID
@@ -29,13 +30,33 @@ from swarm.runtime.async_utils import in_thread
 
 logger = get_logger(__name__)
 
+PAUSES_BETWEEN_LOOKS = 5
+"""Sleeps into which the time between two looks at what is missing is divided. If this process stands still in one of
+them, parts can still arrive in the others."""
+LATE_AVERAGES_SHARE = 0.5
+"""Share of the time after which an exchange is late: after so much more, averages that are missing are late as well."""
+
 AwaitedPart = Callable[[AllReduce, PeerID], int | None]
 Register = Callable[[Group], contextlib.AbstractContextManager]
 MakeRunner = Callable[[Group, torch.Tensor, ErrorFeedback, int], AllReduce]
 
 
+class MissingPart(NamedTuple):
+    """One that this peer waits for now.
+
+    Args:
+        peer: whose it is
+        stripe: number of the one in which it is missing
+        part_index: number of the part in it
+    """
+
+    peer: PeerID
+    stripe: int
+    part_index: int
+
+
 class StripedAllReduce(contextlib.AsyncExitStack):
-    """What one peer averages with one closed group; entered before it lets anybody wait.
+    """Runs one peer's exchange with one closed group; entered before it lets anybody wait.
 
     Args:
         group: the closed group
@@ -64,10 +85,10 @@ class StripedAllReduce(contextlib.AsyncExitStack):
         self.runners: list[AllReduce] = []
         self.lost: set[PeerID] = set()
         self.waited_seconds: dict[PeerID, float] = {}
-        """For whom, while most others had sent all that was needed."""
+        """How long this peer waited for each, while most others had sent all that was needed."""
         self._awaited_before = deque([set()], maxlen=3)
         self.kept_waiting = frozenset[PeerID]()
-        """By whom, if it took too long."""
+        """Who has kept it waiting, if it took too long."""
 
     async def __aenter__(self) -> StripedAllReduce:
         for stripe in (stripe for stripes in self._stripes for stripe in stripes):
@@ -90,15 +111,21 @@ class StripedAllReduce(contextlib.AsyncExitStack):
         while True:
             await self._detector.until_late()
             await self._give_up_who_is_late(AllReduce.awaited_input, set(self._others))
-            await self._detector.until_late(0.5)
+            await self._detector.until_late(LATE_AVERAGES_SHARE)
             if not self._awaited(AllReduce.awaited_input):  # else the others wait for it, too
                 await self._give_up_who_is_late(AllReduce.awaited_average, self._reducers)
 
-    def _awaited(self, part: AwaitedPart) -> set[tuple[PeerID, int, int | None]]:
-        """What is missing now: whose, in which stripe, which part."""
-        running = [(stripe, runner) for stripe, runner in enumerate(self.runners) if not runner.is_over]
-        parts = {(peer, stripe, part(runner, peer)) for stripe, runner in running for peer in self._others}
-        return {missing for missing in parts if missing[2] is not None and missing[0] not in self.lost}
+    def _awaited(self, part: AwaitedPart) -> set[MissingPart]:
+        """What is missing now, of those who are still there."""
+        found = set()
+        for stripe, runner in enumerate(self.runners):
+            if runner.is_over:
+                continue
+            for peer in self._others:
+                part_index = part(runner, peer)
+                if part_index is not None and peer not in self.lost:
+                    found.add(MissingPart(peer, stripe, part_index))
+        return found
 
     def _keeping_us(self) -> frozenset[PeerID]:
         """Who has not sent what would have ended this exchange.
@@ -106,7 +133,7 @@ class StripedAllReduce(contextlib.AsyncExitStack):
         Nobody, if that is all of several: it may be this peer's own line. With one other peer, better alone than never.
         """
         awaited, others = self._awaited(AllReduce.awaited_input), set(self._others) - self.lost
-        late = frozenset(peer for peer, *_ in awaited & self._awaited_before[0])
+        late = frozenset(missing.peer for missing in awaited & self._awaited_before[0])
         return late if late < others or len(others) == 1 else frozenset()
 
     async def _look_now_and_then(self) -> None:
@@ -124,7 +151,7 @@ class StripedAllReduce(contextlib.AsyncExitStack):
         """
         others = set(self._others) - self.lost
         for part in (AllReduce.awaited_input, AllReduce.awaited_average):
-            if awaited := {peer for peer, *_ in self._awaited(part)}:
+            if awaited := {missing.peer for missing in self._awaited(part)}:
                 return awaited if awaited < others else set()
         return set()
 
@@ -142,9 +169,10 @@ class StripedAllReduce(contextlib.AsyncExitStack):
 
     async def _give_up_who_is_late(self, part: AwaitedPart, owing: set[PeerID]) -> None:
         awaited = self._awaited(part)
-        for _ in range(5):  # not at once: if this process stood still between two looks, nothing could change
-            await asyncio.sleep(self._detector.timeouts.look_seconds / 5)
-        late = {peer for peer, *_ in awaited & self._awaited(part)}  # in motion are those who only had to wait, too
+        for _ in range(PAUSES_BETWEEN_LOOKS):
+            await asyncio.sleep(self._detector.timeouts.look_seconds / PAUSES_BETWEEN_LOOKS)
+        # Whoever only had to wait has moved on to another part by now, and drops out of the intersection.
+        late = {missing.peer for missing in awaited & self._awaited(part)}
         if late < owing - self.lost:  # else it is this peer's own line
             for peer_id in filter(self._detector.was_in_time, late):
                 logger.debug(f"{peer_id} is late")

@@ -39,7 +39,7 @@ from swarm.averaging.audit.proofs import (
 )
 from swarm.averaging.audit.seals import Seals, SignedPart
 from swarm.averaging.audit.statements import MAX_PARTS, MAX_RECEIPT_BYTES, Receipt
-from swarm.averaging.audit.work_audits import Ask, WorkAudits
+from swarm.averaging.audit.work_audits import FALSE_ACCUSER_SECONDS, MAX_FALSE_ACCUSER_SECONDS, Ask, WorkAudits
 from swarm.averaging.shares import MAX_STRIPES
 from swarm.membership.backoff import Backoff, BlameBackoff
 from swarm.protocol.messages import MAX_GROUP_SIZE, NOWHERE, Blame, Group, Ticket
@@ -59,14 +59,19 @@ MAX_KEPT_BYTES = 2**29
 """Most bytes of one round that a reducer keeps. Where few reduce for many, it would be far more: then nobody asks, and
 all know it."""
 KEPT_PROOFS = 8
-ASKED_AT_ONCE, ASKED_PER_SECOND = 6.0, 0.5
-"""Audits of one reducer by one member; a reducer answers twice as many."""
+"""Members that are proven guilty, of whose lies a peer keeps a proof."""
+ASKED_AT_ONCE = 6.0
+"""Audits of one reducer by one member that may follow each other at once; a reducer answers twice as many."""
+ASKED_PER_SECOND = 0.5
+"""Audits of one reducer by one member in a second, after these; a reducer answers twice as many."""
 MAX_COMPARED = 3
 """Members with other receipts that are asked for them in one round."""
 MAX_TASKS = 16
+"""What is checked at a time, in the background; what comes on top of that is not checked."""
 UNANSWERED = 3
 """Audits in a row after which a reducer is left out for a while."""
 MAX_RECEIPTS_BYTES = 2**23
+"""All receipts of a round, as a member shows them."""
 KEPT_STEPS = 256
 """Stripes of which this peer knows at which step they were."""
 HEAR_SECONDS = 5.0
@@ -109,7 +114,7 @@ class SealedRound:
 
 
 class Audits:
-    """Of one peer; lives in its averaging process.
+    """Checks for one peer what others have averaged, and answers those who check it; lives in its averaging process.
 
     Args:
         me: this peer
@@ -151,7 +156,7 @@ class Audits:
         """Of the rounds that this peer was in, by stripe. A liar can make up a round, to prove itself guilty of it."""
         self._spoilt: dict[PeerID, int] = {}
         """The step of the update that each liar is known to have spoilt."""
-        self._not_heard = Backoff(max_seconds=600.0)
+        self._not_heard = Backoff(max_seconds=MAX_FALSE_ACCUSER_SECONDS)
         """Whose accusations have proven nothing."""
         self._unanswered: Counter[PeerID] = Counter()
         self._asked = TokenBuckets(ASKED_AT_ONCE, ASKED_PER_SECOND)
@@ -165,13 +170,13 @@ class Audits:
         found, self._found = self._found, {}
         return self.work.found() | found
 
-    def sign(self, ticket: Ticket, sound: Sequence[int] = ()) -> Ticket:
+    def annotate(self, ticket: Ticket, sound: Sequence[int] = ()) -> Ticket:
         """The same, with what this peer has to say about the rounds before.
 
         Args:
             sound: steps of the states to which it can go back
         """
-        ticket = self.work.sign(ticket)
+        ticket = self.work.with_doubt(ticket)
         complete, accused = self._complete, [*self._proofs]
         if complete is not None and complete.group.group_id == ticket.lineage:
             ticket = replace(ticket, receipts=_hash_of_receipts(complete.signed))
@@ -387,7 +392,7 @@ class Audits:
                 raise ValueError("a proof against another peer")
         except Exception as error:  # whatever is wrong with a stranger's proof
             logger.debug(f"{accuser} accuses somebody, and proves nothing: {error!r}")
-            return self._not_heard.add(accuser, 60.0)
+            return self._not_heard.add(accuser, FALSE_ACCUSER_SECONDS)
         if not self._convict(guilt, proof):
             self._not_heard.add(accuser)
 

@@ -20,8 +20,10 @@ logger = get_logger(__name__)
 
 PIECE_BYTES = 2**16
 """Rounds and records get through between two of them."""
-PIECE_SECONDS, CALL_SECONDS = 10.0, 60.0
-"""Seconds for which the next piece of an answer is waited for, and those for the whole answer."""
+PIECE_SECONDS = 10.0
+"""Seconds for which the next piece of an answer is waited for."""
+CALL_SECONDS = 60.0
+"""Seconds for which the whole answer is waited for."""
 
 
 async def ask_for(p2p: P2P, namespace: str, line: LineUse, peer: PeerID, request: bytes, most_bytes: int) -> bytes:

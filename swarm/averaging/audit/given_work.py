@@ -70,7 +70,7 @@ def check_signature(group: Group, reducer: PeerID, stripe: int, given: SignedPar
 
 
 class GivenWork:
-    """Compares; knows no more than every member does.
+    """Compares what a member gave with what it says it has computed; knows no more than every member does.
 
     Args:
         judge: knows how vectors are divided, and how numbers travel
@@ -87,16 +87,16 @@ class GivenWork:
             return []
         places = self._places_of(group.ticket_of(sender).lineage)
         found = []
-        for stripe, offset, parts in judge.stripes_of(group, reducer):
-            for part_index, part in enumerate(parts):
-                begin = offset + part.offset
+        for share in judge.stripes_of(group, reducer):
+            for part_index, part in enumerate(share.parts):
+                begin = share.offset + part.offset
                 inside = [
                     (number, place - begin)
                     for number, place in enumerate(places)
                     if begin <= place < begin + len(part.numbers)
                 ]
                 if inside:
-                    found.append(PartWithPlaces(stripe, part_index, len(part.numbers), inside))
+                    found.append(PartWithPlaces(share.stripe, part_index, len(part.numbers), inside))
         return found
 
     def differs(self, group: Group, part: PartWithPlaces, given: SignedPart, listed: bytes) -> bool:

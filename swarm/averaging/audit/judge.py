@@ -66,7 +66,7 @@ class OtherOrders(ValueError):  # noqa: N818 (reads as what it says)
 
 
 def can_be_judged(codec: CompressionBase) -> bool:
-    """Of a codec that leaves out most of an average, and gives it with later ones, too little can be said."""
+    """Whether averages in this codec tell enough: not if it leaves out most of one, and gives that with later ones."""
     return not isinstance(codec, ChunkedTopK)
 
 
@@ -121,6 +121,21 @@ def tensor_from(data: bytes) -> runtime_pb2.Tensor:
         return runtime_pb2.Tensor.FromString(data)
     except Exception as error:  # a stranger's bytes
         raise ValueError("a part that cannot be read") from error
+
+
+@dataclass(frozen=True)
+class StripeParts:
+    """What a reducer averages in one stripe.
+
+    Args:
+        stripe: its number
+        offset: where in the vector it begins
+        parts: those of the reducer's share, in their order
+    """
+
+    stripe: int
+    offset: int
+    parts: list[Part]
 
 
 @dataclass(frozen=True)
@@ -209,8 +224,8 @@ class Judge:
             if counted.is_signed and peer != receipt.reducer:
                 check_commitment(commitment, peer, receipt.stripe, receipt.reducer, counted.root)
 
-    def stripes_of(self, group: Group, reducer: PeerID) -> list[tuple[int, int, list[Part]]]:
-        """Of the share of a reducer: (number of the stripe, where in the vector it begins, the parts in it)."""
+    def stripes_of(self, group: Group, reducer: PeerID) -> list[StripeParts]:
+        """The share of a reducer, stripe by stripe."""
         size = self.size_at(group.step)
         vector = torch.empty(size)  # never written, and so it takes no memory
         stripes = count_stripes(group, vector, self.codec)
@@ -218,12 +233,12 @@ class Judge:
         for stripe in range(stripes):
             begin, end = size * stripe // stripes, size * (stripe + 1) // stripes
             parts = partition(vector[begin:end], shares_of(group), stripes, self.codec).get(reducer, [])
-            found.append((stripe, begin, parts))
+            found.append(StripeParts(stripe, begin, parts))
         return found
 
     def _parts_of(self, group: Group, reducer: PeerID, stripe: int) -> list[Part]:
         stripes = self.stripes_of(group, reducer)
-        return stripes[stripe][2] if stripe < len(stripes) else []
+        return stripes[stripe].parts if stripe < len(stripes) else []
 
     def _inputs(
         self, group: Group, part_index: int, part: Part, receipt: Receipt, evidence: Evidence

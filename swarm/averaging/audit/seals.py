@@ -72,12 +72,12 @@ class Seals:
         self._received: dict[PeerID, list[bytes]] = defaultdict(list)
         """Hashes of the averages of each other reducer."""
         self._given: dict[PeerID, list[tuple[bytes, runtime_pb2.Tensor]]] = defaultdict(list)
-        """To this reducer: the parts of each sender, with their hashes; they are empty if none are kept."""
+        """The parts that each sender gave this reducer, with their hashes; they are empty if none are kept."""
         self._commitments: dict[PeerID, bytes] = {}
         self._averages: dict[int, tuple[bytes, runtime_pb2.Tensor]] = {}
-        """Of this reducer, with their hashes."""
+        """This reducer's averages by part, each with its hash."""
         self.receipts: dict[PeerID, Receipt] = {}
-        """Of each reducer whose share has come, this one included."""
+        """The receipt of each reducer whose share has come, this one included."""
 
     @property
     def stripe(self) -> bytes:

@@ -31,7 +31,10 @@ MAX_PARTS = 2**16
 MAX_SIGNATURE_BYTES = 1024
 MAX_COMMITMENT_BYTES = 2**12
 MAX_RECEIPT_BYTES = 2**16
-COMMITMENT, RECEIPT = "swarm parts 1", "swarm averages 1"
+COMMITMENT = "swarm parts 1"
+"""What a sender's signature begins with: it can be taken for no other statement."""
+RECEIPT = "swarm averages 1"
+"""What a reducer's signature begins with."""
 
 Hash = Annotated[bytes, Meta(min_length=HASH_BYTES, max_length=HASH_BYTES)]
 Hashes = Annotated[list[Hash], Meta(max_length=MAX_PARTS)]
@@ -46,7 +49,7 @@ _RECEIPT = msgspec.msgpack.Decoder(
 
 
 def hash_of(tensor: runtime_pb2.Tensor) -> bytes:
-    """Of an encoded part, 32 bytes: of all that decoding it depends on."""
+    """The hash of an encoded part, 32 bytes: of all that decoding it depends on."""
     form = to_wire(list(tensor.size), tensor.dtype, tensor.compression, tensor.requires_grad, tensor.chunks)
     found = hashlib.sha256(form)
     found.update(tensor.buffer)

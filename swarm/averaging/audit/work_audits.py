@@ -13,7 +13,7 @@ import math
 import random
 from collections import Counter, OrderedDict
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from hivemind.p2p import PeerID
 from hivemind.utils import get_logger
@@ -33,12 +33,15 @@ LARGEST = 4
 """Times its own largest micro-batch: one that is larger, a peer computes in slices only."""
 DIFFERENCES = 2
 """Differences after which a member is left out. A single one can be a bit that has fallen over."""
-SUSPECT_AUDITS, HINTED_AUDITS = 8, 6
-"""Updates in a row in which a member is checked whose work has differed once, and one that another member doubts."""
-UNANSWERED, ANSWERED = 4.0, 1 / 8
-"""Questions without an answer, after which a member is left out for a while, and what an answer takes off them: who
-refuses only where it has something to hide is left out as well. Samples without a list are such a question, which its
-ticket has not answered."""
+SUSPECT_AUDITS = 8
+"""Updates in a row in which a member is checked whose work has differed once."""
+HINTED_AUDITS = 6
+"""Updates in a row in which a member is checked that another member doubts."""
+MAX_REFUSALS = 4.0
+"""A member is left out at so many points: each refusal adds 1, each answer takes off `POINTS_PER_ANSWER`. Samples
+without a list are a refusal as well, with points of their own."""
+POINTS_PER_ANSWER = 1 / 8
+"""Little, so that a member is left out as well that refuses only where it has something to hide."""
 SUSPECT_PASSES = 16
 """Passes, each as dear as this peer's own largest micro-batch, that it makes for a suspect. Work that takes more is
 computed again as much less often: else a suspect whose lines are dear, and honest, holds everybody up for good."""
@@ -49,10 +52,20 @@ SAY_UPDATES = 8
 member out at the same step. Else a group would come apart, of which some meet that member and others do not."""
 DOUBT_UPDATES = 16
 """Updates for which a peer says in its tickets that it doubts a member."""
-MAX_HINTS, HINTS_PER_UPDATE = 2.0, 1 / 50
-"""Members that are checked because others doubt them: so many at once, and then so many in an update."""
-KEPT_LISTS, MOST_SHOWN = 16, 2
-"""Rounds whose lists a peer keeps, and how often it shows one to the same member: for both checks."""
+DOUBT_MEMORY_UPDATES = 64
+"""Updates after the last doubt in anybody's ticket for which a peer remembers that there was one."""
+MAX_HINTS = 2.0
+"""Members that are checked at once because others doubt them."""
+HINTS_PER_UPDATE = 1 / 50
+"""Further ones that are checked for that reason, in an update."""
+FALSE_ACCUSER_SECONDS = 60.0
+"""Seconds for which a member is not listened to that has doubted what held: the first time; then twice as long."""
+MAX_FALSE_ACCUSER_SECONDS = 600.0
+"""Seconds for which such a member is not listened to at most."""
+KEPT_LISTS = 16
+"""Rounds whose lists a peer keeps."""
+MOST_SHOWN = 2
+"""How often a peer shows a list to the same member: for both checks."""
 OUTSIZED_SHARE = 1 / 2
 """Of the audits of a list with lines that are far too large for their samples, in which it is one of these."""
 COMPARED_SHARE = 1 / 2
@@ -78,8 +91,34 @@ class Suspect:
     holds: bool = False
 
 
+@dataclass(frozen=True)
+class Doubted:
+    """Somebody's work, about which members of this peer's group have said in their tickets that it does not hold.
+
+    Args:
+        first_step: at which somebody has said so
+        last_step: at which somebody has said so
+    """
+
+    first_step: int
+    last_step: int
+
+
+@dataclass(frozen=True)
+class ShownList:
+    """A list of what this peer has computed for a round.
+
+    Args:
+        data: as others get it
+        shown_to: how often each has seen it
+    """
+
+    data: bytes
+    shown_to: Counter[PeerID] = field(default_factory=Counter)
+
+
 class WorkAudits:
-    """Of one peer; lives in its averaging process.
+    """Draws for one peer whose work it computes again, and acts on what it finds; lives in its averaging process.
 
     Args:
         me: this peer
@@ -93,22 +132,22 @@ class WorkAudits:
         self._own: OwnWork | None = None
         self._group: Group | None = None
         self._step = 0
-        self._lists: OrderedDict[bytes, tuple[bytes, Counter[PeerID]]] = OrderedDict()
-        """Of this peer, by round, and who has seen it how often."""
+        self._lists: OrderedDict[bytes, ShownList] = OrderedDict()
+        """Of this peer, by round."""
         self._suspects: dict[PeerID, Suspect] = {}
         self._found: dict[PeerID, Blame] = {}
-        """Who is left out soon."""
+        """Who is left out soon, and what for."""
         self._differences: dict[PeerID, int] = {}
-        """That are remembered: else a liar that has been asked would be honest for as long as it is a suspect."""
+        """How often each one's work has differed. Else a liar that was asked would be honest while it is a suspect."""
         self._unanswered: dict[PeerID, float] = {}
-        """Questions, less what answers take off."""
+        """Points of each for questions without an answer."""
         self._unlisted: dict[PeerID, float] = {}
-        """Updates with samples and no list, less what lists take off."""
+        """Points of each for samples without a list."""
         self._doubts: dict[PeerID, int] = {}
         """Until which step this peer says that their work does not hold."""
-        self._doubted: dict[PeerID, tuple[int, int]] = {}
-        """The first and the last step at which somebody in this peer's group has said so; equal on all its members."""
-        self._not_heard = Backoff(max_seconds=600.0)
+        self._doubted: dict[PeerID, Doubted] = {}
+        """Equal on all members of this peer's group."""
+        self._not_heard = Backoff(max_seconds=MAX_FALSE_ACCUSER_SECONDS)
         self._hints = MAX_HINTS
 
     # ---- around a round ---------------------------------------------------------------------------------------------
@@ -121,7 +160,7 @@ class WorkAudits:
 
     def found(self) -> dict[PeerID, Blame]:
         """Who is left out from now on."""
-        since = {peer: first for peer, (first, _) in self._doubted.items()}
+        since = {peer: doubted.first_step for peer, doubted in self._doubted.items()}
         due = {
             peer: what for peer, what in self._found.items() if self._step >= since.get(peer, math.inf) + SAY_UPDATES
         }
@@ -129,8 +168,8 @@ class WorkAudits:
             del self._found[peer]
         return due
 
-    def sign(self, ticket: Ticket) -> Ticket:
-        """The same, with whose work does not hold."""
+    def with_doubt(self, ticket: Ticket) -> Ticket:
+        """The same, with a member whose work does not hold, if this peer knows any: in turn, if it knows several."""
         self._doubts = {peer: until for peer, until in self._doubts.items() if until > self._step}
         doubted = sorted(map(short_name, self._doubts.keys() | self._found.keys()))
         return replace(ticket, doubts=doubted[self._step % len(doubted)]) if doubted else ticket
@@ -139,7 +178,7 @@ class WorkAudits:
         """This group is closed: what its members have computed cannot be changed any more."""
         self._group = group
         if self._own is not None and self._own.listed:
-            self._lists[group.group_id] = self._own.listed, Counter()
+            self._lists[group.group_id] = ShownList(self._own.listed)
             while len(self._lists) > KEPT_LISTS:
                 self._lists.popitem(last=False)
         self._hints = min(MAX_HINTS, self._hints + HINTS_PER_UPDATE)
@@ -151,11 +190,13 @@ class WorkAudits:
             doubted = by_name.get(ticket.doubts)
             if doubted is None or accuser == doubted:
                 continue
-            first, last = self._doubted.get(doubted, (self._step, self._step))
-            self._doubted[doubted] = first if self._step - last <= DOUBT_UPDATES else self._step, self._step
+            before = self._doubted.get(doubted)
+            goes_on = before is not None and self._step - before.last_step <= DOUBT_UPDATES
+            self._doubted[doubted] = Doubted(before.first_step if goes_on else self._step, self._step)
             if accuser != self._me:
                 self._hear(accuser, doubted)
-        self._doubted = {peer: (first, last) for peer, (first, last) in self._doubted.items() if last > self._step - 64}
+        oldest = self._step - DOUBT_MEMORY_UPDATES
+        self._doubted = {peer: doubt for peer, doubt in self._doubted.items() if doubt.last_step > oldest}
 
     def _hear(self, accuser: PeerID, doubted: PeerID) -> None:
         """Somebody says that the work of another member does not hold: its word counts for nothing, but to look."""
@@ -276,14 +317,14 @@ class WorkAudits:
     def _adds_up(refusals: dict[PeerID, float], peer: PeerID) -> bool:
         """One more; true if that is too many, and then they are forgotten."""
         refusals[peer] = refusals.get(peer, 0.0) + 1
-        if refusals[peer] < UNANSWERED:
+        if refusals[peer] < MAX_REFUSALS:
             return False
         del refusals[peer]
         return True
 
     @staticmethod
     def _take_off(refusals: dict[PeerID, float], peer: PeerID) -> None:
-        left = refusals.pop(peer, 0.0) - ANSWERED
+        left = refusals.pop(peer, 0.0) - POINTS_PER_ANSWER
         if left > 0:
             refusals[peer] = left
 
@@ -300,7 +341,7 @@ class WorkAudits:
             if suspect.audits_left <= 0:
                 del self._suspects[peer]
                 if suspect.accuser is not None and suspect.holds and peer not in self._differences:
-                    self._not_heard.add(suspect.accuser, 60.0)
+                    self._not_heard.add(suspect.accuser, FALSE_ACCUSER_SECONDS)
 
     def _find(self, peer: PeerID, what: Blame) -> None:
         """It cannot be proven, so others have to find it by themselves."""
@@ -319,8 +360,8 @@ class WorkAudits:
         """
         if name not in self._lists:
             raise ValueError("that round is not known")
-        listed, shown = self._lists[name]
-        if shown[caller] >= MOST_SHOWN:
+        listed = self._lists[name]
+        if listed.shown_to[caller] >= MOST_SHOWN:
             raise ValueError("it has seen that list")
-        shown[caller] += 1
-        return listed
+        listed.shown_to[caller] += 1
+        return listed.data

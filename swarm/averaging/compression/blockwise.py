@@ -59,7 +59,7 @@ class Blockwise(ScaledBlocks):
     """The largest magnitude of each block becomes the largest level."""
 
     bits: int
-    """Of a level; it is a whole number between plus and minus 2 ** (bits - 1) - 1."""
+    """Bits of a level; that is a whole number between plus and minus 2 ** (bits - 1) - 1."""
 
     def compress(self, tensor: torch.Tensor, info: CompressionInfo, allow_inplace: bool = False) -> runtime_pb2.Tensor:
         """A message of `num_bytes(n)` bytes for a finite tensor of n numbers."""

@@ -16,7 +16,8 @@ from swarm.averaging.compression.powersgd import LowRank
 from swarm.averaging.compression.top_k import ChunkedTopK
 
 MAX_VECTORS = 16.0
-"""That a member is thought to send in an exchange; a hub of more has a faster line."""
+"""For time limits, a member is assumed to send at most so many vectors in an exchange; a hub that sends more is assumed
+to have a faster line."""
 
 CODECS: dict[str, type[CompressionBase]] = {
     "none": NoCompression,

@@ -9,11 +9,11 @@ from hivemind.compression import CompressionBase, CompressionInfo, NoCompression
 
 
 class ErrorFeedback:
-    """What a peer's encodings have left out so far; it is added to what the peer encodes in the next round.
+    """Keeps what a peer's encodings have left out, and adds it to what the peer encodes in the next round.
 
-    Kept as a sum over samples, like gradients, so that it counts with the same weight whenever it arrives. A sender
-    adds it to its contribution. A reducer adds it to the mean of its share: it was left out of what everybody gave, so
-    next to the contribution of one member it would look like a lie. After Seide et al., 1-bit Stochastic
+    It is kept as a sum over samples, like gradients, so that it counts with the same weight whenever it arrives. A
+    sender adds it to its contribution. A reducer adds it to the mean of its share: it was left out of what everybody
+    gave, so next to the contribution of one member it would look like a lie. After Seide et al., 1-bit Stochastic
     Gradient Descent (Interspeech 2014), and Tang et al., DoubleSqueeze (ICML 2019), which does it on both sides.
 
     Args:

@@ -8,10 +8,7 @@ from hivemind.proto import runtime_pb2
 
 
 class Float16(Float16Compression):
-    """As Hivemind's, which lets NumPy decode; torch takes less time.
-
-    The bits are the same.
-    """
+    """Encodes as Hivemind's codec, which lets NumPy decode; torch takes less time, and the bits are the same."""
 
     def extract(self, serialized_tensor: runtime_pb2.Tensor) -> torch.Tensor:
         """The inverse, fp32.

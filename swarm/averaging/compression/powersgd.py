@@ -34,8 +34,23 @@ class Passes:
     exact: torch.Tensor | None = None
 
 
+@dataclass(frozen=True)
+class Matrix:
+    """One of the matrices in the vector.
+
+    Args:
+        part: of the vector
+        rows: how many the matrix has
+        columns: how many numbers are in each
+    """
+
+    part: slice
+    rows: int
+    columns: int
+
+
 class LowRank:
-    """Both passes of one peer, round after round.
+    """Makes both passes for one peer, round after round.
 
     Args:
         shapes: of the parameters, in the order of the vector
@@ -45,7 +60,7 @@ class LowRank:
 
     def __init__(self, shapes: Sequence[Sequence[int]], size: int, rank: int):
         self.rank = rank
-        self._matrices: list[tuple[slice, int, int]] = []
+        self._matrices: list[Matrix] = []
         self._rest: list[slice] = []
         end = 0
         for shape in shapes:
@@ -53,7 +68,7 @@ class LowRank:
             rows = shape[0] if len(shape) > 1 else 1
             columns = (end - begin) // max(1, rows)
             if rank < min(rows, columns) and rank * (rows + columns) < end - begin:
-                self._matrices.append((slice(begin, end), rows, columns))
+                self._matrices.append(Matrix(slice(begin, end), rows, columns))
             else:
                 self._rest.append(slice(begin, end))
         self._rest.append(slice(end, size))
@@ -65,8 +80,8 @@ class LowRank:
 
     @property
     def numbers(self) -> int:
-        """That travel in both passes together."""
-        thin = sum(self.rank * (rows + columns) for _, rows, columns in self._matrices)
+        """How many travel in both passes together."""
+        thin = sum(self.rank * (matrix.rows + matrix.columns) for matrix in self._matrices)
         return thin + sum(part.stop - part.start for part in self._rest)
 
     def is_warm(self, lineage: bytes) -> bool:
@@ -90,7 +105,7 @@ class LowRank:
 
     def go_on(self, first: torch.Tensor) -> torch.Tensor:
         """The second pass, after the average of the first; shape [numbers of all Q]."""
-        sizes = [rows * self.rank for _, rows, _ in self._matrices]
+        sizes = [matrix.rows * self.rank for matrix in self._matrices]
         *thin, exact = first.split([*sizes, len(first) - sum(sizes)])
         # In float64, so that what is left of another order of summation is rounded away.
         columns = [torch.linalg.qr(p.view(-1, self.rank).double()).Q.float() for p in thin]
@@ -102,9 +117,10 @@ class LowRank:
         """The average, shape [size], after that of the second pass; the same on all peers."""
         passes, self._passes = self._passes, None
         average = torch.empty_like(passes.given)
-        bounds = accumulate((columns * self.rank for _, _, columns in self._matrices), initial=0)
+        bounds = accumulate((matrix.columns * self.rank for matrix in self._matrices), initial=0)
         basis = [second[begin:end].reshape(-1, self.rank).clone() for begin, end in pairwise(bounds)]
-        for index, (part, _, _) in enumerate(self._matrices):
+        for index, matrix in enumerate(self._matrices):
+            part = matrix.part
             average[part] = (passes.columns[index].double() @ basis[index].double().T).float().reshape(-1)
             if samples:
                 arrived = (passes.columns[index] @ passes.own[index].T).reshape(-1)
@@ -118,10 +134,10 @@ class LowRank:
         return average
 
     def _matrix(self, vector: torch.Tensor, index: int) -> torch.Tensor:
-        part, rows, columns = self._matrices[index]
-        return vector[part].view(rows, columns)
+        matrix = self._matrices[index]
+        return vector[matrix.part].view(matrix.rows, matrix.columns)
 
     def _draw(self, lineage: bytes) -> list[torch.Tensor]:
         """A start that is the same on all peers of a group."""
         generator = torch.Generator().manual_seed(int.from_bytes(lineage[:7], "big"))
-        return [torch.randn(columns, self.rank, generator=generator) for _, _, columns in self._matrices]
+        return [torch.randn(matrix.columns, self.rank, generator=generator) for matrix in self._matrices]

@@ -24,11 +24,11 @@ LEAST_SAVED = 6
 """Shares stay equal, unless others save one part in so many of the time. Lines are not known better than that, and
 where all are alike, shares that followed every change would cost more than they save."""
 _UNIT = 2**50
-"""Steps of T: so many in V over a line of 1."""
+"""Resolution of T: sending V over a line of speed 1 takes `_UNIT` steps."""
 
 
 def shares_of(group: Group) -> dict[PeerID, int]:
-    """Of all members that can be called, in the order of the group; against the sum of all. Some may have none."""
+    """The share of each member that can be called, in the group's order; against the sum of all. Some may have none."""
     full = {peer: ticket for peer, ticket in group.members if not ticket.client_mode}
     lines = tuple(ticket.line_kbps for ticket in full.values())
     gives = tuple(ticket.samples > 0 for ticket in full.values())
@@ -36,7 +36,7 @@ def shares_of(group: Group) -> dict[PeerID, int]:
 
 
 def fractions_of(group: Group) -> dict[PeerID, float]:
-    """Of the vector, that each member reduces."""
+    """The fraction of the vector that each member reduces."""
     shares = shares_of(group)
     return {peer: shares.get(peer, 0) / max(1, sum(shares.values())) for peer in group.peer_ids}
 

@@ -24,8 +24,10 @@ MEASURED = 3
 SHORT_SECONDS = 0.5
 """An exchange that takes no longer is a matter of round trips and processors."""
 LEAST_BYTES = 2**18
-FIRST_GROWTH, GROWTH = 2.0, 1.25
-"""What an idle line may carry, against what it did: as long as its bounds were never seen, and afterwards."""
+FIRST_GROWTH = 2.0
+"""Times what it did that an idle line is taken to carry, as long as its bounds were never seen."""
+GROWTH = 1.25
+"""Times what it did that an idle line is taken to carry, afterwards."""
 CHANGED = 1 / 8
 """By which a line has to differ from what this peer says of it, before it says so. Shares that moved at each little
 change would carry what codecs have left out from one member to the next."""
@@ -37,7 +39,7 @@ MOST_LATE = 2 / 3
 
 
 class Waits:
-    """In one exchange: how often reducers waited for this peer's parts, as they say, and it for the others'."""
+    """Counts in one exchange how often reducers waited for this peer's parts, as they say, and it for the others'."""
 
     def __init__(self) -> None:
         self._answers: Counter[PeerID] = Counter()
@@ -68,7 +70,7 @@ class Waits:
 
 
 class LineMeter:
-    """Of one peer, from round to round.
+    """Measures what one peer's line carries, from round to round.
 
     Args:
         most_kbps: that its owner lets it send

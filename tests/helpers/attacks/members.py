@@ -23,8 +23,8 @@ from swarm.averaging.allreduce import AllReduce
 from swarm.averaging.audit.audits import Audits
 from swarm.averaging.audit.seals import Seals, seal_with
 from swarm.averaging.audit.statements import Receipt, hash_of, root_of
-from swarm.averaging.matchmaking import Matchmaking
-from swarm.averaging.matchmaking_messages import step_reply
+from swarm.averaging.meeting.matchmaking import Matchmaking
+from swarm.averaging.meeting.matchmaking_messages import step_reply
 from swarm.membership.progress_record import TRAINING, PeerProgress
 from swarm.membership.progress_tracker import ProgressTracker
 from swarm.protocol.wire import MAX_SAMPLES

@@ -16,7 +16,7 @@ from hivemind.p2p import P2P
 from hivemind.proto import averaging_pb2
 from hivemind.utils import get_dht_time
 
-from swarm.averaging.matchmaking_messages import parse_step, to_knock
+from swarm.averaging.meeting.matchmaking_messages import parse_step, to_knock
 from swarm.membership.failure_detector import FailureDetector, question
 from swarm.membership.run_manifest import PROTOCOL, RUNS_KEY, RunManifest, read_manifests
 from swarm.network.reachability import NONCE_BYTES, CallMe, ReachabilityService

@@ -13,7 +13,7 @@ from hivemind.utils.asyncio import as_aiter
 
 from swarm.averaging.allreduce import AllReduce
 from swarm.averaging.commands import RunRound
-from swarm.averaging.matchmaking import Matchmaking
+from swarm.averaging.meeting.matchmaking import Matchmaking
 from swarm.protocol.messages import Behind, Blame, RoundFailed, Ticket
 from swarm.protocol.round_report import RoundReport
 from swarm.protocol.wire import LINEAGE_BYTES

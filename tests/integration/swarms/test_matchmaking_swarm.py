@@ -8,7 +8,7 @@ import torch
 
 from swarm.averaging.averager import SwarmAverager
 from swarm.averaging.commands import RunRound
-from swarm.averaging.matchmaking import Matchmaking
+from swarm.averaging.meeting.matchmaking import Matchmaking
 from swarm.protocol.batch_target import BatchTarget
 from swarm.protocol.messages import Behind, Member, Refused, Ticket
 from swarm.protocol.wire import LINEAGE_BYTES, MAX_SAMPLES

@@ -12,7 +12,7 @@ from hivemind.p2p import P2P, P2PDaemonError, P2PHandlerError
 from hivemind.proto import averaging_pb2, p2pd_pb2
 from hivemind.proto.averaging_pb2 import DownloadData
 
-from swarm.averaging.matchmaking_messages import to_knock
+from swarm.averaging.meeting.matchmaking_messages import to_knock
 from swarm.averaging.rounds import schema_hash
 from swarm.network import served_stream, stream_limits
 from swarm.network.hivemind_patches import CALLS

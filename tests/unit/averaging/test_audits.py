@@ -88,7 +88,7 @@ class Members:
         """What they bring to the next round."""
         blank = {"receipts": b"", "accuses": b"", "back_to": NOWHERE}
         ticket = replace(self.group.tickets[0], step=self.step, lineage=self.group.group_id, **blank)
-        return tuple(self.audits[member].sign(ticket, SOUND) for member in self.group.peer_ids)
+        return tuple(self.audits[member].annotate(ticket, SOUND) for member in self.group.peer_ids)
 
     async def settle(self):
         for audits in self.audits.values():
@@ -223,7 +223,7 @@ def test_a_hundred_false_accusations_are_asked_for_once():
         async def answer(self, caller, data):
             return random.randbytes(1000)
 
-        def sign(self, ticket, sound=()):
+        def annotate(self, ticket, sound=()):
             return replace(ticket, accuses=random.randbytes(16))
 
     async def scenario(members):
@@ -419,7 +419,7 @@ def test_a_round_that_a_liar_has_made_up_brings_nobody_back():
             async def answer(self, caller, data):
                 return proof
 
-            def sign(self, ticket, sound=()):
+            def annotate(self, ticket, sound=()):
                 return replace(ticket, accuses=short_name(LIAR), back_to=0)
 
         members.audits[peer(1)] = Accuser(peer(1), key(1), members.judge, None, members.shunned[peer(1)], 0.0)
@@ -440,7 +440,7 @@ def test_where_the_states_since_the_lie_are_gone_nobody_wants_to_go_back():
     async def scenario(members):
         await members.round(scaled)
         ticket = members.group.tickets[0]
-        return [members.audits[peer(1)].sign(ticket, sound).back_to for sound in ((), (4, 8), (3, 8), (1, 2, 4))]
+        return [members.audits[peer(1)].annotate(ticket, sound).back_to for sound in ((), (4, 8), (3, 8), (1, 2, 4))]
 
     assert run(scenario)[1] == [NOWHERE, NOWHERE, 3, 2]
 
@@ -460,7 +460,7 @@ def test_a_proof_that_brings_nobody_back_does_not_stand_in_the_way_of_one_that_d
             async def answer(self, caller, data):
                 return proof
 
-            def sign(self, ticket, sound=()):
+            def annotate(self, ticket, sound=()):
                 return replace(ticket, accuses=short_name(LIAR))
 
         members.audits[LIAR] = Accomplice(LIAR, key(0), members.judge, None, members.shunned[LIAR], 0.0)
@@ -507,9 +507,9 @@ def test_who_was_in_no_round_with_the_liar_goes_back_with_those_who_were():
         tickets = dict(zip(members.group.peer_ids, members.tickets(), strict=True))
         peers = (peer(1), peer(2), peer(3))
         group = Group.close(bytes(16), peers, tuple(map(tickets.get, peers)))
-        assert (group.back_to, late.sign(tickets[LIAR], SOUND).back_to) == (2, NOWHERE)
+        assert (group.back_to, late.annotate(tickets[LIAR], SOUND).back_to) == (2, NOWHERE)
         found = await late.liars_since(2, group)
-        assert late.sign(tickets[LIAR], SOUND).back_to == NOWHERE, "it does not ask for it"
+        assert late.annotate(tickets[LIAR], SOUND).back_to == NOWHERE, "it does not ask for it"
         return found
 
     assert run(scenario)[1] == {LIAR}

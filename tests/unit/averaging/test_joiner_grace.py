@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from swarm.averaging import joiner_grace as grace
+from swarm.averaging.meeting import joiner_grace as grace
 from swarm.protocol.messages import MAX_GROUP_SIZE
 from swarm.runtime.timeouts import DEFAULT_TIMEOUTS
 

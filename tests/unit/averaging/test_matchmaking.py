@@ -9,8 +9,8 @@ import pytest
 from hivemind.p2p import PeerID
 from hivemind.proto import averaging_pb2
 
-from swarm.averaging.matchmaking import Matchmaking
-from swarm.averaging.matchmaking_messages import parse_orders, to_knock
+from swarm.averaging.meeting.matchmaking import Matchmaking
+from swarm.averaging.meeting.matchmaking_messages import parse_orders, to_knock
 from swarm.membership.backoff import Backoff
 from swarm.network.signed_records import peer_of
 from swarm.protocol.batch_target import BatchTarget

@@ -168,7 +168,7 @@ class Audited:
         self._number += 1
         ticket = replace(GROUPS["all alike"].tickets[0], lineage=self.group.group_id)
         tickets = [
-            replace(self.audits[me].sign(ticket), line_kbps=line)
+            replace(self.audits[me].annotate(ticket), line_kbps=line)
             for me, line in zip(self.group.peer_ids, lines, strict=True)
         ]
         if change is not None:

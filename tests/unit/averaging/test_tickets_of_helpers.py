@@ -3,7 +3,7 @@
 import pytest
 from hivemind.p2p import PeerID
 
-from swarm.averaging.matchmaking_messages import group_reply, parse_group, read_ticket
+from swarm.averaging.meeting.matchmaking_messages import group_reply, parse_group, read_ticket
 from swarm.network.signed_records import peer_of
 from swarm.protocol.admission import OPEN, NotAMember
 from swarm.protocol.certificates import EVERYTHING, HELPER, Role

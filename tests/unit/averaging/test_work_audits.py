@@ -13,8 +13,8 @@ from swarm.averaging.audit.proofs import short_name
 from swarm.averaging.audit.work_audits import (
     HINTED_AUDITS,
     MAX_HINTS,
+    MAX_REFUSALS,
     SUSPECT_AUDITS,
-    UNANSWERED,
     WorkAudits,
 )
 from swarm.protocol.messages import Blame, Group, Ticket
@@ -119,7 +119,7 @@ class Members:
             ticket = Ticket(self.step, listed[peer].samples, peer in self.client_modes, 1.0, bytes(16), work=name)
             if peer in self.gives_nothing:
                 ticket = replace(ticket, samples=0)
-            ticket = member.audits.sign(ticket)
+            ticket = member.audits.with_doubt(ticket)
             doubts = self.claims.get(peer)
             tickets.append(ticket if doubts is None else replace(ticket, doubts=short_name(doubts)))
         self.group = Group.close(self.step.to_bytes(16, "big"), tuple(PEERS), tuple(tickets))
@@ -256,7 +256,7 @@ def test_who_shows_nothing_is_left_out_after_some_times():
     for peer in HONEST:
         what, step = members.members[peer].left_out[LIAR]
         assert what is Blame.HIDES_ITS_WORK
-        assert step >= UNANSWERED
+        assert step >= MAX_REFUSALS
 
 
 def test_who_does_not_answer_now_and_then_is_not_left_out():
@@ -328,7 +328,7 @@ def test_who_names_no_list_for_its_samples_is_left_out_by_all_at_the_same_step()
 
     members = run(scenario, chance=0.0, computes=lambda number: True)
     left_out = [members.members[peer].left_out[LIAR] for peer in HONEST]
-    assert set(left_out) == {(Blame.NAMES_NO_WORK, math.ceil(UNANSWERED) + module.SAY_UPDATES)}
+    assert set(left_out) == {(Blame.NAMES_NO_WORK, math.ceil(MAX_REFUSALS) + module.SAY_UPDATES)}
 
 
 def test_who_gives_no_samples_needs_no_list():
@@ -407,7 +407,7 @@ def test_a_suspect_with_dear_work_does_not_hold_everybody_up():
     async def scenario(members):
         members.has_slices, members.samples[LIAR] = True, 1024 * SAMPLES
         members.deaf.add(LIAR)
-        for _ in range(int(UNANSWERED) - 1):
+        for _ in range(int(MAX_REFUSALS) - 1):
             await members.round()
         members.deaf.clear()
         members.chance = 0.0  # from now on they look at suspects alone

@@ -17,7 +17,7 @@ from recipe.data.vision_data import VisionData
 from recipe.errors import InputError
 from recipe.presets import digits
 from recipe.run_folder import read_metrics
-from swarm.averaging.matchmaking_messages import group_reply, parse_group, parse_step
+from swarm.averaging.meeting.matchmaking_messages import group_reply, parse_group, parse_step
 from swarm.ledger.audit import audit
 from swarm.ledger.lines import NotALine, Update, read_line, to_line
 from swarm.ledger.messages import LedgerOffer, LedgerWish

@@ -18,7 +18,7 @@ from swarm.averaging.audit.judge import Evidence
 from swarm.averaging.audit.proofs import guilty, of_other_work, of_two_receipts
 from swarm.averaging.audit.statements import Receipt, check_commitment, commit, root_of
 from swarm.averaging.compression.codec import CODECS
-from swarm.averaging.matchmaking_messages import orders_reply, parse_knock, parse_orders, to_knock
+from swarm.averaging.meeting.matchmaking_messages import orders_reply, parse_knock, parse_orders, to_knock
 from swarm.averaging.shares import decode
 from swarm.membership.backoff import BlameBackoff
 from swarm.protocol.messages import RoundFailed

@@ -233,7 +233,7 @@ class Swarm:
             raise OSError from error
 
     async def round(self, lie=None, step: int = 3) -> None:
-        tickets = tuple(self.audits[member].sign(ticket) for member, ticket in zip(MEMBERS, TICKETS, strict=True))
+        tickets = tuple(self.audits[member].annotate(ticket) for member, ticket in zip(MEMBERS, TICKETS, strict=True))
         group = self.group = Group.close(bytes(LINEAGE_BYTES), MEMBERS, tickets)
         for member, listed in zip(MEMBERS, LISTS, strict=True):
             self.audits[member].work.take(OwnWork(listed), step)
@@ -262,7 +262,7 @@ def test_all_members_leave_the_liar_out_for_good(monkeypatch, lie):
     honest = [member for member in MEMBERS if member != MEMBERS[LIAR]]
     assert [found[member] for member in honest] == [{MEMBERS[LIAR]: Blame.GAVE_OTHER_WORK}] * 3
     assert all(MEMBERS[LIAR] in swarm.shunned[member] for member in honest)
-    back_to = [swarm.audits[member].sign(TICKETS[0], sound=(0, 2)).back_to for member in honest]
+    back_to = [swarm.audits[member].annotate(TICKETS[0], sound=(0, 2)).back_to for member in honest]
     assert back_to == [NOWHERE] * 3, "what one member gives is clipped: nobody goes back for that"
 
 

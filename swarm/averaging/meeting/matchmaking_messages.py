@@ -69,6 +69,11 @@ def parse_step(reply: MessageFromLeader) -> int | None:
     return step
 
 
+def refusal(code: averaging_pb2.MessageCode) -> MessageFromLeader:
+    """This peer does not let the other in; the code says why."""
+    return MessageFromLeader(code=code)
+
+
 def redirect(leader: PeerID) -> MessageFromLeader:
     """This peer follows that one."""
     return MessageFromLeader(code=averaging_pb2.NOT_A_LEADER, suggested_leader=leader.to_bytes())

@@ -11,14 +11,17 @@ from hivemind.p2p import PeerID
 from swarm.protocol.messages import MAX_GROUP_SIZE
 from swarm.runtime.timeouts import DEFAULT_TIMEOUTS, Timeouts
 
-MAX_HOLDS, WITHIN_SECONDS = 4, 60.0
+MAX_HOLDS = 4
+"""Times in `WITHIN_SECONDS` that a group is held open for one peer."""
+WITHIN_SECONDS = 60.0
 
 
 class JoinerGrace:
-    """In a swarm of short steps a newcomer would find every group closed, if nobody waited for it.
+    """Remembers for whom a leader keeps its next group open.
 
-    Nobody can keep it open for good: it is held `MAX_HOLDS` times a minute for a peer, some seconds each time, and
-    the leader waits for strangers with an allowance (`swarm.averaging.matchmaking`).
+    In a swarm of short steps a newcomer would find every group closed, if nobody waited for it. Nobody can keep it open
+    for good: it is held `MAX_HOLDS` times a minute for a peer, some seconds each time, and the leader waits for
+    strangers with an allowance (`swarm.averaging.meeting.matchmaking`).
     """
 
     def __init__(self, timeouts: Timeouts = DEFAULT_TIMEOUTS):

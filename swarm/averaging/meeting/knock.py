@@ -1,0 +1,220 @@
+"""How a peer comes to a leader, waits in its lobby, and hears which group it is in: the side of who follows."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import random
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection
+
+from hivemind.p2p import P2P, PeerID
+from hivemind.p2p.p2p_daemon_bindings.utils import P2PDaemonError, P2PHandlerError
+from hivemind.proto import averaging_pb2
+from hivemind.utils import get_logger
+
+from swarm.averaging.meeting.matchmaking_messages import parse_group, parse_orders, parse_step, to_knock
+from swarm.averaging.meeting.order_exchange import OrderExchange
+from swarm.membership.failure_detector import PeerMonitor
+from swarm.network.peer_service import PeerService
+from swarm.protocol.admission import Admission
+from swarm.protocol.messages import Behind, Group, Refused, Ticket
+from swarm.runtime.async_utils import unless
+from swarm.runtime.timeouts import Timeouts
+
+logger = get_logger(__name__)
+
+STUCK_SHARE = 0.9
+"""Share of the longest meeting after which a leader that has let this peer in, and does not begin, is stuck. Less than
+all of it: some time passes before the peer that waits looks at the clock."""
+SAY_AGAIN_SECONDS = 60.0
+"""Seconds after which a peer is told again that others leave it out."""
+UNREACHABLE = (TimeoutError, P2PDaemonError, P2PHandlerError, StopAsyncIteration, OSError)
+"""What a call raises when the peer that is called is gone, late or refuses."""
+
+
+class Knocker:
+    """Knocks at the doors of leaders.
+
+    Args:
+        p2p: this peer's connection to the network
+        namespace: run and recipe
+        schema_hash: shapes of the averaged vector
+        orders: takes over what a leader follows
+        monitor: tells who is not there any more
+        timeouts: how long this peer waits for others
+        admission: makes this peer's tickets count, and tells who may be in a group
+        on_accepted: called when this peer waits in a leader's lobby
+        on_done: called when it does not wait there any more
+    """
+
+    def __init__(
+        self,
+        *,
+        p2p: P2P,
+        namespace: str,
+        schema_hash: bytes,
+        orders: OrderExchange,
+        monitor: PeerMonitor,
+        timeouts: Timeouts,
+        admission: Admission,
+        on_accepted: Callable[[PeerID], None],
+        on_done: Callable[[], None],
+    ):
+        self._p2p, self._namespace, self._schema_hash = p2p, namespace, schema_hash
+        self._orders, self._monitor, self._timeouts, self._admission = orders, monitor, timeouts, admission
+        self._on_accepted, self._on_done = on_accepted, on_done
+        self.stuck: set[PeerID] = set()
+        """Who has let this peer in at this meeting and never began."""
+        self.left_out: Collection[PeerID] = frozenset()
+        """Who does not lead this peer, whoever else follows it."""
+        self.longest_meeting_seconds = math.inf
+        """A leader that has not begun after so long does not come."""
+        self._said_shunned_at = -math.inf
+
+    async def follow(
+        self, leader: PeerID, ticket: Ticket, wait_until: float, redirects: int = 2, orders: bytes = b""
+    ) -> Group | None:
+        """Knock at the leader's door; None when it cannot lead us now.
+
+        Args:
+            wait_until: event-loop time at which this peer leaves a leader's lobby
+            redirects: how often a leader may send this peer to another one
+            orders: the organiser's, for a leader who did not know them
+
+        Raises:
+            Behind: the swarm has finished this step already
+            OtherOrders: the organiser has ordered something that the ticket does not know
+            Refused: the leader averages something else
+        """
+        if (reply := await self._knock(leader, ticket, wait_until, orders)) is None:
+            return None
+        if (theirs := parse_orders(reply)) is not None:
+            self._orders.take(theirs, leader)
+            self._orders.check(ticket)
+            if orders or not (own := self._orders.signed):
+                return None  # it was told, and insists
+            return await self.follow(leader, ticket, wait_until, redirects, own)
+        if reply.code == averaging_pb2.NOT_A_LEADER and reply.suggested_leader and redirects:
+            try:
+                suggested = PeerID(reply.suggested_leader)
+            except ValueError as error:
+                logger.debug(f"{leader} sends us to nobody: {error}")
+                return None
+            return await self._follow_elsewhere(suggested, leader, ticket, wait_until, redirects - 1)
+        return self._read_reply(reply, leader, ticket)
+
+    async def compare_orders(self, peer: PeerID, ticket: Ticket, orders: bytes = b"") -> None:
+        """See whether somebody follows the same orders of the organiser; else both know all of them from now on.
+
+        Args:
+            ticket: of a listener, for the step in question
+            orders: what it is told
+        """
+        stream = None
+        try:
+            async with asyncio.timeout(self._timeouts.reply_seconds):
+                stream = await self._open_door(peer, self._request(ticket, orders))
+                reply = await anext(stream)
+        except UNREACHABLE as error:
+            logger.debug(f"{peer} does not say what it follows: {error!r}")
+            return
+        finally:
+            if stream is not None:
+                await stream.aclose()
+        if (theirs := parse_orders(reply)) is None or self._orders.take(theirs, peer) or orders:
+            return
+        if own := self._orders.signed:
+            await self.compare_orders(peer, ticket, own)
+
+    # ---- at the door ------------------------------------------------------------------------------------------------
+
+    async def _knock(
+        self, leader: PeerID, ticket: Ticket, wait_until: float, orders: bytes
+    ) -> averaging_pb2.MessageFromLeader | None:
+        """What the leader answers in the end, after a wait in its lobby if it lets us in; None if nothing comes."""
+        request, loop = self._request(ticket, orders), asyncio.get_running_loop()
+        stream, accepted, came_at, lost = None, False, loop.time(), self._monitor.watch(leader, can_be_called=True)
+        try:
+            stream = await unless(lost, self._open_door(leader, request), self._timeouts.reply_seconds)
+            reply = await unless(lost, anext(stream), self._timeouts.reply_seconds)
+            if accepted := reply.code == averaging_pb2.ACCEPTED:
+                self._on_accepted(leader)
+                remaining = max(0.0, wait_until - loop.time())
+                reply = await unless(lost, anext(stream), remaining)
+            return reply
+        except UNREACHABLE as error:
+            logger.debug(f"{leader} does not lead us: {error!r}")
+            timed_out_inside = accepted and isinstance(error, TimeoutError) and not ticket.listens
+            self._note_failed_leader(leader, lost.done(), timed_out_inside, loop.time() - came_at)
+            return None
+        finally:
+            self._on_done()
+            if stream is not None:
+                await stream.aclose()
+
+    def _request(self, ticket: Ticket, orders: bytes) -> averaging_pb2.JoinRequest:
+        brings = to_knock(self._admission.show(ticket.to_bytes()), orders)
+        return averaging_pb2.JoinRequest(schema_hash=self._schema_hash, gather=brings, client_mode=ticket.client_mode)
+
+    def _open_door(self, peer: PeerID, request: averaging_pb2.JoinRequest) -> Awaitable[AsyncIterator]:
+        """The stream of what this peer answers to a knock."""
+        return PeerService.get_stub(self._p2p, peer, namespace=self._namespace).rpc_join_group(request)
+
+    def _note_failed_leader(self, leader: PeerID, is_lost: bool, timed_out_inside: bool, waited_seconds: float) -> None:
+        """Whoever leads in its place does not wait for it again, if it is to blame.
+
+        Args:
+            is_lost: it is not there any more
+            timed_out_inside: it let us in, and did not begin in time: its process answers, its trainer does not come
+        """
+        if timed_out_inside and waited_seconds >= STUCK_SHARE * self.longest_meeting_seconds:
+            self.stuck.add(leader)
+        if is_lost or timed_out_inside:
+            self._monitor.lost.add(leader)
+
+    # ---- what it is told --------------------------------------------------------------------------------------------
+
+    async def _follow_elsewhere(
+        self, suggested: PeerID, leader: PeerID, ticket: Ticket, wait_until: float, redirects: int
+    ) -> Group | None:
+        """Go where a peer has sent us; if nobody leads there, that peer will find out as well and lead itself."""
+        if suggested == self._p2p.peer_id:
+            return None
+        if suggested not in self._monitor.lost and suggested not in self.left_out:
+            group = await self.follow(suggested, ticket, wait_until, redirects)
+            if group is not None:
+                return group
+        await asyncio.sleep(half_more_or_less(self._timeouts.redirect_seconds))
+        return await self.follow(leader, ticket, wait_until, redirects)
+
+    def _read_reply(self, reply: averaging_pb2.MessageFromLeader, leader: PeerID, ticket: Ticket) -> Group | None:
+        if reply.code == averaging_pb2.BAD_SCHEMA_HASH:
+            raise Refused(leader)
+        if reply.code == averaging_pb2.BAD_GROUP_KEY:
+            raise Behind(ticket.step, leader)
+        if reply.code == averaging_pb2.PROTOCOL_VIOLATION:
+            self._say_that_we_are_shunned(leader)
+        leader_step = parse_step(reply)
+        if leader_step is not None and leader_step > ticket.step:
+            raise Behind(leader_step, leader)
+        if reply.code != averaging_pb2.BEGIN_ALLREDUCE:
+            return None
+        try:
+            return parse_group(reply, leader, self._p2p.peer_id, ticket, self._admission)
+        except ValueError as error:
+            logger.warning(f"Ignoring a malformed group from {leader}: {error}")
+            return None
+
+    def _say_that_we_are_shunned(self, leader: PeerID) -> None:
+        if time.monotonic() > self._said_shunned_at + SAY_AGAIN_SECONDS:
+            self._said_shunned_at = time.monotonic()
+            logger.warning(
+                f"{leader} leaves this peer out for a while: what it sent could not be used, or its line is far too "
+                "slow for this swarm (`swarm doctor` says what it sends), or its certificate does not count there"
+            )
+
+
+def half_more_or_less(seconds: float) -> float:
+    """By chance: two who knock at each other's doors at the same moment should not do so again."""
+    return seconds * random.uniform(0.5, 1.5)

@@ -1,0 +1,303 @@
+"""Where those wait who have come to this peer, until it closes its group: the side of who leads."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator, Collection
+from dataclasses import dataclass, field
+
+from hivemind.p2p import P2PContext, PeerID
+from hivemind.proto import averaging_pb2
+from hivemind.utils import get_logger
+
+from swarm.averaging.meeting.joiner_grace import JoinerGrace
+from swarm.averaging.meeting.matchmaking_messages import (
+    group_reply,
+    parse_knock,
+    read_ticket,
+    redirect,
+    refusal,
+    step_reply,
+)
+from swarm.averaging.meeting.order_exchange import OrderExchange
+from swarm.membership.backoff import Backoff
+from swarm.membership.failure_detector import FailureDetector, PeerMonitor
+from swarm.network.acquaintances import Acquaintances
+from swarm.protocol.admission import Admission
+from swarm.protocol.batch_target import BatchTarget
+from swarm.protocol.messages import MAX_GROUP_SIZE, Group, Ticket
+from swarm.protocol.wire import LINEAGE_BYTES
+from swarm.runtime.timeouts import Timeouts
+
+logger = get_logger(__name__)
+
+HOLD_SHARE = 0.3
+"""Share of a usual exchange for which a group is held open for a peer that lacks only the last average, and fetches
+it."""
+MAX_PURSUERS = 16
+"""Peers for which the next group is held at most until they have the average that they lack."""
+
+
+@dataclass
+class Guest:
+    """Someone in the lobby who waits for the group to close.
+
+    Args:
+        shown: the ticket as it has shown it
+    """
+
+    ticket: Ticket
+    shown: bytes
+    answer: asyncio.Future = field(default_factory=lambda: asyncio.get_running_loop().create_future())
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether it has no answer yet."""
+        return not self.answer.done()
+
+    def reply(self, message: averaging_pb2.MessageFromLeader) -> None:
+        """Answer it, if it still waits."""
+        if self.is_waiting:
+            self.answer.set_result(message)
+
+
+class Lobby:
+    """Lets guests in, turns them away, and closes a group of those who wait.
+
+    Args:
+        me: this peer
+        schema_hash: shapes of the averaged vector
+        orders: compares what guests follow
+        monitor: tells who is not there any more
+        news: set when somebody comes or leaves, or has to follow other orders
+        detector: tells how long an exchange usually takes
+        shunned: those who are not let in
+        timeouts: how long a group is held open
+        admission: tells who may take part
+    """
+
+    def __init__(
+        self,
+        *,
+        me: PeerID,
+        schema_hash: bytes,
+        orders: OrderExchange,
+        monitor: PeerMonitor,
+        news: asyncio.Event,
+        detector: FailureDetector,
+        shunned: Backoff,
+        timeouts: Timeouts,
+        admission: Admission,
+    ):
+        self._me, self._schema_hash, self._orders = me, schema_hash, orders
+        self._monitor, self._news, self._detector = monitor, news, detector
+        self._shunned, self._timeouts, self._admission = shunned, timeouts, admission
+        self._guests: dict[PeerID, Guest] = {}
+        self.step = 0
+        """The one that this peer works on."""
+        self._lineage: bytes | None = None
+        """That of this peer's weights."""
+        self._closed_step, self._closed_with = -1, frozenset[PeerID]()
+        self._leader: PeerID | None = None
+        """In whose lobby this peer waits."""
+        self._pursuers: set[PeerID] = set()
+        """Peers with our weights that came after the group closed. They need its average before they join the next."""
+        self.grace = JoinerGrace(timeouts)
+
+    # ---- before a meeting -------------------------------------------------------------------------------------------
+
+    def set_step(self, step: int, lineage: bytes | None) -> None:
+        """The step that this peer works on: early guests wait for it, late ones are told that they are behind.
+
+        Args:
+            lineage: of this peer's weights; None leaves out who has others only when the group is closed
+        """
+        if step > self.step:
+            for peer in self._pursuers:
+                self.grace.hold(peer, self.hold_seconds)
+            self._pursuers.clear()
+        self.step, self._lineage = step, lineage
+        for peer, guest in self._guests.items():
+            if not guest.is_waiting:
+                continue
+            if guest.ticket.step < step:
+                guest.reply(step_reply(step))
+                if peer not in self._monitor.lost:
+                    self.grace.hold(peer)
+            elif self._has_other_weights(guest.ticket):
+                guest.reply(refusal(averaging_pb2.BAD_GROUP_KEY))
+
+    @property
+    def hold_seconds(self) -> float:
+        """For which a group is held open at most."""
+        return max(self._timeouts.hold_seconds, HOLD_SHARE * self._detector.usual_seconds)
+
+    def _has_other_weights(self, ticket: Ticket) -> bool:
+        """Whether its sender is at this peer's step in another history."""
+        if self._lineage is None or ticket.listens:
+            return False
+        return ticket.step == self.step and ticket.lineage != self._lineage
+
+    def waits_for(self, step: int, known: Acquaintances) -> bool:
+        """Whether somebody has come to finish this step already; strangers do not count where it knows others."""
+
+        def counts(peer: PeerID, guest: Guest) -> bool:
+            is_at = guest.ticket.step == step and not guest.ticket.listens and guest.is_waiting
+            return is_at and (peer in known or not len(known))
+
+        return any(counts(peer, guest) for peer, guest in self._guests.items())
+
+    # ---- while others wait ------------------------------------------------------------------------------------------
+
+    def orders_changed(self) -> None:
+        """Guests who follow other orders than this peer hear which ones; a leader who waits for them notices."""
+        for guest in self._guests.values():
+            if guest.ticket.orders != self._orders.digest(guest.ticket.step):
+                guest.reply(self._orders.reply())
+        self._news.set()
+
+    def turn_away_removed(self) -> None:
+        """Who was removed from the run does not wait for the next group any more."""
+        for peer in self._admission.removed(self._guests):
+            self._guests[peer].reply(refusal(averaging_pb2.PROTOCOL_VIOLATION))
+
+    def redirect_to(self, leader: PeerID) -> None:
+        """This peer waits in the lobby of a leader: whoever is here, or comes, goes there as well."""
+        self._leader = leader
+        for guest in self._guests.values():
+            guest.reply(redirect(leader))
+
+    def stop_redirecting(self) -> None:
+        """This peer does not wait anywhere else any more."""
+        self._leader = None
+
+    # ---- the group --------------------------------------------------------------------------------------------------
+
+    def arrived(self, ticket: Ticket) -> set[PeerID]:
+        """Guests with our weights; who comes with the same step of another history has to take over ours.
+
+        All of them follow our orders: who does not is answered at once.
+        """
+        arrived = set()
+        for peer, guest in self._guests.items():
+            if not guest.is_waiting or guest.ticket.step != ticket.step or peer in self._monitor.lost:
+                continue  # on the way out, early, or not there any more
+            if guest.ticket.lineage == ticket.lineage or guest.ticket.listens:
+                arrived.add(peer)
+            else:
+                guest.reply(refusal(averaging_pb2.BAD_GROUP_KEY))
+        return arrived
+
+    def samples_of(self, arrived: Collection[PeerID]) -> int:
+        """How many these have brought together."""
+        return sum(self._guests[peer].ticket.samples for peer in arrived)
+
+    def close(self, ticket: Ticket, arrived: Collection[PeerID], target: BatchTarget) -> Group:
+        """The group of this peer and of these guests, who hear that it begins.
+
+        Args:
+            ticket: this peer's own
+            target: with fewer samples the group does not end the step, and others can still come
+        """
+        arrived = [peer for peer in arrived if self._is_still_member(peer)]
+        entries = [(peer, self._guests[peer].ticket, self._guests[peer].shown) for peer in arrived]
+        entries.append((self._me, ticket, self._admission.show(ticket.to_bytes())))
+        # Always in the same order, so that a reducer mostly keeps its place in the vector: there it adds what its
+        # earlier means have left out.
+        entries.sort(key=lambda entry: entry[0].to_bytes())
+        peer_ids, tickets, shown = zip(*entries, strict=True)
+        group = Group.close(nonce := os.urandom(LINEAGE_BYTES), peer_ids, tickets)
+        if target.is_reached_by(group.samples):
+            self._closed_step, self._closed_with = ticket.step, frozenset(arrived)
+        reply = group_reply(group, nonce, shown)
+        for peer in arrived:
+            self._guests[peer].reply(reply)
+        return group
+
+    def _is_still_member(self, peer: PeerID) -> bool:
+        """A certificate may have ended in the lobby; all others would refuse a group with this guest.
+
+        Or it has been found out there: it is left out from this group on.
+        """
+        guest = self._guests[peer]
+        try:
+            self._read_ticket(guest.shown, peer)
+        except ValueError:
+            guest.reply(refusal(averaging_pb2.PROTOCOL_VIOLATION))
+            return False
+        return True
+
+    def _read_ticket(self, shown: bytes, peer: PeerID) -> Ticket:
+        """Raises ValueError: this peer may not come"""
+        if peer in self._shunned:
+            raise ValueError("it has spoilt a round")
+        return read_ticket(shown, peer, self._admission)
+
+    def reopen(self) -> None:
+        """The round of the group that was closed last has failed: whoever was in it can come again."""
+        self._closed_step = -1
+
+    # ---- the door ---------------------------------------------------------------------------------------------------
+
+    async def serve(
+        self, request: averaging_pb2.JoinRequest, context: P2PContext
+    ) -> AsyncIterator[averaging_pb2.MessageFromLeader]:
+        """Somebody knocks at this peer's door: the server side of `Knocker.follow`."""
+        sender = context.remote_id
+        try:
+            shown, orders = parse_knock(request.gather)
+            ticket = self._read_ticket(shown, sender)
+        except ValueError as error:
+            logger.debug(f"{sender} came in vain: {error}")
+            yield refusal(averaging_pb2.PROTOCOL_VIOLATION)
+            return
+        self._orders.take(orders, sender)
+        answer = self._answer_at_once(request, sender, ticket)
+        if answer is not None:
+            if answer.code == averaging_pb2.CANCELLED and ticket.step <= self.step and not ticket.listens:
+                self._hold_for(sender, ticket)
+            yield answer
+            return
+        before, guest = self._guests.get(sender), Guest(ticket, shown)
+        if before is not None:  # its second knock ends the first
+            before.reply(refusal(averaging_pb2.CANCELLED))
+        self._guests[sender] = guest
+        self._monitor.came(sender)
+        self._news.set()
+        try:
+            yield averaging_pb2.MessageFromLeader(code=averaging_pb2.ACCEPTED)
+            yield await guest.answer
+        finally:
+            if self._guests.get(sender) is guest:
+                del self._guests[sender]
+            self._news.set()
+
+    def _answer_at_once(
+        self, request: averaging_pb2.JoinRequest, sender: PeerID, ticket: Ticket
+    ) -> averaging_pb2.MessageFromLeader | None:
+        """What can be answered without waiting, or None for a guest who may wait in the lobby."""
+        if request.schema_hash != self._schema_hash:
+            return refusal(averaging_pb2.BAD_SCHEMA_HASH)
+        if ticket.step < self.step:
+            return step_reply(self.step)
+        if ticket.step == self._closed_step and sender not in self._closed_with:
+            return step_reply(self.step + 1)  # the group is closed: the result can only be downloaded
+        if ticket.step > self.step + 1:
+            return step_reply(self.step)  # we are the ones who are behind
+        if self._has_other_weights(ticket):
+            return refusal(averaging_pb2.BAD_GROUP_KEY)
+        if ticket.orders != self._orders.digest(ticket.step):
+            return self._orders.reply()
+        if self._leader is not None and self._leader != sender:
+            return redirect(self._leader)
+        if len(self._guests) >= MAX_GROUP_SIZE - 1:
+            return refusal(averaging_pb2.GROUP_IS_FULL)
+        return None
+
+    def _hold_for(self, sender: PeerID, ticket: Ticket) -> None:
+        """It has come too late, and will come again when it has the average that it has missed."""
+        if (ticket.step, ticket.lineage) != (self.step, self._lineage):
+            self.grace.hold(sender)  # that average is there already
+        elif len(self._pursuers) < MAX_PURSUERS:
+            self._pursuers.add(sender)

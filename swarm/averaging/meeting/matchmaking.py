@@ -1,0 +1,285 @@
+"""How peers meet at the end of a step: everyone goes to the most senior peer, who closes the group when all have come.
+
+Hivemind's matchmaking announces every round in the DHT and waits a fixed time for whoever may turn up. But the members
+of a swarm know each other from their progress records, so they meet without the DHT: the senior full peer leads, the
+others knock at its door (early ones wait in its lobby), and the group closes half a round trip after the last expected
+member arrives, or when the leader's patience ends. Who is not there any more (`failure_detector`) is not waited for;
+if that is the leader, the next in seniority leads.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Collection, Iterable, Sequence
+
+from hivemind.p2p import P2P, P2PContext, PeerID
+from hivemind.proto import averaging_pb2
+
+from swarm.averaging.meeting.joiner_grace import JoinerGrace
+from swarm.averaging.meeting.knock import Knocker, half_more_or_less
+from swarm.averaging.meeting.lobby import Lobby
+from swarm.averaging.meeting.order_exchange import OrderExchange
+from swarm.membership.backoff import Backoff
+from swarm.membership.failure_detector import FailureDetector, PeerMonitor
+from swarm.network.acquaintances import Acquaintances
+from swarm.protocol.admission import OPEN, Admission
+from swarm.protocol.batch_target import BatchTarget
+from swarm.protocol.messages import Group, Member, RoundFailed, Ticket
+from swarm.runtime.timeouts import DEFAULT_TIMEOUTS, Timeouts
+from swarm.runtime.token_bucket import TokenBucket
+
+WATCHED_SENIORS = 3
+"""Seniors that a peer watches that follows one of them; more would be many calls in a large swarm."""
+STRANGER_SECONDS = 4.0
+"""A token bucket: a leader may wait this long for nobody but strangers."""
+STRANGER_SHARE = 0.04
+"""What the leader regains of that every second, in seconds."""
+FORMING_SECONDS = 30.0
+"""The same bucket of a leader that knows nobody else."""
+FORMING_SHARE = 0.5
+"""What such a leader regains of that every second, in seconds."""
+
+
+class Matchmaking:
+    """Forms one group at a time for the peer in whose averager process it lives.
+
+    Args:
+        p2p: this peer's connection to the network
+        namespace: run and recipe, so that another recipe's peers cannot even knock
+        schema_hash: shapes of the averaged vector
+        target: a group with fewer samples does not end the step: whoever is late can still come to the next one; it may
+            change from round to round
+        detector: tells who is still there
+        shunned: those who are not met for now, because they have spoilt a round
+        admission: tells who may take part
+    """
+
+    def __init__(
+        self,
+        p2p: P2P,
+        namespace: str,
+        schema_hash: bytes,
+        target: BatchTarget,
+        detector: FailureDetector,
+        shunned: Backoff,
+        timeouts: Timeouts = DEFAULT_TIMEOUTS,
+        admission: Admission = OPEN,
+    ):
+        self._me, self._timeouts, self._shunned = p2p.peer_id, timeouts, shunned
+        self.target, self.detector = target, detector
+        self._known = Acquaintances()
+        """Those who have averaged with this peer."""
+        self._stranger_patience = TokenBucket(STRANGER_SECONDS, STRANGER_SHARE)
+        self._forming_patience = TokenBucket(FORMING_SECONDS, FORMING_SHARE)
+        self._expected: frozenset[PeerID] = frozenset()
+        self._is_client: dict[PeerID, bool] = {}
+        self._news = asyncio.Event()
+        """Set when a leader that waits has to look again at who is there."""
+        self._monitor = PeerMonitor(detector, self._news.set)
+        self._orders = OrderExchange(admission, self.orders_changed)
+        self._lobby = Lobby(
+            me=self._me,
+            schema_hash=schema_hash,
+            orders=self._orders,
+            monitor=self._monitor,
+            news=self._news,
+            detector=detector,
+            shunned=shunned,
+            timeouts=timeouts,
+            admission=admission,
+        )
+        self._knocker = Knocker(
+            p2p=p2p,
+            namespace=namespace,
+            schema_hash=schema_hash,
+            orders=self._orders,
+            monitor=self._monitor,
+            timeouts=timeouts,
+            admission=admission,
+            on_accepted=self._lobby.redirect_to,
+            on_done=self._lobby.stop_redirecting,
+        )
+        self._lock = asyncio.Lock()
+
+    # ---- what its parts do ------------------------------------------------------------------------------------------
+
+    @property
+    def step(self) -> int:
+        """The one that this peer works on."""
+        return self._lobby.step
+
+    @property
+    def grace(self) -> JoinerGrace:
+        """For whom the next group is held open."""
+        return self._lobby.grace
+
+    @property
+    def stuck(self) -> Collection[PeerID]:
+        """Who has let this peer in at the last meeting and never began."""
+        return self._knocker.stuck
+
+    def leave_out(self, peers: Collection[PeerID]) -> None:
+        """These do not lead this peer, whoever else follows them."""
+        self._knocker.left_out = peers
+
+    def set_step(self, step: int, lineage: bytes | None = None) -> None:
+        """This peer works on this step.
+
+        Args:
+            lineage: of this peer's weights; None leaves out who has others only when the group is closed
+        """
+        self._lobby.set_step(step, lineage)
+
+    def serve(
+        self, request: averaging_pb2.JoinRequest, context: P2PContext
+    ) -> AsyncIterator[averaging_pb2.MessageFromLeader]:
+        """Somebody knocks at this peer's door: the server side of `follow`."""
+        return self._lobby.serve(request, context)
+
+    def waits_for(self, step: int) -> bool:
+        """Whether a member, or a stranger where this peer knows nobody, has come to finish this step already."""
+        return self._lobby.waits_for(step, self._known)
+
+    def orders_changed(self) -> None:
+        """The organiser has ordered something: who waits for the group hears of it."""
+        self._lobby.orders_changed()
+
+    def turn_away_removed(self) -> None:
+        """Who was removed from the run does not wait for the next group any more."""
+        self._lobby.turn_away_removed()
+
+    def reopen(self) -> None:
+        """The round of the group that was closed last has failed: whoever was in it can come again."""
+        self._lobby.reopen()
+
+    async def follow(self, leader: PeerID, ticket: Ticket, wait_until: float) -> Group | None:
+        """Knock at the leader's door; None when it cannot lead us now."""
+        return await self._knocker.follow(leader, ticket, wait_until)
+
+    async def compare_orders(self, peer: PeerID, ticket: Ticket) -> None:
+        """See whether somebody follows the same orders of the organiser; else both know all of them from now on."""
+        await self._knocker.compare_orders(peer, ticket)
+
+    # ---- a meeting --------------------------------------------------------------------------------------------------
+
+    def met(self, peers: Iterable[PeerID]) -> None:
+        """These have averaged with this peer: they are no strangers."""
+        self._known.add(peer for peer in peers if peer != self._me)
+
+    def expect(self, members: Collection[PeerID]) -> None:
+        """Change whom the leader waits for, as peers come and go."""
+        self._expected = frozenset(peer for peer in members if peer not in self._shunned) - {self._me}
+        self._news.set()
+
+    async def meet(self, ticket: Ticket, members: Sequence[Member], patience_seconds: float, deadline: float) -> Group:
+        """Find the group for `ticket.step`.
+
+        Args:
+            members: everyone expected, this peer included
+            patience_seconds: how long a leader waits for those who are missing
+            deadline: event-loop time at which to give up
+
+        Raises:
+            Behind: the swarm has finished this step already
+            OtherOrders: the organiser has ordered something that the ticket does not know
+            Refused: the leader averages something else
+            RoundFailed: no group until the deadline
+        """
+        async with self._lock:
+            self._monitor.begin()
+            self._knocker.stuck = set()
+            if not ticket.listens:  # else this peer works on an earlier one
+                self.set_step(ticket.step, ticket.lineage)
+            self.expect([member.peer_id for member in members if member.awaited])
+            order = [m for m in sorted(members, key=lambda m: m.seniority) if not m.client_mode]
+            order = [m for m in order if m.peer_id not in self._shunned]
+            self._is_client = {member.peer_id: member.client_mode for member in members}
+            while asyncio.get_running_loop().time() < deadline:
+                self._orders.check(ticket)
+                try:
+                    group = await self._lead_or_follow(ticket, [m.peer_id for m in order], patience_seconds, deadline)
+                finally:
+                    self._monitor.end()
+                if group is not None:
+                    return group
+                # Only outbound-only peers and listeners come here: nobody to follow, unable to lead.
+                await asyncio.sleep(
+                    self._timeouts.knock_again_seconds if ticket.listens else self._timeouts.redirect_seconds
+                )
+                self._monitor.begin()
+            raise RoundFailed("no group was formed in time")
+
+    async def _lead_or_follow(
+        self, ticket: Ticket, order: Sequence[PeerID], patience_seconds: float, deadline: float
+    ) -> Group | None:
+        """Follow the first who leads, in this order; if that is nobody, lead."""
+        own, loop = self._me, asyncio.get_running_loop()
+        seniors = order[: order.index(own)] if own in order else order
+        longest_seconds = 2 * patience_seconds + self._lobby.hold_seconds + self._timeouts.reply_seconds
+        self._knocker.longest_meeting_seconds = longest_seconds
+        for senior in seniors:
+            self._watch(seniors[:WATCHED_SENIORS])
+            if senior not in self._monitor.lost:
+                wait_until = min(deadline, loop.time() + longest_seconds)
+                if ticket.listens:  # for a round that begins when the one before has ended
+                    wait_until = deadline
+                if (group := await self.follow(senior, ticket, wait_until)) is not None:
+                    return group
+        if own not in order:
+            return None
+        self._watch(self._is_client)
+        wait_until = min(deadline, loop.time() + longest_seconds)
+        return await self._lead(ticket, min(deadline, loop.time() + patience_seconds), seniors, wait_until)
+
+    def _watch(self, peers: Collection[PeerID]) -> None:
+        """Until this meeting is over, who of them is not there any more is not waited for."""
+        for peer in peers:
+            if peer != self._me:
+                self._monitor.watch(peer, can_be_called=not self._is_client.get(peer, True))
+
+    async def _lead(self, ticket: Ticket, patience_end: float, seniors: Sequence[PeerID], wait_until: float) -> Group:
+        """Wait for the others. A senior who is still expected may lead a group of its own: try its door again."""
+        loop = asyncio.get_running_loop()
+        knock_at = loop.time() + half_more_or_less(self._timeouts.knock_again_seconds)
+        while True:
+            self._news.clear()
+            self._orders.check(ticket)
+            arrived = self._lobby.arrived(ticket)
+            expected = self._expected - self._monitor.lost - arrived
+            held = {peer for peer in self.grace.awaited(arrived) - self._monitor.lost if peer not in self._shunned}
+            awaited, remaining = expected | held, self.grace.seconds_left(held)
+            if expected:
+                remaining = max(remaining, patience_end - loop.time())
+            self._watch(awaited)
+            only_strangers = not any(peer in self._known for peer in awaited)
+            if only_strangers:
+                remaining = min(remaining, self._patience_with_strangers.left)
+            if remaining <= 0 or not awaited or self._is_in_vain(ticket, arrived, awaited):
+                return self._lobby.close(ticket, arrived, self.target)
+            if loop.time() >= knock_at:
+                for senior in awaited.intersection(seniors):
+                    group = await self.follow(senior, ticket, wait_until)
+                    if group is not None:
+                        return group
+                knock_at = loop.time() + half_more_or_less(self._timeouts.knock_again_seconds)
+                continue
+            waiting_since = loop.time()
+            try:
+                await asyncio.wait_for(self._news.wait(), min(remaining, self._timeouts.look_seconds))
+            except TimeoutError:
+                pass
+            if only_strangers:
+                self._patience_with_strangers.spend(loop.time() - waiting_since)
+
+    @property
+    def _patience_with_strangers(self) -> TokenBucket:
+        """Seconds for which this peer waits for nobody but strangers; while a swarm forms, all are."""
+        return self._stranger_patience if len(self._known) else self._forming_patience
+
+    def _is_in_vain(self, ticket: Ticket, arrived: Collection[PeerID], awaited: Collection[PeerID]) -> bool:
+        """Whether those who are missing say nothing, and those who are here have too few samples without them.
+
+        It is better to compute on than to wait then; who has only been slow is in time for the next group.
+        """
+        samples = ticket.samples + self._lobby.samples_of(arrived)
+        return not self.target.is_reached_by(samples) and all(self.detector.doubts(peer) for peer in awaited)
