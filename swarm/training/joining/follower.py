@@ -35,6 +35,7 @@ from swarm.state_sync.serialization import unpack
 from swarm.state_sync.state_version import StateVersion
 from swarm.state_sync.uploads import MIN_BUSY_SECONDS
 from swarm.training.gradient_buffer import GradientVector
+from swarm.training.joining.attempt import Attempt, Steps
 from swarm.training.joining.listener import NEAR_SECONDS, Listener
 from swarm.training.joining.probation import Probation
 from swarm.training.joining.second_word import SecondWord
@@ -62,9 +63,6 @@ to deny it as well."""
 MAX_WAIT_SECONDS = 600.0
 """Most seconds in all for which a peer waits for busy donors beyond the time limit of its attempt."""
 
-Steps = Generator[Future | None, None, bool]
-"""Goes on when what it yields is done, or after a while; returns whether this peer holds other weights now."""
-
 
 class Follower:
     """Takes over what others have, into a version; one attempt at a time, piece by piece.
@@ -89,11 +87,10 @@ class Follower:
         listener: Listener,
         probation: Probation,
     ):
-        self._listener, self._may_listen, self._probation = listener, False, probation
+        self._listener, self._probation = listener, probation
         self._version, self._tracker, self._averager = version, tracker, averager
         self._gradients, self._apply, self._should_stop = gradients, apply, should_stop
         self._steps: Steps | None = None
-        self._second_word = SecondWord(tracker)
         self._denied, self._denied_at = None, -math.inf
         """Who has said last what all others denied, and when, in monotonic seconds."""
         self._waits_for: Future | None = None
@@ -127,8 +124,8 @@ class Follower:
             second_word: what has to be heard beside a leader who has said so; nothing, if it is left out
         """
         if self._steps is None:
-            self._second_word = second_word or SecondWord(self._tracker)
-            self._steps = self._take_over(donor, timeout_seconds, joins, is_told)
+            word = second_word or SecondWord(self._tracker)
+            self._steps = self._take_over(Attempt(donor, timeout_seconds, joins, is_told, word))
 
     def poll(self) -> bool | None:
         """Go on as far as that needs no waiting.
@@ -167,45 +164,44 @@ class Follower:
 
     # ---- what it consists of ----------------------------------------------------------------------------------------
 
-    def _take_over(self, donor: PeerID | None, timeout_seconds: float, joins: bool, is_told: bool) -> Steps:
-        self._may_listen = donor is None and (joins or is_told)  # else rounds of its own go on meanwhile
-        if donor is not None:
-            return (yield from self._reload(donor))
-        if is_told:
+    def _take_over(self, attempt: Attempt) -> Steps:
+        if attempt.donor is not None:
+            return (yield from self._reload(attempt))
+        if attempt.is_told:
             yield from self._until_refreshed(5 * POLL_SECONDS)
-            if not (yield from self._until_given()):
+            if not (yield from self._until_given(attempt.second_word)):
                 return False
             self._listener.begin()
         version, tracker = self._version, self._tracker
         followed = False
         knows_history = version.step == 0 or not version.untouched  # else its lineage is its own
         if knows_history and tracker.swarm.latest_step <= version.step + MAX_AVERAGES:
-            followed = yield from self._follow_somebody()
+            followed = yield from self._follow_somebody(attempt)
             if followed and tracker.swarm.latest_step <= version.step:
                 return True
-        if (yield from self._catch_up(timeout_seconds, joins)):
-            yield from self.follow(self._who_may_have_averages())
+        if (yield from self._catch_up(attempt)):
+            yield from self.follow(self._who_may_have_averages(), attempt)
             return True
         retry_until = time.monotonic() + self._averager.timeouts.retry_seconds
-        while is_told and not followed and not self._should_stop():
+        while attempt.is_told and not followed and not self._should_stop():
             if time.monotonic() > retry_until and not self._listener.is_at(version.step + 1):
                 break
-            if self._second_word.is_denied:
-                self._note_denied()
+            if attempt.second_word.is_denied:
+                self._note_denied(attempt.second_word.leader)
                 break
             self._listener.begin()
             # The group has closed without this peer. The next one is held open while this peer fetches the average of
             # it, so that has to begin when the round ends, and with the donor whose line is known to be fast.
             yield from self._until_refreshed(self._averager.timeouts.pause_seconds, at_least=True)
-            followed = yield from self._follow_somebody(waits=True)
+            followed = yield from self._follow_somebody(attempt, waits=True)
         return followed
 
-    def _until_given(self) -> Steps:
+    def _until_given(self, word: SecondWord) -> Steps:
         """Wait for the second word, where one is needed; whether it has come."""
-        word, until = self._second_word, time.monotonic() + self._averager.timeouts.retry_seconds
+        until = time.monotonic() + self._averager.timeouts.retry_seconds
         while word.is_needed and not word.is_given:
             if word.is_denied:
-                self._note_denied()
+                self._note_denied(word.leader)
                 return False
             if time.monotonic() > until or self._should_stop():
                 return False
@@ -217,11 +213,11 @@ class Follower:
         """Whether others, who hold this peer's weights, are about to find out what it has just found out."""
         return time.monotonic() < self._denied_at + TOGETHER_SECONDS and self._tracker.shares_weights
 
-    def _note_denied(self) -> None:
+    def _note_denied(self, leader: PeerID | None) -> None:
         """The swarm has not gone on: who has said so is left out, unless it was in a round that has only failed."""
-        leader, now, own = self._second_word.leader, time.monotonic(), (self._version.step, self._version.lineage)
         if leader is None:
             return
+        now, own = time.monotonic(), (self._version.step, self._version.lineage)
         record = self._tracker.others.get(leader)
         is_elsewhere = record is not None and (record.step, record.lineage) != own
         says_it_again = self._denied == leader and now < self._denied_at + DENIED_SECONDS
@@ -229,17 +225,18 @@ class Follower:
             self._tracker.blame({leader: Blame.GOES_ON_ALONE})
         self._denied, self._denied_at = leader, now
 
-    def _follow_somebody(self, waits: bool = False) -> Steps:
+    def _follow_somebody(self, attempt: Attempt, waits: bool = False) -> Steps:
         """Whether this peer was only an update or two behind, and has made these.
 
         Args:
             waits: until the one from whom the last state or average came has made the next one
         """
         donors = self._who_may_have_averages()
-        if waits and donors and donors[0] == self._fast_donor and (yield from self.follow(donors[:1], waits)):
+        may_wait = waits and donors and donors[0] == self._fast_donor
+        if may_wait and (yield from self.follow(donors[:1], attempt, waits)):
             self._tracker.came_back()
             return True
-        if (yield from self.follow(donors)):
+        if (yield from self.follow(donors, attempt)):
             self._tracker.came_back()
             return True
         return False
@@ -254,20 +251,20 @@ class Follower:
         donors.sort(key=lambda peer: peer != self._fast_donor)
         return donors[:MAX_DONORS]
 
-    def _reload(self, donor: PeerID) -> Steps:
+    def _reload(self, attempt: Attempt) -> Steps:
         """Take over the state of this peer, which may have to finish its update first; whether it could be had."""
         deadline = time.monotonic() + self._averager.timeouts.settle_seconds
         while True:
             try:
-                yield from self.download([donor], joins=False)
+                yield from self.download([attempt.donor], attempt)
                 return True
             except NoState as error:
                 if self._should_stop() or time.monotonic() > deadline:
-                    logger.warning(f"No state from {self._tracker.name_of(donor)}: {error}")
+                    logger.warning(f"No state from {self._tracker.name_of(attempt.donor)}: {error}")
                     return False
             yield None
 
-    def _catch_up(self, timeout_seconds: float, joins: bool) -> Steps:
+    def _catch_up(self, attempt: Attempt) -> Steps:
         """Take over the state of a peer whose state counts more, until none is left or one has been taken over.
 
         Who joins tries those again that could not hand it over: it would train on alone. Time in which something
@@ -275,23 +272,23 @@ class Follower:
         """
         tracker, version = self._tracker, self._version
         began, busy_so_far, failed = time.monotonic(), 0.0, set()
-        deadline = began + timeout_seconds
+        deadline = began + attempt.timeout_seconds
         reason = "nobody is there to hand it over"
         while time.monotonic() < deadline and not self._should_stop():
-            if not tracker.swarm.superiors and not (joins and failed & tracker.others.keys()):
+            if not tracker.swarm.superiors and not (attempt.joins and failed & tracker.others.keys()):
                 return False  # those who were ahead or senior are gone
-            if self._second_word.is_denied:
+            if attempt.second_word.is_denied:
                 return False
             needed = version.step + (
                 tracker.swarm.latest_step > version.step
             )  # the same step again would be no way out
             busy_seconds, asked_at = 0.0, time.monotonic()
             donors = tracker.swarm.donors(min_step=needed)
-            if self._second_word.is_needed:
-                donors = [donor for donor in donors if self._second_word.may_give(donor)]
+            if attempt.second_word.is_needed:
+                donors = [donor for donor in donors if attempt.second_word.may_give(donor)]
             if donors := donors[:MAX_DONORS]:
                 try:
-                    return (yield from self.download(donors, joins))
+                    return (yield from self.download(donors, attempt))
                 except NoState as error:
                     reason, busy_seconds = str(error), error.busy_seconds
                     for peer, why in error.reasons.items():
@@ -316,7 +313,7 @@ class Follower:
         if self._should_stop():
             return False
         said = f"The swarm's state could not be downloaded in {time.monotonic() - began:.0f} s ({reason})"
-        if joins and version.untouched:
+        if attempt.joins and version.untouched:
             raise InputError(f"{said}: check that the peers of --initial-peers can be reached and start again.")
         logger.warning(f"{said}: this peer trains on without those who are ahead, and tries again later")
         for peer_id in set(tracker.swarm.superiors) & tracker.others.keys():
@@ -324,7 +321,7 @@ class Follower:
                 tracker.cannot_hand_over(peer_id)
         return False
 
-    def download(self, donors: Sequence[PeerID], joins: bool) -> Steps:
+    def download(self, donors: Sequence[PeerID], attempt: Attempt) -> Steps:
         """The state of one of these; False if this peer has come as far by itself meanwhile.
 
         Raises:
@@ -335,13 +332,13 @@ class Follower:
         claimed |= {peer: step for peer, step in self._claimed.items() if peer in claimed}
         before = version.step, version.lineage
         try:
-            fetched = yield from self._fetch(donors, version.state.max_bytes, is_awaited=joins)
+            fetched = yield from self._fetch(donors, attempt, version.state.max_bytes, is_awaited=attempt.joins)
         except NoState as error:
             self._claimed = claimed if error.has_begun else {}
             raise
         donor, description, layout, content = fetched
         self._claimed = {}
-        yield from self._until_held(donor, description)
+        yield from self._until_held(donor, description, attempt.second_word)
         try:
             tensors = unpack(layout, content)
             with version.lock:
@@ -363,7 +360,7 @@ class Follower:
         logger.warning(f"Took over step {version.step} from {name}: {len(content) / 1e6:.1f} MB in {seconds:.1f} s")
         return True
 
-    def _until_held(self, donor: PeerID, description: object) -> Generator[Future | None, None, None]:
+    def _until_held(self, donor: PeerID, description: object, word: SecondWord) -> Generator[Future | None, None, None]:
         """Wait until somebody else says that it holds this state, or has held it, where a second word is needed.
 
         Raises:
@@ -374,7 +371,7 @@ class Follower:
         if type(step) is not int or type(lineage) is not bytes:
             return  # whoever loads the state says so
         deadline = time.monotonic() + HELD_SECONDS
-        while not self._second_word.holds(donor, step, lineage):
+        while not word.holds(donor, step, lineage):
             if time.monotonic() > deadline:
                 name = self._tracker.name_of(donor)
                 raise NoState({}, f"nobody else says that it holds step {step} as {name} gives it")
@@ -389,7 +386,9 @@ class Follower:
         if step > wanted + MAX_UPDATES or not self._tracker.swarm.may_hold(donor, step):
             raise RoundFailed(f"it holds step {step}, and nobody else is near that")
 
-    def follow(self, donors: Sequence[PeerID], waits: bool = False) -> Generator[Future | None, None, int]:
+    def follow(
+        self, donors: Sequence[PeerID], attempt: Attempt, waits: bool = False
+    ) -> Generator[Future | None, None, int]:
         """Make the updates that others have made since they had this peer's weights; returns how many.
 
         Args:
@@ -399,8 +398,8 @@ class Follower:
         made, donor = 0, None
         while donors and self._may_follow(donor, made):
             try:
-                donor, lineages, averages = yield from self.fetch_averages(donors, waits and not made)
-                lineages = yield from self._held_by_others(donor, lineages)
+                donor, lineages, averages = yield from self.fetch_averages(donors, attempt, waits and not made)
+                lineages = yield from self._held_by_others(donor, lineages, attempt.second_word)
             except RoundFailed as error:  # it has not made the next one yet, or is gone
                 logger.debug(f"no further average: {error}")
                 break
@@ -429,7 +428,7 @@ class Follower:
         return made
 
     def _held_by_others(
-        self, donor: PeerID, lineages: Sequence[bytes]
+        self, donor: PeerID, lineages: Sequence[bytes], word: SecondWord
     ) -> Generator[Future | None, None, Sequence[bytes]]:
         """Those of these updates that somebody else has made as well; all, where no second word is needed.
 
@@ -438,10 +437,10 @@ class Follower:
         """
         version, deadline = self._version, time.monotonic() + self._averager.timeouts.retry_seconds
         before = version.step, version.lineage
-        while not (number := self._second_word.num_held(donor, version.step, lineages)):
-            if self._second_word.is_denied or time.monotonic() > deadline:  # others may end that round later
+        while not (number := word.num_held(donor, version.step, lineages)):
+            if word.is_denied or time.monotonic() > deadline:  # others may end that round later
                 raise RoundFailed("nobody else has made this update")
-            if self._second_word.is_past(version.step + len(lineages)):
+            if word.is_past(version.step + len(lineages)):
                 raise RoundFailed("others have made more, and may name one of those")
             yield from self._until_refreshed(POLL_SECONDS)
         if (version.step, version.lineage) != before:
@@ -456,7 +455,7 @@ class Follower:
         return donor is None or next_step <= 0 or self._tracker.swarm.may_hold(donor, next_step)
 
     def fetch_averages(
-        self, donors: Sequence[PeerID], waits: bool
+        self, donors: Sequence[PeerID], attempt: Attempt, waits: bool
     ) -> Generator[Future | None, None, tuple[PeerID, list[bytes], list[tuple[torch.Tensor, ...]]]]:
         """The averages of this peer's step and of some that follow, from one of these, as they travel.
 
@@ -466,7 +465,7 @@ class Follower:
         sizes = map(self._gradients.fragments.size_at, count(self._version.step))
         vector_bytes = self._averager.vector.nbytes
         most = max(vector_bytes, MAX_BATCH_BYTES) + MAX_DESCRIPTION_BYTES
-        fetched = yield from self._fetch(donors, most, average_of=self._version.step, waits=waits)
+        fetched = yield from self._fetch(donors, attempt, most, average_of=self._version.step, waits=waits)
         donor, description, layout, content = fetched
         try:
             step, before, lineages = description
@@ -480,7 +479,9 @@ class Follower:
             raise RoundFailed("they are no averages of this model")
         return donor, lineages, averages
 
-    def _fetch(self, donors: Sequence[PeerID], max_bytes: int, **wishes) -> Generator[Future | None, None, tuple]:
+    def _fetch(
+        self, donors: Sequence[PeerID], attempt: Attempt, max_bytes: int, **wishes
+    ) -> Generator[Future | None, None, tuple]:
         """What the averaging process has downloaded.
 
         Raises:
@@ -504,9 +505,9 @@ class Follower:
                     silent_seconds = 0.0
                 if silent_seconds > self._averager.timeouts.hangs_seconds:
                     averager.kill()  # it is stopped: who notices that it has died starts this peer again
-                if self._may_listen and averager.arrived.seconds_left < NEAR_SECONDS:
+                if attempt.may_listen and averager.arrived.seconds_left < NEAR_SECONDS:
                     self._listener.begin()
-                if self._second_word.is_denied:
+                if attempt.second_word.is_denied:
                     raise NoState({}, "all others deny that the swarm has gone on")
                 if now - told_at > TELL_SECONDS:
                     told_at = now

@@ -1,0 +1,38 @@
+"""What one attempt to catch up is for: it is handed to everything that takes part in it."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from concurrent.futures import Future
+from dataclasses import dataclass
+
+from hivemind.p2p import PeerID
+
+from swarm.training.joining.second_word import SecondWord
+
+Steps = Generator[Future | None, None, bool]
+"""Goes on when what it yields is done, or after a while; returns whether this peer holds other weights now."""
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """One attempt to catch up.
+
+    Args:
+        donor: whose state this peer takes over; None: that of whose counts more
+        timeout_seconds: for which it looks for somebody who hands it over
+        joins: this peer has never trained: it is worth a long wait, and an error if nothing comes of it
+        is_told: the swarm has gone on, said who leads it
+        second_word: what has to be heard beside the leader who has said so
+    """
+
+    donor: PeerID | None
+    timeout_seconds: float
+    joins: bool
+    is_told: bool
+    second_word: SecondWord
+
+    @property
+    def may_listen(self) -> bool:
+        """Whether this peer may go to the next round before it has its weights: else rounds of its own go on."""
+        return self.donor is None and (self.joins or self.is_told)
