@@ -36,7 +36,8 @@ from swarm.state_sync.state_version import StateVersion
 from swarm.state_sync.uploads import MIN_BUSY_SECONDS
 from swarm.training.gradient_buffer import GradientVector
 from swarm.training.joining.attempt import Attempt, Steps
-from swarm.training.joining.listener import NEAR_SECONDS, Listener
+from swarm.training.joining.fetch import Fetcher
+from swarm.training.joining.listener import Listener
 from swarm.training.joining.probation import Probation
 from swarm.training.joining.second_word import SecondWord
 
@@ -51,8 +52,6 @@ MAX_UPDATES = 1000
 donor with more has made them up."""
 RECORDS_LAG = 2
 """Updates that others may have made since they wrote what they hold, in a fast swarm."""
-TELL_SECONDS = 5.0
-"""From one line about a download to the next."""
 HELD_SECONDS = 3.0
 """Seconds for which a peer waits until another one says that it holds a state, too: records come each second."""
 DENIED_SECONDS = 120.0
@@ -88,6 +87,7 @@ class Follower:
         probation: Probation,
     ):
         self._listener, self._probation = listener, probation
+        self._fetcher = Fetcher(averager, tracker, listener, should_stop)
         self._version, self._tracker, self._averager = version, tracker, averager
         self._gradients, self._apply, self._should_stop = gradients, apply, should_stop
         self._steps: Steps | None = None
@@ -168,7 +168,7 @@ class Follower:
         if attempt.donor is not None:
             return (yield from self._reload(attempt))
         if attempt.is_told:
-            yield from self._until_refreshed(5 * POLL_SECONDS)
+            yield from self._fetcher.until_refreshed(5 * POLL_SECONDS)
             if not (yield from self._until_given(attempt.second_word)):
                 return False
             self._listener.begin()
@@ -192,7 +192,7 @@ class Follower:
             self._listener.begin()
             # The group has closed without this peer. The next one is held open while this peer fetches the average of
             # it, so that has to begin when the round ends, and with the donor whose line is known to be fast.
-            yield from self._until_refreshed(self._averager.timeouts.pause_seconds, at_least=True)
+            yield from self._fetcher.until_refreshed(self._averager.timeouts.pause_seconds, at_least=True)
             followed = yield from self._follow_somebody(attempt, waits=True)
         return followed
 
@@ -205,7 +205,7 @@ class Follower:
                 return False
             if time.monotonic() > until or self._should_stop():
                 return False
-            yield from self._until_refreshed(POLL_SECONDS)
+            yield from self._fetcher.until_refreshed(POLL_SECONDS)
         return True
 
     @property
@@ -301,11 +301,11 @@ class Follower:
                 busy_seconds, waits_since = max(MIN_BUSY_SECONDS, busy_seconds), time.monotonic()
                 reason = "those who have it hand it over to others first"
                 logger.warning(f"The state is handed over to others first: this peer waits {busy_seconds:.0f} s")
-                yield from self._until_refreshed(busy_seconds, at_least=True)
+                yield from self._fetcher.until_refreshed(busy_seconds, at_least=True)
                 waited = time.monotonic() - waits_since
                 busy_so_far, deadline = busy_so_far + waited, deadline + waited
             else:
-                yield from self._until_refreshed(1.0)
+                yield from self._fetcher.until_refreshed(1.0)
             if time.monotonic() - began > self._averager.timeouts.superior_seconds:
                 # Those who claim to be ahead but have been joining themselves all the time have nothing to hand over.
                 for peer_id in set(tracker.swarm.superiors) - set(tracker.swarm.donors(min_step=version.step)):
@@ -332,7 +332,7 @@ class Follower:
         claimed |= {peer: step for peer, step in self._claimed.items() if peer in claimed}
         before = version.step, version.lineage
         try:
-            fetched = yield from self._fetch(donors, attempt, version.state.max_bytes, is_awaited=attempt.joins)
+            fetched = yield from self._fetcher.fetch(donors, attempt, version.state.max_bytes, is_awaited=attempt.joins)
         except NoState as error:
             self._claimed = claimed if error.has_begun else {}
             raise
@@ -375,7 +375,7 @@ class Follower:
             if time.monotonic() > deadline:
                 name = self._tracker.name_of(donor)
                 raise NoState({}, f"nobody else says that it holds step {step} as {name} gives it")
-            yield from self._until_refreshed(POLL_SECONDS)
+            yield from self._fetcher.until_refreshed(POLL_SECONDS)
 
     def _check_step(self, donor: PeerID, step: object, wanted: int) -> None:
         """Raises RoundFailed: the donor has less than it said, or more than this peer can believe."""
@@ -442,7 +442,7 @@ class Follower:
                 raise RoundFailed("nobody else has made this update")
             if word.is_past(version.step + len(lineages)):
                 raise RoundFailed("others have made more, and may name one of those")
-            yield from self._until_refreshed(POLL_SECONDS)
+            yield from self._fetcher.until_refreshed(POLL_SECONDS)
         if (version.step, version.lineage) != before:
             raise RoundFailed("this peer has gone on itself")
         return lineages[:number]
@@ -465,7 +465,7 @@ class Follower:
         sizes = map(self._gradients.fragments.size_at, count(self._version.step))
         vector_bytes = self._averager.vector.nbytes
         most = max(vector_bytes, MAX_BATCH_BYTES) + MAX_DESCRIPTION_BYTES
-        fetched = yield from self._fetch(donors, attempt, most, average_of=self._version.step, waits=waits)
+        fetched = yield from self._fetcher.fetch(donors, attempt, most, average_of=self._version.step, waits=waits)
         donor, description, layout, content = fetched
         try:
             step, before, lineages = description
@@ -478,61 +478,6 @@ class Follower:
         if not 1 <= len(averages) <= MAX_AVERAGES or len(lineages) != len(averages) or not are_named:
             raise RoundFailed("they are no averages of this model")
         return donor, lineages, averages
-
-    def _fetch(
-        self, donors: Sequence[PeerID], attempt: Attempt, max_bytes: int, **wishes
-    ) -> Generator[Future | None, None, tuple]:
-        """What the averaging process has downloaded.
-
-        Raises:
-            NoState: from none of them
-        """
-        averager = self._averager
-        download = averager.download_state(donors, max_bytes, **wishes)
-        looks, silent_seconds = averager.looks, 0.0
-        looked_at = told_at = time.monotonic()
-        try:
-            while not download.done():
-                if self._should_stop():
-                    raise NoState({}, "this peer is leaving")
-                averager.check_alive()
-                yield download
-                now = time.monotonic()
-                # Not by the clock alone: while this process itself stands still, nothing is seen of the other one.
-                silent_seconds += min(now - looked_at, POLL_SECONDS)
-                looked_at = now
-                if looks != (looks := averager.looks):
-                    silent_seconds = 0.0
-                if silent_seconds > self._averager.timeouts.hangs_seconds:
-                    averager.kill()  # it is stopped: who notices that it has died starts this peer again
-                if attempt.may_listen and averager.arrived.seconds_left < NEAR_SECONDS:
-                    self._listener.begin()
-                if attempt.second_word.is_denied:
-                    raise NoState({}, "all others deny that the swarm has gone on")
-                if now - told_at > TELL_SECONDS:
-                    told_at = now
-                    self._tell(donors, "average" if "average_of" in wishes else "state")
-        finally:
-            if not download.done():
-                averager.cancel_download()
-        return download.result()
-
-    def _tell(self, donors: Sequence[PeerID], what: str) -> None:
-        arrived = self._averager.arrived
-        if arrived.total_bytes:
-            name = self._tracker.name_of(donors[arrived.donor])
-            so_far = f"{arrived.num_bytes / 1e6:.0f} of {arrived.total_bytes / 1e6:.0f} MB from {name}"
-            left = f", {arrived.seconds_left:.0f} s left" if arrived.seconds_left < float("inf") else ""
-            logger.warning(f"{what}: {so_far}{left}")
-
-    def _until_refreshed(self, seconds: float, at_least: bool = False) -> Generator[Future | None, None, None]:
-        """Wait until records that were asked for after this call have come; not longer, or just as long."""
-        deadline, wanted = time.monotonic() + seconds, self._tracker.exchange.ask_refreshed()
-        while time.monotonic() < deadline and not self._should_stop():
-            if not at_least and self._tracker.exchange.refreshes >= wanted:
-                return
-            self._tracker.exchange.hurry()
-            yield None
 
     # ---- whom to believe --------------------------------------------------------------------------------------------
 

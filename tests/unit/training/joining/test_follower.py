@@ -16,6 +16,7 @@ from swarm.state_sync.download import DownloadProgress, NoState
 from swarm.state_sync.serialization import pack
 from swarm.state_sync.state_version import StateVersion
 from swarm.state_sync.training_state import SharedState
+from swarm.training.joining import fetch
 from swarm.training.joining import follower as follower_module
 from swarm.training.joining.follower import Follower
 from tests.helpers.hurry import shorter
@@ -316,7 +317,7 @@ def test_an_averaging_process_that_is_stopped_while_it_downloads_is_ended():
 
 
 def test_how_far_a_download_is_can_be_seen(monkeypatch, caplog):
-    monkeypatch.setattr(follower_module, "TELL_SECONDS", 0.0)
+    monkeypatch.setattr(fetch, "TELL_SECONDS", 0.0)
     donor = Pending(make(7))
     donor.arrived = DownloadProgress(0, 31_000_000, 70_000_000, 40.2)
     follows = follower(make(0), Tracker(), donor)
