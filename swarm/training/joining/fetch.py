@@ -18,6 +18,8 @@ from swarm.training.joining.listener import NEAR_SECONDS, Listener
 
 logger = get_logger(__name__)
 
+MAX_DONORS = 8
+"""Most donors that are asked for the same thing at once."""
 TELL_SECONDS = 5.0
 """From one line about a download to the next."""
 

@@ -6,7 +6,7 @@ import time
 from swarm.state_sync.pull import Pull
 from swarm.training.coordinator import Coordinator
 from swarm.training.island import channel
-from swarm.training.joining.follower import Follower
+from swarm.training.joining.update_replay import UpdateReplay
 
 SLOW_SECONDS = 1.5
 """Some updates of a swarm that needs 0.2 s for each."""
@@ -49,11 +49,11 @@ def join_slowly(silent_seconds: float) -> None:
 
 def count_followed_updates() -> list[int]:
     """How many updates this peer makes with averages of others, each time that it does so."""
-    followed, follow = [], Follower.follow
+    followed, follow = [], UpdateReplay.follow
 
     def count_updates(self, *arguments):
         followed.append((yield from follow(self, *arguments)))
         return followed[-1]
 
-    Follower.follow = count_updates
+    UpdateReplay.follow = count_updates
     return followed

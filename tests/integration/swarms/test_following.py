@@ -19,6 +19,7 @@ from swarm.training.joining import listener as listener_module
 from swarm.training.joining.follower import Follower
 from swarm.training.joining.listener import Listener
 from swarm.training.joining.probation import MAX_UPDATES
+from swarm.training.joining.update_replay import UpdateReplay
 from swarm.training.strategy import SwarmStrategy
 from tests.helpers.islands.slow_joiners import SLOW_SECONDS, count_followed_updates, download_states_slowly
 from tests.helpers.strategy_runs import Plan, Task, assert_same_bits, loader, patience, trainer_for
@@ -208,7 +209,7 @@ def test_who_has_lost_an_average_gets_it_from_another_and_needs_no_state(codec):
 
 def train_beside_a_slow_answer(name, initial_peers, line):
     """The first time that there is no further average, this takes a second to find out."""
-    fetch, waits = Follower.fetch_averages, []
+    fetch, waits = UpdateReplay.fetch_averages, []
 
     def fetch_slowly(self, *arguments):
         try:
@@ -222,7 +223,7 @@ def train_beside_a_slow_answer(name, initial_peers, line):
 
     if name == "b":
         lose_an_average(7)
-        Follower.fetch_averages = fetch_slowly
+        UpdateReplay.fetch_averages = fetch_slowly
     averaging = Averaging.local(2, "fp16", 0.7, 0.9, fragments=3)
     return take_part(name, initial_peers, line, Plan(compute_seconds=0.03), averaging, 3, min_peers=3, max_steps=40)
 
