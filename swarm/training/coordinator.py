@@ -48,6 +48,7 @@ from swarm.training.island.sharded.pieces import local_of
 from swarm.training.joining.attester import Attester
 from swarm.training.joining.catch_up import CatchUp, Progress
 from swarm.training.joining.follower import Follower
+from swarm.training.joining.healers import Healers
 from swarm.training.joining.listener import Listener
 from swarm.training.joining.probation import Probation
 from swarm.training.joining.second_word import Attendance, SecondWord
@@ -146,6 +147,7 @@ class Coordinator:
             self._listener,
             self._probation,
         )
+        self._healers = Healers(self.version, self.tracker, self._probation, self._gradients)
         self._catching_up = CatchUp(
             self._follower, self.version, self.tracker, self.options, self.averaging.overlaps, should_stop
         )
@@ -284,7 +286,7 @@ class Coordinator:
         if self._catching_up.is_running:
             has_changed = self._settle(self._catching_up.go_on())
             self._attendance.resume()  # it has waited for an answer, and not made others wait
-        elif self._probation.refuters and (donor := self._follower.find_witness()) is not None:
+        elif self._probation.refuters and (donor := self._healers.find_witness()) is not None:
             has_changed = self.catch_up(donor)
         else:
             has_changed = self.tracker.swarm.seconded_step > self.step and self.catch_up()
@@ -362,7 +364,7 @@ class Coordinator:
             is_often = self._contribution.drop()
             self.tracker.report(samples=0, loss=math.nan)
             self._going_back.breaker.note_unusable()
-            if is_often and (donor := self._follower.find_healer()):
+            if is_often and (donor := self._healers.find_healer(self._follower.last_donor)):
                 self.catch_up(donor)
                 return False
         is_awaited = self.averager.has_company or self.averager.waiting_step >= self.step  # by whom no record told us
@@ -578,7 +580,7 @@ class Coordinator:
             self.control.take(error.signed)
             return self._follow_orders()
         if isinstance(error, Refused):
-            return self._follower.refused_by(error.leader)
+            return self._healers.refused_by(error.leader)
         if isinstance(error, RoundFailed) and not self._should_stop():
             self.tracker.missed(error.lost)
             logger.warning(f"The round of step {self.step} failed and is tried again: {self.tracker.why(error)}")

@@ -11,48 +11,35 @@ Only a newcomer waits for all this. Who trains goes on meanwhile: the download r
 from __future__ import annotations
 
 import math
-import random
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable
 from concurrent.futures import Future
 
-import torch
 from hivemind.p2p import PeerID
 from hivemind.utils import get_logger
 
-from recipe.errors import InputError
 from swarm.averaging.averager import SwarmAverager
 from swarm.membership.progress_tracker import ProgressTracker
-from swarm.protocol.messages import Blame, RoundFailed
+from swarm.protocol.messages import Blame
 from swarm.runtime.async_utils import POLL_SECONDS, wait_a_little
 from swarm.state_sync.average_log import MAX_AVERAGES
-from swarm.state_sync.download import NoState
-from swarm.state_sync.serialization import unpack
 from swarm.state_sync.state_version import StateVersion
-from swarm.state_sync.uploads import MIN_BUSY_SECONDS
 from swarm.training.gradient_buffer import GradientVector
 from swarm.training.joining.attempt import Attempt, Steps
-from swarm.training.joining.fetch import MAX_DONORS, Fetcher
+from swarm.training.joining.fetch import Fetcher
 from swarm.training.joining.listener import Listener
 from swarm.training.joining.probation import Probation
 from swarm.training.joining.second_word import SecondWord
+from swarm.training.joining.state_takeover import StateTakeover
 from swarm.training.joining.update_replay import UpdateReplay
 
 logger = get_logger(__name__)
 
-MAX_UPDATES_AHEAD = 1000
-"""Most updates that a donor can be ahead of what it was asked for. A donor with more has made them up."""
-RECORDS_LAG = 2
-"""Updates that others may have made since they wrote what they hold, in a fast swarm."""
-HELD_SECONDS = 3.0
-"""Seconds for which a peer waits until another one says that it holds a state, too: records come each second."""
 DENIED_SECONDS = 120.0
 """Seconds within which a leader is left out that says again what all others deny."""
 TOGETHER_SECONDS = 10.0
 """Seconds after a denial for which a peer makes no update alone while others hold its weights: they may need that long
 to deny it as well."""
-MAX_WAIT_SECONDS = 600.0
-"""Most seconds in all for which a peer waits for busy donors beyond the time limit of its attempt."""
 
 
 class Follower:
@@ -79,18 +66,19 @@ class Follower:
         probation: Probation,
     ):
         self._version, self._tracker, self._averager = version, tracker, averager
-        self._gradients, self._should_stop = gradients, should_stop
-        self._listener, self._probation = listener, probation
+        self._listener, self._should_stop = listener, should_stop
         self._fetcher = Fetcher(averager, tracker, listener, should_stop)
         self._replay = UpdateReplay(version, tracker, averager, gradients, apply, listener, probation, self._fetcher)
+        self._takeover = StateTakeover(version, tracker, averager, gradients, probation, self._fetcher, should_stop)
         self._steps: Steps | None = None
         self._denied, self._denied_at = None, -math.inf
         """Who has said last what all others denied, and when, in monotonic seconds."""
         self._waits_for: Future | None = None
-        self._claimed: dict[PeerID, int] = {}
-        """The steps that donors held when a download began that has broken off, and may go on."""
-        self.last_donor: PeerID | None = None
-        """Whose state this peer has taken over last."""
+
+    @property
+    def last_donor(self) -> PeerID | None:
+        """The donor whose state this peer has taken over last."""
+        return self._takeover.last_donor
 
     # ---- one attempt ------------------------------------------------------------------------------------------------
 
@@ -157,7 +145,7 @@ class Follower:
 
     def _take_over(self, attempt: Attempt) -> Steps:
         if attempt.donor is not None:
-            return (yield from self._reload(attempt))
+            return self._has_state_of((yield from self._takeover.reload(attempt)))
         if attempt.is_told:
             yield from self._fetcher.until_refreshed(5 * POLL_SECONDS)
             if not (yield from self._until_given(attempt.second_word)):
@@ -170,7 +158,7 @@ class Follower:
             followed = yield from self._replay.follow_somebody(attempt)
             if followed and tracker.swarm.latest_step <= version.step:
                 return True
-        if (yield from self._catch_up(attempt)):
+        if self._has_state_of((yield from self._takeover.catch_up(attempt))):
             yield from self._replay.follow(self._replay.who_may_have_averages(), attempt)
             return True
         retry_until = time.monotonic() + self._averager.timeouts.retry_seconds
@@ -186,6 +174,12 @@ class Follower:
             yield from self._fetcher.until_refreshed(self._averager.timeouts.pause_seconds, at_least=True)
             followed = yield from self._replay.follow_somebody(attempt, waits=True)
         return followed
+
+    def _has_state_of(self, donor: PeerID | None) -> bool:
+        """Whether this peer has taken over a state; if so, its donor may have kept more averages than others have."""
+        if donor is not None:
+            self._replay.prefer(donor)
+        return donor is not None
 
     def _until_given(self, word: SecondWord) -> Steps:
         """Wait for the second word, where one is needed; whether it has come."""
@@ -215,181 +209,3 @@ class Follower:
         if is_elsewhere or says_it_again:
             self._tracker.blame({leader: Blame.GOES_ON_ALONE})
         self._denied, self._denied_at = leader, now
-
-    def _reload(self, attempt: Attempt) -> Steps:
-        """Take over the state of this peer, which may have to finish its update first; whether it could be had."""
-        deadline = time.monotonic() + self._averager.timeouts.settle_seconds
-        while True:
-            try:
-                yield from self.download([attempt.donor], attempt)
-                return True
-            except NoState as error:
-                if self._should_stop() or time.monotonic() > deadline:
-                    logger.warning(f"No state from {self._tracker.name_of(attempt.donor)}: {error}")
-                    return False
-            yield None
-
-    def _catch_up(self, attempt: Attempt) -> Steps:
-        """Take over the state of a peer whose state counts more, until none is left or one has been taken over.
-
-        Who joins tries those again that could not hand it over: it would train on alone. Time in which something
-        arrived, or that busy donors have announced, does not count.
-        """
-        tracker, version = self._tracker, self._version
-        began, busy_so_far, failed = time.monotonic(), 0.0, set()
-        deadline = began + attempt.timeout_seconds
-        reason = "nobody is there to hand it over"
-        while time.monotonic() < deadline and not self._should_stop():
-            if not tracker.swarm.superiors and not (attempt.joins and failed & tracker.others.keys()):
-                return False  # those who were ahead or senior are gone
-            if attempt.second_word.is_denied:
-                return False
-            needed = version.step + (
-                tracker.swarm.latest_step > version.step
-            )  # the same step again would be no way out
-            busy_seconds, asked_at = 0.0, time.monotonic()
-            donors = tracker.swarm.donors(min_step=needed)
-            if attempt.second_word.is_needed:
-                donors = [donor for donor in donors if attempt.second_word.may_give(donor)]
-            if donors := donors[:MAX_DONORS]:
-                try:
-                    return (yield from self.download(donors, attempt))
-                except NoState as error:
-                    reason, busy_seconds = str(error), error.busy_seconds
-                    for peer, why in error.reasons.items():
-                        logger.warning(f"No state from {tracker.name_of(peer)}: {why}")
-                        tracker.cannot_hand_over(peer)
-                        failed.add(peer)
-                    if error.has_begun:
-                        deadline += time.monotonic() - asked_at
-            if busy_seconds and busy_so_far < MAX_WAIT_SECONDS:
-                busy_seconds, waits_since = max(MIN_BUSY_SECONDS, busy_seconds), time.monotonic()
-                reason = "those who have it hand it over to others first"
-                logger.warning(f"The state is handed over to others first: this peer waits {busy_seconds:.0f} s")
-                yield from self._fetcher.until_refreshed(busy_seconds, at_least=True)
-                waited = time.monotonic() - waits_since
-                busy_so_far, deadline = busy_so_far + waited, deadline + waited
-            else:
-                yield from self._fetcher.until_refreshed(1.0)
-            if time.monotonic() - began > self._averager.timeouts.superior_seconds:
-                # Those who claim to be ahead but have been joining themselves all the time have nothing to hand over.
-                for peer_id in set(tracker.swarm.superiors) - set(tracker.swarm.donors(min_step=version.step)):
-                    tracker.cannot_hand_over(peer_id)
-        if self._should_stop():
-            return False
-        said = f"The swarm's state could not be downloaded in {time.monotonic() - began:.0f} s ({reason})"
-        if attempt.joins and version.untouched:
-            raise InputError(f"{said}: check that the peers of --initial-peers can be reached and start again.")
-        logger.warning(f"{said}: this peer trains on without those who are ahead, and tries again later")
-        for peer_id in set(tracker.swarm.superiors) & tracker.others.keys():
-            if tracker.others[peer_id].step > version.step:
-                tracker.cannot_hand_over(peer_id)
-        return False
-
-    def download(self, donors: Sequence[PeerID], attempt: Attempt) -> Steps:
-        """The state of one of these; False if this peer has come as far by itself meanwhile.
-
-        Raises:
-            NoState: none of them has handed it over
-        """
-        version, tracker, began = self._version, self._tracker, time.monotonic()
-        claimed = {peer: record.step for peer, record in tracker.others.items() if peer in donors}
-        claimed |= {peer: step for peer, step in self._claimed.items() if peer in claimed}
-        before = version.step, version.lineage
-        try:
-            fetched = yield from self._fetcher.fetch(donors, attempt, version.state.max_bytes, is_awaited=attempt.joins)
-        except NoState as error:
-            self._claimed = claimed if error.has_begun else {}
-            raise
-        donor, description, layout, content = fetched
-        self._claimed = {}
-        yield from self._until_held(donor, description, attempt.second_word)
-        try:
-            tensors = unpack(layout, content)
-            with version.lock:
-                step = description.get("step") if isinstance(description, dict) else None
-                if type(step) is int and step <= version.step and (version.step, version.lineage) != before:
-                    return False
-                self._check_step(donor, step, max(version.step, claimed.get(donor, 0)))
-                examined = self._probation.examine(donor, description, tensors)
-                version.load(description, tensors)
-                self._gradients.adopt()  # with local steps it is what the next one downloads
-                self._probation.begin(donor, examined)
-        except RoundFailed as error:
-            raise NoState({donor: str(error)}) from error
-        self.last_donor = donor
-        self._replay.prefer(donor)
-        tracker.has_handed_over(donor)
-        if version.lineage != before[1]:
-            tracker.came_back()
-        seconds, name = time.monotonic() - began, tracker.name_of(donor)
-        logger.warning(f"Took over step {version.step} from {name}: {len(content) / 1e6:.1f} MB in {seconds:.1f} s")
-        return True
-
-    def _until_held(self, donor: PeerID, description: object, word: SecondWord) -> Generator[Future | None, None, None]:
-        """Wait until somebody else says that it holds this state, or has held it, where a second word is needed.
-
-        Raises:
-            NoState: nobody does; its donor may still be honest
-        """
-        said = description if isinstance(description, dict) else {}
-        step, lineage = said.get("step"), said.get("lineage")
-        if type(step) is not int or type(lineage) is not bytes:
-            return  # whoever loads the state says so
-        deadline = time.monotonic() + HELD_SECONDS
-        while not word.holds(donor, step, lineage):
-            if time.monotonic() > deadline:
-                name = self._tracker.name_of(donor)
-                raise NoState({}, f"nobody else says that it holds step {step} as {name} gives it")
-            yield from self._fetcher.until_refreshed(POLL_SECONDS)
-
-    def _check_step(self, donor: PeerID, step: object, wanted: int) -> None:
-        """Raises RoundFailed: the donor has less than it said, or more than this peer can believe."""
-        if type(step) is not int:
-            return  # whoever loads the state says so
-        if step < wanted:
-            raise RoundFailed(f"it holds step {step} only, and not {wanted}")
-        if step > wanted + MAX_UPDATES_AHEAD or not self._tracker.swarm.may_hold(donor, step):
-            raise RoundFailed(f"it holds step {step}, and nobody else is near that")
-
-    # ---- whom to believe --------------------------------------------------------------------------------------------
-
-    def find_healer(self) -> PeerID | None:
-        """Who can replace weights out of which nothing useful comes, if anybody can: not who they came from, if so.
-
-        Raises:
-            InputError: they are not finite, and nobody is there
-        """
-        donors = self._tracker.swarm.donors(min_step=self._version.step - RECORDS_LAG)
-        weights = map(self._version.state.read, self._gradients.weights)
-        if not self._tracker.others and not all(torch.isfinite(weight).all() for weight in weights):
-            raise InputError(
-                "The weights are not finite any more, and nobody is there who could replace them: start again, which "
-                "goes on from the newest checkpoint that is sound; if it comes to this again, lower --learning-rate."
-            )
-        if self._version.untouched and self._version.step == 0:
-            return None  # these weights are the recipe's: nobody has better ones
-        others = [donor for donor in donors if donor != self.last_donor] or donors
-        return random.choice(others) if others else None  # the first one may be as ill as this peer
-
-    def find_witness(self) -> PeerID | None:
-        """Who can replace weights that others have refuted: one of these if possible, and nobody they came from."""
-        donors = self._tracker.swarm.donors(min_step=self._version.step - RECORDS_LAG)
-        others = [donor for donor in donors if donor not in self._probation.sources]
-        refuters = [donor for donor in others if donor in self._probation.refuters]
-        return random.choice(refuters or others) if others else None
-
-    def refused_by(self, leader: PeerID) -> None:
-        """It says that it averages another model; who has taken part in the swarm knows that it does not matter.
-
-        Raises:
-            InputError: this peer has not
-        """
-        name = self._tracker.name_of(leader)
-        if self._version.untouched and self._version.step == 0:
-            raise InputError(
-                f"{name} averages another model than this peer does: start it with the recipe of the swarm (give "
-                "--initial-peers and nothing else)."
-            )
-        logger.warning(f"Ignoring {name}, who wants to lead and says that it averages another model")
-        self._tracker.distrusted.add(leader)

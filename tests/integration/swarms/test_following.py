@@ -16,9 +16,9 @@ from swarm.state_sync.average_log import MAX_AVERAGES, AverageLog
 from swarm.training.averaging_mode import Averaging
 from swarm.training.gradient_buffer import GradientVector
 from swarm.training.joining import listener as listener_module
-from swarm.training.joining.follower import Follower
 from swarm.training.joining.listener import Listener
 from swarm.training.joining.probation import MAX_UPDATES
+from swarm.training.joining.state_takeover import StateTakeover
 from swarm.training.joining.update_replay import UpdateReplay
 from swarm.training.strategy import SwarmStrategy
 from tests.helpers.islands.slow_joiners import SLOW_SECONDS, count_followed_updates, download_states_slowly
@@ -83,13 +83,13 @@ def take_part(
         the swarm's weights after each update, and the step at which it joined; its optimizer; how many updates it made
         up for; how often it downloaded a state
     """
-    downloads, fetch = [], Follower.download
+    downloads, fetch = [], StateTakeover.download
 
     def count_downloads(self, *arguments, **wishes):
         downloads.append(arguments)
         return (yield from fetch(self, *arguments, **wishes))
 
-    Follower.download, followed = count_downloads, count_followed_updates()
+    StateTakeover.download, followed = count_downloads, count_followed_updates()
     if slow:
         download_states_slowly(newest)
     with running_dht(initial_peers, line) as dht:

@@ -16,8 +16,7 @@ from swarm.state_sync.download import DownloadProgress, NoState
 from swarm.state_sync.serialization import pack
 from swarm.state_sync.state_version import StateVersion
 from swarm.state_sync.training_state import SharedState
-from swarm.training.joining import fetch
-from swarm.training.joining import follower as follower_module
+from swarm.training.joining import fetch, state_takeover
 from swarm.training.joining.follower import Follower
 from tests.helpers.hurry import shorter
 
@@ -247,7 +246,7 @@ def told(follows: Follower, word: Word) -> bool:
 
 
 def test_a_state_that_nobody_else_holds_is_not_taken_over_and_its_donor_may_be_honest(monkeypatch, caplog):
-    monkeypatch.setattr(follower_module, "HELD_SECONDS", 0.0)
+    monkeypatch.setattr(state_takeover, "HELD_SECONDS", 0.0)
     member, donor, tracker = make(5), Donor(make(7), 0), Tracker()
     member.advance(b"a round")
     donor.timeouts = shorter(300)
@@ -368,29 +367,3 @@ def test_a_state_of_a_step_that_nobody_can_have_made_is_not_taken_over(claimed, 
     assert not catch_up(member, tracker, donor, joins=False)
     assert (member.step, donor.asked) == (6, 1)
     assert "No state from anna: it holds step 1000000, and nobody else is near that" in caplog.text
-
-
-def test_weights_of_no_use_are_replaced_or_end_a_peer_that_is_alone():
-    member, tracker = make(5), Tracker()
-    healed = follower(member, tracker)
-    assert healed.find_healer() == "anna"
-    tracker.others["ben"] = SimpleNamespace(step=0)
-    healed.last_donor = "anna"
-    assert {healed.find_healer() for _ in range(20)} == {"ben"}, "not from whom these weights came"
-    tracker.others = {}
-    assert follower(make(0), Tracker()).find_healer() is None, "nobody has better ones than the recipe"
-    assert follower(member, tracker).find_healer() is None, "they are finite: the data may be the reason"
-    with torch.no_grad():
-        next(member.state.model.parameters()).fill_(torch.nan)
-    with pytest.raises(InputError, match="start again"):
-        follower(member, tracker).find_healer()
-
-
-def test_a_leader_with_another_model_ends_newcomers_only():
-    newcomer, member, tracker = make(0), make(5), Tracker()
-    with pytest.raises(InputError, match="anna averages another model"):
-        follower(newcomer, tracker).refused_by("anna")
-    assert not tracker.is_distrusted
-    member.advance(b"a round")
-    follower(member, tracker).refused_by("anna")
-    assert tracker.is_distrusted
