@@ -161,19 +161,28 @@ class Follower:
         if self._has_state_of((yield from self._takeover.catch_up(attempt))):
             yield from self._replay.follow(self._replay.who_may_have_averages(), attempt)
             return True
+        if attempt.is_told and not followed:
+            followed = yield from self._follow_when_they_have_finished(attempt)
+        return followed
+
+    def _follow_when_they_have_finished(self, attempt: Attempt) -> Steps:
+        """Fetch the average of the round that has closed without this peer, as soon as it ends; whether it came.
+
+        The next group is held open meanwhile, so this has to begin when the round ends, and with the donor whose line
+        is known to be fast.
+        """
         retry_until = time.monotonic() + self._averager.timeouts.retry_seconds
-        while attempt.is_told and not followed and not self._should_stop():
-            if time.monotonic() > retry_until and not self._listener.is_at(version.step + 1):
+        while not self._should_stop():
+            if time.monotonic() > retry_until and not self._listener.is_at(self._version.step + 1):
                 break
             if attempt.second_word.is_denied:
                 self._note_denied(attempt.second_word.leader)
                 break
             self._listener.begin()
-            # The group has closed without this peer. The next one is held open while this peer fetches the average of
-            # it, so that has to begin when the round ends, and with the donor whose line is known to be fast.
             yield from self._fetcher.until_refreshed(self._averager.timeouts.pause_seconds, at_least=True)
-            followed = yield from self._replay.follow_somebody(attempt, waits=True)
-        return followed
+            if (yield from self._replay.follow_somebody(attempt, waits=True)):
+                return True
+        return False
 
     def _has_state_of(self, donor: PeerID | None) -> bool:
         """Whether this peer has taken over a state; if so, its donor may have kept more averages than others have."""

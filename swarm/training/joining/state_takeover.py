@@ -37,6 +37,38 @@ DonorSteps = Generator[Future | None, None, PeerID | None]
 """Goes on when what it yields is done, or after a while; returns whose state this peer has taken over, if any."""
 
 
+class DonorSearch:
+    """The search for somebody who hands over a state, in one attempt.
+
+    Args:
+        timeout_seconds: after which it is over; some waits do not count
+    """
+
+    def __init__(self, timeout_seconds: float):
+        self._began = time.monotonic()
+        self._deadline = self._began + timeout_seconds
+        self.busy_seconds = 0.0
+        """Seconds for which it has waited for busy donors."""
+        self.failed: set[PeerID] = set()
+        """The donors that could not hand over their state."""
+        self.reason = "nobody is there to hand it over"
+        """The reason why there is no state yet, as the end of a sentence."""
+
+    @property
+    def seconds(self) -> float:
+        """Seconds since it began."""
+        return time.monotonic() - self._began
+
+    @property
+    def is_over(self) -> bool:
+        """Whether its time is over."""
+        return time.monotonic() >= self._deadline
+
+    def extend(self, seconds: float) -> None:
+        """So many seconds have passed that do not count."""
+        self._deadline += seconds
+
+
 class StateTakeover:
     """Takes over the state of a peer whose state counts more, or of one that is named.
 
@@ -83,59 +115,89 @@ class StateTakeover:
     def catch_up(self, attempt: Attempt) -> DonorSteps:
         """Take over the state of a peer whose state counts more, until none is left or one has been taken over.
 
-        Who joins tries those again that could not hand it over: it would train on alone. Time in which something
-        arrived, or that busy donors have announced, does not count.
+        Who joins tries those again that could not hand it over: it would train on alone.
+
+        Raises:
+            InputError: this peer joins, and nobody has handed over a state
         """
-        tracker, version = self._tracker, self._version
-        began, busy_so_far, failed = time.monotonic(), 0.0, set()
-        deadline = began + attempt.timeout_seconds
-        reason = "nobody is there to hand it over"
-        while time.monotonic() < deadline and not self._should_stop():
-            if not tracker.swarm.superiors and not (attempt.joins and failed & tracker.others.keys()):
+        tracker, search = self._tracker, DonorSearch(attempt.timeout_seconds)
+        while not search.is_over and not self._should_stop():
+            may_try_again = attempt.joins and search.failed & tracker.others.keys()
+            if not tracker.swarm.superiors and not may_try_again:
                 return None  # those who were ahead or senior are gone
             if attempt.second_word.is_denied:
                 return None
-            needed = version.step + (
-                tracker.swarm.latest_step > version.step
-            )  # the same step again would be no way out
-            busy_seconds, asked_at = 0.0, time.monotonic()
-            donors = tracker.swarm.donors(min_step=needed)
-            if attempt.second_word.is_needed:
-                donors = [donor for donor in donors if attempt.second_word.may_give(donor)]
-            if donors := donors[:MAX_DONORS]:
+            busy_seconds = 0.0
+            if donors := self._candidates(attempt):
+                asked_at = time.monotonic()
                 try:
                     return (yield from self.download(donors, attempt))
                 except NoState as error:
-                    reason, busy_seconds = str(error), error.busy_seconds
-                    for peer, why in error.reasons.items():
-                        logger.warning(f"No state from {tracker.name_of(peer)}: {why}")
-                        tracker.cannot_hand_over(peer)
-                        failed.add(peer)
-                    if error.has_begun:
-                        deadline += time.monotonic() - asked_at
-            if busy_seconds and busy_so_far < MAX_WAIT_SECONDS:
-                busy_seconds, waits_since = max(MIN_BUSY_SECONDS, busy_seconds), time.monotonic()
-                reason = "those who have it hand it over to others first"
-                logger.warning(f"The state is handed over to others first: this peer waits {busy_seconds:.0f} s")
-                yield from self._fetcher.until_refreshed(busy_seconds, at_least=True)
-                waited = time.monotonic() - waits_since
-                busy_so_far, deadline = busy_so_far + waited, deadline + waited
+                    busy_seconds = error.busy_seconds
+                    self._note_no_state(search, error, time.monotonic() - asked_at)
+            if busy_seconds and search.busy_seconds < MAX_WAIT_SECONDS:
+                yield from self._wait_for_busy(search, busy_seconds)
             else:
                 yield from self._fetcher.until_refreshed(1.0)
-            if time.monotonic() - began > self._averager.timeouts.superior_seconds:
-                # Those who claim to be ahead but have been joining themselves all the time have nothing to hand over.
-                for peer_id in set(tracker.swarm.superiors) - set(tracker.swarm.donors(min_step=version.step)):
-                    tracker.cannot_hand_over(peer_id)
-        if self._should_stop():
-            return None
-        said = f"The swarm's state could not be downloaded in {time.monotonic() - began:.0f} s ({reason})"
+            if search.seconds > self._averager.timeouts.superior_seconds:
+                self._pass_over_joiners()
+        if not self._should_stop():
+            self._give_up(search, attempt)
+        return None
+
+    def _candidates(self, attempt: Attempt) -> list[PeerID]:
+        """Those who may be asked for a state that is of use, the best first."""
+        version, swarm, word = self._version, self._tracker.swarm, attempt.second_word
+        is_behind = swarm.latest_step > version.step  # then the same step again would be no way out
+        donors = swarm.donors(min_step=version.step + is_behind)
+        if word.is_needed:
+            donors = [donor for donor in donors if word.may_give(donor)]
+        return donors[:MAX_DONORS]
+
+    def _note_no_state(self, search: DonorSearch, error: NoState, seconds: float) -> None:
+        """None of those who were asked has handed over its state.
+
+        Args:
+            seconds: that it has taken; they do not count if something arrived
+        """
+        search.reason = str(error)
+        for peer, why in error.reasons.items():
+            logger.warning(f"No state from {self._tracker.name_of(peer)}: {why}")
+            self._tracker.cannot_hand_over(peer)
+            search.failed.add(peer)
+        if error.has_begun:
+            search.extend(seconds)
+
+    def _wait_for_busy(self, search: DonorSearch, seconds: float) -> Generator[Future | None, None, None]:
+        """Wait for as long as donors have announced that hand over their state to others first; it does not count."""
+        seconds, began = max(MIN_BUSY_SECONDS, seconds), time.monotonic()
+        search.reason = "those who have it hand it over to others first"
+        logger.warning(f"The state is handed over to others first: this peer waits {seconds:.0f} s")
+        yield from self._fetcher.until_refreshed(seconds, at_least=True)
+        waited_seconds = time.monotonic() - began
+        search.busy_seconds += waited_seconds
+        search.extend(waited_seconds)
+
+    def _pass_over_joiners(self) -> None:
+        """Those who claim to be ahead and have been joining themselves all the time have nothing to hand over."""
+        swarm = self._tracker.swarm
+        for peer_id in set(swarm.superiors) - set(swarm.donors(min_step=self._version.step)):
+            self._tracker.cannot_hand_over(peer_id)
+
+    def _give_up(self, search: DonorSearch, attempt: Attempt) -> None:
+        """The time is over: this peer trains on with what it has.
+
+        Raises:
+            InputError: it joins, and has nothing
+        """
+        tracker, version = self._tracker, self._version
+        said = f"The swarm's state could not be downloaded in {search.seconds:.0f} s ({search.reason})"
         if attempt.joins and version.untouched:
             raise InputError(f"{said}: check that the peers of --initial-peers can be reached and start again.")
         logger.warning(f"{said}: this peer trains on without those who are ahead, and tries again later")
         for peer_id in set(tracker.swarm.superiors) & tracker.others.keys():
             if tracker.others[peer_id].step > version.step:
                 tracker.cannot_hand_over(peer_id)
-        return None
 
     def download(self, donors: Sequence[PeerID], attempt: Attempt) -> DonorSteps:
         """Take over the state of one of these; of none, if this peer has come as far by itself meanwhile.
