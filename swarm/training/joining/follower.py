@@ -104,7 +104,7 @@ class Follower:
         """
         if self._steps is None:
             word = second_word or SecondWord(self._tracker)
-            self._steps = self._take_over(Attempt(donor, timeout_seconds, joins, is_told, word))
+            self._steps = self._steps_of(Attempt(donor, timeout_seconds, joins, is_told, word))
 
     def poll(self) -> bool | None:
         """Go on as far as that needs no waiting.
@@ -143,29 +143,29 @@ class Follower:
 
     # ---- what it consists of ----------------------------------------------------------------------------------------
 
-    def _take_over(self, attempt: Attempt) -> Steps:
+    def _steps_of(self, attempt: Attempt) -> Steps:
         if attempt.donor is not None:
-            return self._has_state_of((yield from self._takeover.reload(attempt)))
+            return self._has_state_of((yield from self._takeover.download_from_donor(attempt)))
         if attempt.is_told:
             yield from self._fetcher.until_refreshed(5 * POLL_SECONDS)
             if not (yield from self._until_given(attempt.second_word)):
                 return False
             self._listener.begin()
         version, tracker = self._version, self._tracker
-        followed = False
+        has_replayed = False
         knows_history = version.step == 0 or not version.untouched  # else its lineage is its own
         if knows_history and tracker.swarm.latest_step <= version.step + MAX_AVERAGES:
-            followed = yield from self._replay.follow_somebody(attempt)
-            if followed and tracker.swarm.latest_step <= version.step:
+            has_replayed = yield from self._replay.replay_from_anyone(attempt)
+            if has_replayed and tracker.swarm.latest_step <= version.step:
                 return True
-        if self._has_state_of((yield from self._takeover.catch_up(attempt))):
-            yield from self._replay.follow(self._replay.who_may_have_averages(), attempt)
+        if self._has_state_of((yield from self._takeover.download_from_superiors(attempt))):
+            yield from self._replay.replay_updates(attempt)
             return True
-        if attempt.is_told and not followed:
-            followed = yield from self._follow_when_they_have_finished(attempt)
-        return followed
+        if attempt.is_told and not has_replayed:
+            has_replayed = yield from self._replay_when_they_have_finished(attempt)
+        return has_replayed
 
-    def _follow_when_they_have_finished(self, attempt: Attempt) -> Steps:
+    def _replay_when_they_have_finished(self, attempt: Attempt) -> Steps:
         """Fetch the average of the round that has closed without this peer, as soon as it ends; whether it came.
 
         The next group is held open meanwhile, so this has to begin when the round ends, and with the donor whose line
@@ -180,7 +180,7 @@ class Follower:
                 break
             self._listener.begin()
             yield from self._fetcher.until_refreshed(self._averager.timeouts.pause_seconds, at_least=True)
-            if (yield from self._replay.follow_somebody(attempt, waits=True)):
+            if (yield from self._replay.replay_from_anyone(attempt, waits=True)):
                 return True
         return False
 

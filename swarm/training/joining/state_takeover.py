@@ -100,7 +100,7 @@ class StateTakeover:
         self.last_donor: PeerID | None = None
         """The donor whose state this peer has taken over last."""
 
-    def reload(self, attempt: Attempt) -> DonorSteps:
+    def download_from_donor(self, attempt: Attempt) -> DonorSteps:
         """Take over the state of the donor that the attempt names, which may have to finish its update first."""
         deadline = time.monotonic() + self._averager.timeouts.settle_seconds
         while True:
@@ -112,7 +112,7 @@ class StateTakeover:
                     return None
             yield None
 
-    def catch_up(self, attempt: Attempt) -> DonorSteps:
+    def download_from_superiors(self, attempt: Attempt) -> DonorSteps:
         """Take over the state of a peer whose state counts more, until none is left or one has been taken over.
 
         Who joins tries those again that could not hand it over: it would train on alone.

@@ -30,7 +30,7 @@ from swarm.training.joining.second_word import SecondWord
 
 logger = get_logger(__name__)
 
-FOLLOW_SECONDS = 1.0
+REPLAY_SECONDS = 1.0
 """Seconds for which this peer makes others' updates without a look at anything else: averages may be many and small."""
 MAX_UPDATES = 1000
 """Most updates that this peer makes after others in a row. A donor with more has made them up."""
@@ -71,23 +71,23 @@ class UpdateReplay:
         """This peer has taken over the donor's state: its line is known, and it may have kept more averages."""
         self._fast_donor = donor
 
-    def follow_somebody(self, attempt: Attempt, waits: bool = False) -> Steps:
+    def replay_from_anyone(self, attempt: Attempt, waits: bool = False) -> Steps:
         """Whether this peer was only an update or two behind, and has made these.
 
         Args:
             waits: until the one from whom the last state or average came has made the next one
         """
-        donors = self.who_may_have_averages()
+        donors = self._who_may_have_averages()
         may_wait = waits and donors and donors[0] == self._fast_donor
-        if may_wait and (yield from self.follow(donors[:1], attempt, waits)):
+        if may_wait and (yield from self.replay_updates(attempt, donors[:1], waits)):
             self._tracker.came_back()
             return True
-        if (yield from self.follow(donors, attempt)):
+        if (yield from self.replay_updates(attempt, donors)):
             self._tracker.came_back()
             return True
         return False
 
-    def who_may_have_averages(self) -> list[PeerID]:
+    def _who_may_have_averages(self) -> list[PeerID]:
         """Donors at this peer's step or later, maybe further than their records say.
 
         The first is whose state or averages this peer has taken over: others may have been slower, and it may have kept
@@ -97,17 +97,19 @@ class UpdateReplay:
         donors.sort(key=lambda peer: peer != self._fast_donor)
         return donors[:MAX_DONORS]
 
-    def follow(
-        self, donors: Sequence[PeerID], attempt: Attempt, waits: bool = False
+    def replay_updates(
+        self, attempt: Attempt, donors: Sequence[PeerID] | None = None, waits: bool = False
     ) -> Generator[Future | None, None, int]:
         """Make the updates that others have made since they had this peer's weights; returns how many.
 
         Args:
-            donors: all of them hold the same averages, so the one with the fastest line may hand them over
+            donors: all of them hold the same averages, so the one with the fastest line may hand them over; None: all
+                who may have them
             waits: for the first one, if a donor is making it now
         """
+        donors = self._who_may_have_averages() if donors is None else donors
         made, donor = 0, None
-        while donors and self._may_follow(donor, made):
+        while donors and self._may_replay(donor, made):
             try:
                 donor, lineages, averages = yield from self.fetch_averages(donors, attempt, waits and not made)
                 lineages = yield from self._held_by_others(donor, lineages, attempt.second_word)
@@ -124,9 +126,9 @@ class UpdateReplay:
                     self._version.advance(lineage)
                     self._probation.note_followed(donor)
                 made += 1
-                if not self._may_follow(donor, made):
+                if not self._may_replay(donor, made):
                     break
-                if time.monotonic() > began + FOLLOW_SECONDS:
+                if time.monotonic() > began + REPLAY_SECONDS:
                     yield None
                     began = time.monotonic()
             self._fast_donor = donor
@@ -158,7 +160,7 @@ class UpdateReplay:
             raise RoundFailed("this peer has gone on itself")
         return lineages[:number]
 
-    def _may_follow(self, donor: PeerID | None, made: int) -> bool:
+    def _may_replay(self, donor: PeerID | None, made: int) -> bool:
         """Whether the next update can be one of the swarm's, and this peer does not listen to its round."""
         if made >= MAX_UPDATES or self._listener.is_at(self._version.step):
             return False

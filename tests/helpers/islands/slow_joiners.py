@@ -49,11 +49,11 @@ def join_slowly(silent_seconds: float) -> None:
 
 def count_followed_updates() -> list[int]:
     """How many updates this peer makes with averages of others, each time that it does so."""
-    followed, follow = [], UpdateReplay.follow
+    followed, replay = [], UpdateReplay.replay_updates
 
     def count_updates(self, *arguments):
-        followed.append((yield from follow(self, *arguments)))
+        followed.append((yield from replay(self, *arguments)))
         return followed[-1]
 
-    UpdateReplay.follow = count_updates
+    UpdateReplay.replay_updates = count_updates
     return followed
