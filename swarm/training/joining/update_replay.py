@@ -87,16 +87,6 @@ class UpdateReplay:
             return True
         return False
 
-    def _who_may_have_averages(self) -> list[PeerID]:
-        """Donors at this peer's step or later, maybe further than their records say.
-
-        The first is whose state or averages this peer has taken over: others may have been slower, and it may have kept
-        more than its last average for this peer.
-        """
-        donors = self._tracker.swarm.donors(min_step=self._version.step)
-        donors.sort(key=lambda peer: peer != self._fast_donor)
-        return donors[:MAX_DONORS]
-
     def replay_updates(
         self, attempt: Attempt, donors: Sequence[PeerID] | None = None, waits: bool = False
     ) -> Generator[Future | None, None, int]:
@@ -116,21 +106,7 @@ class UpdateReplay:
             except RoundFailed as error:  # it has not made the next one yet, or is gone
                 logger.debug(f"no further average: {error}")
                 break
-            began = time.monotonic()
-            for lineage, average in zip(lineages, averages[: len(lineages)], strict=True):
-                with self._version.lock:
-                    size = self._gradients.fragments.size_at(self._version.step)
-                    self._gradients.follow(whole(average, size))
-                    self._apply()
-                    self._gradients.release()
-                    self._version.advance(lineage)
-                    self._probation.note_followed(donor)
-                made += 1
-                if not self._may_replay(donor, made):
-                    break
-                if time.monotonic() > began + REPLAY_SECONDS:
-                    yield None
-                    began = time.monotonic()
+            made += yield from self._make_updates(donor, lineages, averages, made)
             self._fast_donor = donor
             donors = [donor, *(peer for peer in donors if peer != donor)]
         if made:
@@ -139,6 +115,42 @@ class UpdateReplay:
             name, updates = self._tracker.name_of(donor), f"{made} update{'s' * (made != 1)}"
             logger.warning(f"Made up for {updates} with averages from {name}, to step {self._version.step}")
         return made
+
+    def _who_may_have_averages(self) -> list[PeerID]:
+        """Donors at this peer's step or later, maybe further than their records say.
+
+        The first is whose state or averages this peer has taken over: others may have been slower, and it may have kept
+        more than its last average for this peer.
+        """
+        donors = self._tracker.swarm.donors(min_step=self._version.step)
+        donors.sort(key=lambda peer: peer != self._fast_donor)
+        return donors[:MAX_DONORS]
+
+    def _make_updates(
+        self, donor: PeerID, lineages: Sequence[bytes], averages: Sequence[tuple[torch.Tensor, ...]], made: int
+    ) -> Generator[Future | None, None, int]:
+        """Make these updates, as long as the next one can be one of the swarm's; returns how many.
+
+        Args:
+            averages: one for each lineage; further ones are left out
+            made: updates that this peer has made after others before, in a row
+        """
+        number, began = 0, time.monotonic()
+        for lineage, average in zip(lineages, averages[: len(lineages)], strict=True):
+            with self._version.lock:
+                size = self._gradients.fragments.size_at(self._version.step)
+                self._gradients.follow(whole(average, size))
+                self._apply()
+                self._gradients.release()
+                self._version.advance(lineage)
+                self._probation.note_followed(donor)
+            number += 1
+            if not self._may_replay(donor, made + number):
+                break
+            if time.monotonic() > began + REPLAY_SECONDS:
+                yield None
+                began = time.monotonic()
+        return number
 
     def _held_by_others(
         self, donor: PeerID, lineages: Sequence[bytes], word: SecondWord
