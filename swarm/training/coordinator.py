@@ -45,8 +45,9 @@ from swarm.training.gradient_buffer import GradientVector, averaged_tensors
 from swarm.training.inflight_round import InflightRound
 from swarm.training.island.lead import Island
 from swarm.training.island.sharded.pieces import local_of
+from swarm.training.joining.attempt import Progress
 from swarm.training.joining.attester import Attester
-from swarm.training.joining.catch_up import CatchUp, Progress
+from swarm.training.joining.catch_up import CatchUp
 from swarm.training.joining.follower import Follower
 from swarm.training.joining.healers import Healers
 from swarm.training.joining.listener import Listener

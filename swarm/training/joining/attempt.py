@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Generator
 from concurrent.futures import Future
 from dataclasses import dataclass
+from enum import Enum
 
 from hivemind.p2p import PeerID
 
@@ -12,6 +13,14 @@ from swarm.training.joining.second_word import SecondWord
 
 Steps = Generator[Future | None, None, bool]
 """Goes on when what it yields is done, or after a while; returns whether this peer holds other weights now."""
+
+
+class Progress(Enum):
+    """What has come of an attempt to catch up so far."""
+
+    NOTHING = "it goes on, or there is none"
+    IN_VAIN = "it has ended, and nothing has changed"
+    OTHER_WEIGHTS = "this peer holds other weights than before"
 
 
 @dataclass(frozen=True)

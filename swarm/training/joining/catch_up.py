@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
-from enum import Enum
 
 from hivemind.p2p import PeerID
 
@@ -17,6 +16,7 @@ from swarm.membership.progress_record import JOINING
 from swarm.membership.progress_tracker import ProgressTracker
 from swarm.runtime.async_utils import POLL_SECONDS
 from swarm.state_sync.state_version import StateVersion
+from swarm.training.joining.attempt import Progress
 from swarm.training.joining.follower import Follower
 from swarm.training.joining.second_word import SecondWord
 from swarm.training.options import CoordinatorOptions
@@ -26,14 +26,6 @@ SHORT_SECONDS = 1.0
 on."""
 LONG_SECONDS = 2.0
 """Seconds after which a peer that is behind tells the others not to wait for it."""
-
-
-class Progress(Enum):
-    """What has come of an attempt to catch up so far."""
-
-    NOTHING = "it goes on, or there is none"
-    IN_VAIN = "it has ended, and nothing has changed"
-    OTHER_WEIGHTS = "this peer holds other weights than before"
 
 
 class CatchUp:
@@ -126,11 +118,14 @@ class CatchUp:
     def _poll(self, wait_seconds: float) -> Progress:
         changes_before = self._version.changes
         deadline = time.monotonic() + wait_seconds
-        while (outcome := self._follower.poll()) is None and time.monotonic() < deadline and not self._should_stop():
+        while (progress := self._follower.poll()) is Progress.NOTHING:
+            if time.monotonic() >= deadline or self._should_stop():
+                break
             self._follower.wait_a_little()
         self._polled_at = time.monotonic()
         if not self._follower.is_running:
             self._behind_since = None
         if self._version.changes != changes_before:
             return Progress.OTHER_WEIGHTS  # now: who trains on from these makes local steps, which are its own
-        return Progress.NOTHING if outcome is None else Progress.IN_VAIN
+        # What has changed before this call was told then: at the end of the attempt it is no news.
+        return Progress.NOTHING if progress is Progress.NOTHING else Progress.IN_VAIN

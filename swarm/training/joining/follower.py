@@ -25,7 +25,7 @@ from swarm.runtime.async_utils import POLL_SECONDS, wait_a_little
 from swarm.state_sync.average_log import MAX_AVERAGES
 from swarm.state_sync.state_version import StateVersion
 from swarm.training.gradient_buffer import GradientVector
-from swarm.training.joining.attempt import Attempt, Steps
+from swarm.training.joining.attempt import Attempt, Progress, Steps
 from swarm.training.joining.fetch import Fetcher
 from swarm.training.joining.listener import Listener
 from swarm.training.joining.probation import Probation
@@ -106,27 +106,24 @@ class Follower:
             word = second_word or SecondWord(self._tracker)
             self._steps = self._steps_of(Attempt(donor, timeout_seconds, joins, is_told, word))
 
-    def poll(self) -> bool | None:
-        """Go on as far as that needs no waiting.
-
-        Returns:
-            None while there is more to come, then whether this peer holds other weights now
+    def poll(self) -> Progress:
+        """Go on as far as that needs no waiting; `Progress.NOTHING` while there is more to come.
 
         Raises:
-            InputError: as `begin` says
+            InputError: this peer joins, and nobody has handed over a state
         """
         while self._steps is not None:
             try:
                 self._waits_for = next(self._steps)
             except StopIteration as end:
                 self._steps = self._waits_for = None
-                return end.value
+                return Progress.OTHER_WEIGHTS if end.value else Progress.IN_VAIN
             except BaseException:
                 self._steps = self._waits_for = None
                 raise
             if self._waits_for is None or not self._waits_for.done():
-                return None
-        return False
+                return Progress.NOTHING
+        return Progress.IN_VAIN
 
     def wait_a_little(self) -> None:
         """Until there is something to go on with, or for `POLL_SECONDS`."""

@@ -17,6 +17,7 @@ from swarm.state_sync.serialization import pack
 from swarm.state_sync.state_version import StateVersion
 from swarm.state_sync.training_state import SharedState
 from swarm.training.joining import fetch, state_takeover
+from swarm.training.joining.attempt import Progress
 from swarm.training.joining.follower import Follower
 from tests.helpers.hurry import shorter
 
@@ -40,9 +41,14 @@ def catch_up(version: StateVersion, tracker, averager, timeout_seconds: float = 
     """To the end, as a newcomer does."""
     follows = follower(version, tracker, averager)
     follows.begin(None, timeout_seconds, joins=joins)
-    while (outcome := follows.poll()) is None:
+    return to_the_end(follows)
+
+
+def to_the_end(follows: Follower) -> bool:
+    """Whether this peer holds other weights when its attempt is over."""
+    while (progress := follows.poll()) is Progress.NOTHING:
         follows.wait_a_little()
-    return outcome
+    return progress is Progress.OTHER_WEIGHTS
 
 
 class Donor:
@@ -201,10 +207,10 @@ def test_who_has_trained_computes_on_while_the_state_is_on_its_way():
     follows = follower(member, tracker, donor)
     follows.begin(None, 20)
     for _ in range(100):
-        assert follows.poll() is None
+        assert follows.poll() is Progress.NOTHING
         assert (member.step, len(donor.coming)) == (6, 1), "nothing has changed, and nobody waits"
     donor.come()
-    assert follows.poll() is True
+    assert follows.poll() is Progress.OTHER_WEIGHTS
     assert (member.step, follows.is_running) == (7, False)
 
 
@@ -213,11 +219,11 @@ def test_a_state_that_this_peer_has_overtaken_is_not_taken_over_and_nobody_is_to
     member.advance(b"a round")
     follows = follower(member, tracker, donor)
     follows.begin(None, 20)
-    assert follows.poll() is None
+    assert follows.poll() is Progress.NOTHING
     member.advance(b"another round")
     member.advance(b"one more")
     donor.come()
-    assert follows.poll() is False
+    assert follows.poll() is Progress.IN_VAIN
     assert (member.step, member.lineage) == (8, b"one more")
     assert not tracker.is_distrusted
 
@@ -240,9 +246,7 @@ class Word:
 def told(follows: Follower, word: Word) -> bool:
     """The outcome, for a peer whose leader says that the swarm has gone on."""
     follows.begin(None, 0.2, is_told=True, second_word=word)
-    while (outcome := follows.poll()) is None:
-        follows.wait_a_little()
-    return outcome
+    return to_the_end(follows)
 
 
 def test_a_state_that_nobody_else_holds_is_not_taken_over_and_its_donor_may_be_honest(monkeypatch, caplog):
@@ -281,7 +285,7 @@ def test_who_leaves_ends_its_download():
     donor = Pending(make(7))
     follows = follower(make(0), Tracker(), donor)
     follows.begin(None, 20)
-    assert follows.poll() is None
+    assert follows.poll() is Progress.NOTHING
     follows.cancel()
     assert not follows.is_running
     assert donor.cancelled == 1
@@ -321,8 +325,8 @@ def test_how_far_a_download_is_can_be_seen(monkeypatch, caplog):
     donor.arrived = DownloadProgress(0, 31_000_000, 70_000_000, 40.2)
     follows = follower(make(0), Tracker(), donor)
     follows.begin(None, 20, joins=True)
-    assert follows.poll() is None
-    assert follows.poll() is None
+    assert follows.poll() is Progress.NOTHING
+    assert follows.poll() is Progress.NOTHING
     assert "state: 31 of 70 MB from anna, 40 s left" in caplog.text
 
 
