@@ -12,7 +12,7 @@ from hivemind.utils import get_logger
 from swarm.averaging.averager import SwarmAverager
 from swarm.membership.progress_tracker import ProgressTracker
 from swarm.runtime.async_utils import POLL_SECONDS
-from swarm.state_sync.download import NoState
+from swarm.state_sync.download import Downloaded, DownloadRequest, NoState
 from swarm.training.joining.attempt import Attempt
 from swarm.training.joining.listener import NEAR_SECONDS, Listener
 
@@ -45,15 +45,15 @@ class Fetcher:
         self._listener, self._should_stop = listener, should_stop
 
     def fetch(
-        self, donors: Sequence[PeerID], attempt: Attempt, max_bytes: int, **wishes
-    ) -> Generator[Future | None, None, tuple]:
+        self, donors: Sequence[PeerID], attempt: Attempt, request: DownloadRequest
+    ) -> Generator[Future | None, None, Downloaded]:
         """What the averaging process has downloaded.
 
         Raises:
             NoState: from none of them
         """
         averager = self._averager
-        download = averager.download_state(donors, max_bytes, **wishes)
+        download = averager.download_state(donors, request)
         looks, silent_seconds = averager.looks, 0.0
         looked_at = told_at = time.monotonic()
         try:
@@ -76,7 +76,7 @@ class Fetcher:
                     raise NoState({}, "all others deny that the swarm has gone on")
                 if now - told_at > TELL_SECONDS:
                     told_at = now
-                    self._tell(donors, "average" if "average_of" in wishes else "state")
+                    self._tell(donors, "state" if request.average_of is None else "average")
         finally:
             if not download.done():
                 averager.cancel_download()

@@ -14,8 +14,7 @@ from swarm.averaging.averager import SwarmAverager
 from swarm.membership.progress_tracker import ProgressTracker
 from swarm.protocol.messages import RoundFailed
 from swarm.runtime.async_utils import POLL_SECONDS
-from swarm.state_sync.download import NoState
-from swarm.state_sync.serialization import unpack
+from swarm.state_sync.download import DownloadRequest, NoState
 from swarm.state_sync.state_version import StateVersion
 from swarm.state_sync.uploads import MIN_BUSY_SECONDS
 from swarm.training.gradient_buffer import GradientVector
@@ -210,15 +209,16 @@ class StateTakeover:
         claimed |= {peer: step for peer, step in self._claimed.items() if peer in claimed}
         before = version.step, version.lineage
         try:
-            fetched = yield from self._fetcher.fetch(donors, attempt, version.state.max_bytes, is_awaited=attempt.joins)
+            request = DownloadRequest(version.state.max_bytes, is_awaited=attempt.joins)
+            fetched = yield from self._fetcher.fetch(donors, attempt, request)
         except NoState as error:
             self._claimed = claimed if error.has_begun else {}
             raise
-        donor, description, layout, content = fetched
+        donor, description = fetched.donor, fetched.description
         self._claimed = {}
         yield from self._until_held(donor, description, attempt.second_word)
         try:
-            tensors = unpack(layout, content)
+            tensors = fetched.tensors()
             with version.lock:
                 step = description.get("step") if isinstance(description, dict) else None
                 if type(step) is int and step <= version.step and (version.step, version.lineage) != before:
@@ -234,8 +234,9 @@ class StateTakeover:
         tracker.has_handed_over(donor)
         if version.lineage != before[1]:
             tracker.came_back()
-        seconds, name = time.monotonic() - began, tracker.name_of(donor)
-        logger.warning(f"Took over step {version.step} from {name}: {len(content) / 1e6:.1f} MB in {seconds:.1f} s")
+        megabytes, seconds = len(fetched.content) / 1e6, time.monotonic() - began
+        name = tracker.name_of(donor)
+        logger.warning(f"Took over step {version.step} from {name}: {megabytes:.1f} MB in {seconds:.1f} s")
         return donor
 
     def _until_held(self, donor: PeerID, description: object, word: SecondWord) -> Generator[Future | None, None, None]:

@@ -18,8 +18,8 @@ from swarm.protocol.messages import RoundFailed
 from swarm.protocol.wire import LINEAGE_BYTES
 from swarm.runtime.async_utils import POLL_SECONDS
 from swarm.state_sync.average_log import MAX_AVERAGES, MAX_BATCH_BYTES, averages_in, whole
+from swarm.state_sync.download import DownloadRequest
 from swarm.state_sync.download_messages import MAX_DESCRIPTION_BYTES
-from swarm.state_sync.serialization import unpack
 from swarm.state_sync.state_version import StateVersion
 from swarm.training.gradient_buffer import GradientVector
 from swarm.training.joining.attempt import Attempt, Steps
@@ -189,12 +189,12 @@ class UpdateReplay:
         """
         sizes = map(self._gradients.fragments.size_at, count(self._version.step))
         vector_bytes = self._averager.vector.nbytes
-        most = max(vector_bytes, MAX_BATCH_BYTES) + MAX_DESCRIPTION_BYTES
-        fetched = yield from self._fetcher.fetch(donors, attempt, most, average_of=self._version.step, waits=waits)
-        donor, description, layout, content = fetched
+        max_bytes = max(vector_bytes, MAX_BATCH_BYTES) + MAX_DESCRIPTION_BYTES
+        request = DownloadRequest(max_bytes, average_of=self._version.step, waits=waits)
+        fetched = yield from self._fetcher.fetch(donors, attempt, request)
         try:
-            step, before, lineages = description
-            averages = list(averages_in(unpack(layout, content), sizes))
+            step, before, lineages = fetched.description
+            averages = list(averages_in(fetched.tensors(), sizes))
             are_named = all(type(name) is bytes and len(name) == LINEAGE_BYTES for name in lineages)
         except (TypeError, ValueError) as error:
             raise RoundFailed(f"the averages' description is malformed: {error!r}") from error
@@ -202,4 +202,4 @@ class UpdateReplay:
             raise RoundFailed("the averages belong to other weights")
         if not 1 <= len(averages) <= MAX_AVERAGES or len(lineages) != len(averages) or not are_named:
             raise RoundFailed("they are no averages of this model")
-        return donor, lineages, averages
+        return fetched.donor, lineages, averages

@@ -23,7 +23,7 @@ def download_states_slowly(newest=None) -> None:
 
     async def pull_slowly(self):
         await pull(self)
-        if self.download.average_of is not None:
+        if self.download.request.average_of is not None:
             return
         if newest is None:
             await asyncio.sleep(SLOW_SECONDS)

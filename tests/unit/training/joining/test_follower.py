@@ -12,7 +12,7 @@ from recipe.errors import InputError
 from swarm.averaging.compression.fragments import Fragments
 from swarm.protocol.messages import Blame
 from swarm.runtime.timeouts import DEFAULT_TIMEOUTS
-from swarm.state_sync.download import DownloadProgress, NoState
+from swarm.state_sync.download import Downloaded, DownloadProgress, DownloadRequest, NoState
 from swarm.state_sync.serialization import pack
 from swarm.state_sync.state_version import StateVersion
 from swarm.state_sync.training_state import SharedState
@@ -60,9 +60,9 @@ class Donor:
         self.source, self.failures, self.busy_seconds, self.asked = source, failures, busy_seconds, 0
         self.vector, self.cancelled = torch.zeros(3), 0
 
-    def download_state(self, donors, max_bytes, average_of=None, is_awaited=False, waits=False) -> Future:
+    def download_state(self, donors, request: DownloadRequest) -> Future:
         future: Future = Future()
-        if average_of is not None:
+        if request.average_of is not None:
             future.set_exception(NoState({}, "it has none"))
             return future
         self.asked += 1
@@ -73,7 +73,7 @@ class Donor:
         else:
             description, tensors = self.source.export()
             layout, content = pack(tensors)
-            future.set_result((donors[0], description, layout, content))
+            future.set_result(Downloaded(donors[0], description, layout, content))
         return future
 
     def cancel_download(self) -> None:
@@ -191,14 +191,14 @@ class Pending(Donor):
         super().__init__(source, 0)
         self.coming: list[Future] = []
 
-    def download_state(self, donors, max_bytes, **wishes) -> Future:
-        if "average_of" in wishes:
-            return super().download_state(donors, max_bytes, **wishes)
+    def download_state(self, donors, request: DownloadRequest) -> Future:
+        if request.average_of is not None:
+            return super().download_state(donors, request)
         self.coming.append(Future())
         return self.coming[-1]
 
     def come(self) -> None:
-        self.coming[-1].set_result(Donor(self.source, 0).download_state(["anna"], 0).result())
+        self.coming[-1].set_result(Donor(self.source, 0).download_state(["anna"], DownloadRequest(0)).result())
 
 
 def test_who_has_trained_computes_on_while_the_state_is_on_its_way():
@@ -299,8 +299,8 @@ class StoppedAverager(Donor):
     def __init__(self):
         super().__init__(make(7), 0)
 
-    def download_state(self, donors, max_bytes, **wishes) -> Future:
-        return Future() if "average_of" not in wishes else super().download_state(donors, max_bytes, **wishes)
+    def download_state(self, donors, request: DownloadRequest) -> Future:
+        return Future() if request.average_of is None else super().download_state(donors, request)
 
     def kill(self) -> None:
         self.is_killed = True
