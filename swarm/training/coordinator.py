@@ -48,11 +48,11 @@ from swarm.training.island.sharded.pieces import local_of
 from swarm.training.joining.attempt import Progress
 from swarm.training.joining.attester import Attester
 from swarm.training.joining.catch_up import CatchUp
+from swarm.training.joining.corroboration import Attendance, Corroboration
 from swarm.training.joining.follower import Follower
 from swarm.training.joining.healers import Healers
 from swarm.training.joining.listener import Listener
 from swarm.training.joining.probation import Probation
-from swarm.training.joining.second_word import Attendance, SecondWord
 from swarm.training.options import CoordinatorOptions
 from swarm.training.run_control import OthersOrders, RunControl
 from swarm.training.undo.going_back import GoingBack
@@ -238,18 +238,19 @@ class Coordinator:
         self._begin_step()
 
     def catch_up(
-        self, donor: PeerID | None = None, is_told: bool = False, second_word: SecondWord | None = None
+        self, donor: PeerID | None = None, is_told: bool = False, corroboration: Corroboration | None = None
     ) -> bool:
         """Begin to take over the swarm's state, or the donor's; when it is here, what was computed before is dropped.
 
         Args:
             is_told: the swarm has gone on: until this peer has its state, it has nothing to say in a round
-            second_word: what has to be heard beside a leader who has said so; nothing, if it is left out
+            corroboration: which witnesses must confirm the leader's claim that the swarm has gone on; None: believe the
+                leader
 
         Returns:
             whether this peer holds other weights already
         """
-        has_changed = self._settle(self._catching_up.begin(donor, is_told, second_word))
+        has_changed = self._settle(self._catching_up.begin(donor, is_told, corroboration))
         self._attendance.resume()
         return has_changed
 
@@ -588,7 +589,7 @@ class Coordinator:
         if not (isinstance(error, RoundFailed) and error.lost):  # else the others are here, and their leader knows
             self.tracker.exchange.wait_refreshed(5 * POLL_SECONDS)
         if isinstance(error, Behind):
-            self.catch_up(is_told=True, second_word=self._attendance.word_beside(error.leader, self.tracker))
+            self.catch_up(is_told=True, corroboration=self._attendance.corroboration_for(error.leader, self.tracker))
 
     def _hand_over(self, ticket: Ticket, computed: float, blocked: float, report: RoundReport | None) -> bool:
         """An average is there: `updating` puts it where the optimizer finds it."""

@@ -9,7 +9,7 @@ from enum import Enum
 
 from hivemind.p2p import PeerID
 
-from swarm.training.joining.second_word import SecondWord
+from swarm.training.joining.corroboration import Corroboration
 
 Steps = Generator[Future | None, None, bool]
 """Goes on when what it yields is done, or after a while; returns whether this peer holds other weights now."""
@@ -32,14 +32,14 @@ class Attempt:
         timeout_seconds: for which it looks for somebody who hands it over
         joins: this peer has never trained: it is worth a long wait, and an error if nothing comes of it
         is_told: the swarm has gone on, said who leads it
-        second_word: what has to be heard beside the leader who has said so
+        corroboration: which witnesses must confirm the leader's claim that the swarm has gone on
     """
 
     donor: PeerID | None
     timeout_seconds: float
     joins: bool
     is_told: bool
-    second_word: SecondWord
+    corroboration: Corroboration
 
     @property
     def may_listen(self) -> bool:

@@ -17,8 +17,8 @@ from swarm.membership.progress_tracker import ProgressTracker
 from swarm.runtime.async_utils import POLL_SECONDS
 from swarm.state_sync.state_version import StateVersion
 from swarm.training.joining.attempt import Progress
+from swarm.training.joining.corroboration import Corroboration
 from swarm.training.joining.follower import Follower
-from swarm.training.joining.second_word import SecondWord
 from swarm.training.options import CoordinatorOptions
 
 SHORT_SECONDS = 1.0
@@ -73,20 +73,21 @@ class CatchUp:
         self._poll(math.inf)
 
     def begin(
-        self, donor: PeerID | None = None, is_told: bool = False, second_word: SecondWord | None = None
+        self, donor: PeerID | None = None, is_told: bool = False, corroboration: Corroboration | None = None
     ) -> Progress:
         """Begin to take over the swarm's state, or the donor's.
 
         Args:
             is_told: the swarm has gone on: until this peer has its state, it has nothing to say in a round
-            second_word: what has to be heard beside a leader who has said so; nothing, if it is left out
+            corroboration: which witnesses must confirm the leader's claim that the swarm has gone on; None: believe the
+                leader
         """
         if is_told or donor is not None:
             self._follower.cancel()  # whoever has only claimed to be ahead may keep this peer waiting
             if self._behind_since is None:
                 self._behind_since = time.monotonic()
                 self.report()
-        self._follower.begin(donor, self._options.join_timeout_seconds, is_told=is_told, second_word=second_word)
+        self._follower.begin(donor, self._options.join_timeout_seconds, is_told=is_told, corroboration=corroboration)
         return self._poll(SHORT_SECONDS if self.is_behind else 0.0)
 
     def go_on(self) -> Progress:

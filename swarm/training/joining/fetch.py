@@ -72,7 +72,7 @@ class Fetcher:
                     averager.kill()  # it is stopped: who notices that it has died starts this peer again
                 if attempt.may_listen and averager.arrived.seconds_left < NEAR_SECONDS:
                     self._listener.begin()
-                if attempt.second_word.is_denied:
+                if attempt.corroboration.is_denied:
                     raise NoState({}, "all others deny that the swarm has gone on")
                 if now - told_at > TELL_SECONDS:
                     told_at = now

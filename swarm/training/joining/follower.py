@@ -26,10 +26,10 @@ from swarm.state_sync.average_log import MAX_AVERAGES
 from swarm.state_sync.state_version import StateVersion
 from swarm.training.gradient_buffer import GradientVector
 from swarm.training.joining.attempt import Attempt, Progress, Steps
+from swarm.training.joining.corroboration import Corroboration
 from swarm.training.joining.fetch import Fetcher
 from swarm.training.joining.listener import Listener
 from swarm.training.joining.probation import Probation
-from swarm.training.joining.second_word import SecondWord
 from swarm.training.joining.state_takeover import StateTakeover
 from swarm.training.joining.update_replay import UpdateReplay
 
@@ -93,18 +93,19 @@ class Follower:
         timeout_seconds: float,
         joins: bool = False,
         is_told: bool = False,
-        second_word: SecondWord | None = None,
+        corroboration: Corroboration | None = None,
     ) -> None:
         """Begin to take over the donor's state, or that of whose counts more, unless that is under way already.
 
         Args:
             joins: this peer has never trained: it is worth a long wait, and an error if nothing comes of it
             is_told: the swarm has gone on, said who leads it: a new attempt does not follow at once
-            second_word: what has to be heard beside a leader who has said so; nothing, if it is left out
+            corroboration: which witnesses must confirm the leader's claim that the swarm has gone on; None: believe the
+                leader
         """
         if self._steps is None:
-            word = second_word or SecondWord(self._tracker)
-            self._steps = self._steps_of(Attempt(donor, timeout_seconds, joins, is_told, word))
+            corroboration = corroboration or Corroboration(self._tracker)
+            self._steps = self._steps_of(Attempt(donor, timeout_seconds, joins, is_told, corroboration))
 
     def poll(self) -> Progress:
         """Go on as far as that needs no waiting; `Progress.NOTHING` while there is more to come.
@@ -145,7 +146,7 @@ class Follower:
             return self._has_state_of((yield from self._takeover.download_from_donor(attempt)))
         if attempt.is_told:
             yield from self._fetcher.until_refreshed(5 * POLL_SECONDS)
-            if not (yield from self._until_given(attempt.second_word)):
+            if not (yield from self._until_confirmed(attempt.corroboration)):
                 return False
             self._listener.begin()
         version, tracker = self._version, self._tracker
@@ -172,8 +173,8 @@ class Follower:
         while not self._should_stop():
             if time.monotonic() > retry_until and not self._listener.is_at(self._version.step + 1):
                 break
-            if attempt.second_word.is_denied:
-                self._note_denied(attempt.second_word.leader)
+            if attempt.corroboration.is_denied:
+                self._note_denied(attempt.corroboration.leader)
                 break
             self._listener.begin()
             yield from self._fetcher.until_refreshed(self._averager.timeouts.pause_seconds, at_least=True)
@@ -187,12 +188,12 @@ class Follower:
             self._replay.prefer(donor)
         return donor is not None
 
-    def _until_given(self, word: SecondWord) -> Steps:
-        """Wait for the second word, where one is needed; whether it has come."""
+    def _until_confirmed(self, corroboration: Corroboration) -> Steps:
+        """Wait until a witness confirms the leader's claim, where one has to; whether that has come about."""
         until = time.monotonic() + self._averager.timeouts.retry_seconds
-        while word.is_needed and not word.is_given:
-            if word.is_denied:
-                self._note_denied(word.leader)
+        while corroboration.is_needed and not corroboration.is_confirmed:
+            if corroboration.is_denied:
+                self._note_denied(corroboration.leader)
                 return False
             if time.monotonic() > until or self._should_stop():
                 return False

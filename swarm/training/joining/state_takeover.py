@@ -19,15 +19,15 @@ from swarm.state_sync.state_version import StateVersion
 from swarm.state_sync.uploads import MIN_BUSY_SECONDS
 from swarm.training.gradient_buffer import GradientVector
 from swarm.training.joining.attempt import Attempt
+from swarm.training.joining.corroboration import Corroboration
 from swarm.training.joining.fetch import MAX_DONORS, Fetcher
 from swarm.training.joining.probation import Probation
-from swarm.training.joining.second_word import SecondWord
 
 logger = get_logger(__name__)
 
 MAX_UPDATES_AHEAD = 1000
 """Most updates that a donor can be ahead of what it was asked for. A donor with more has made them up."""
-HELD_SECONDS = 3.0
+CONFIRM_SECONDS = 3.0
 """Seconds for which a peer waits until another one says that it holds a state, too: records come each second."""
 MAX_WAIT_SECONDS = 600.0
 """Most seconds in all for which a peer waits for busy donors beyond the time limit of its attempt."""
@@ -124,7 +124,7 @@ class StateTakeover:
             may_try_again = attempt.joins and search.failed & tracker.others.keys()
             if not tracker.swarm.superiors and not may_try_again:
                 return None  # those who were ahead or senior are gone
-            if attempt.second_word.is_denied:
+            if attempt.corroboration.is_denied:
                 return None
             busy_seconds = 0.0
             if donors := self._candidates(attempt):
@@ -146,11 +146,11 @@ class StateTakeover:
 
     def _candidates(self, attempt: Attempt) -> list[PeerID]:
         """Those who may be asked for a state that is of use, the best first."""
-        version, swarm, word = self._version, self._tracker.swarm, attempt.second_word
+        version, swarm, corroboration = self._version, self._tracker.swarm, attempt.corroboration
         is_behind = swarm.latest_step > version.step  # then the same step again would be no way out
         donors = swarm.donors(min_step=version.step + is_behind)
-        if word.is_needed:
-            donors = [donor for donor in donors if word.may_give(donor)]
+        if corroboration.is_needed:
+            donors = [donor for donor in donors if corroboration.may_confirm_state_of(donor)]
         return donors[:MAX_DONORS]
 
     def _note_no_state(self, search: DonorSearch, error: NoState, seconds: float) -> None:
@@ -216,7 +216,7 @@ class StateTakeover:
             raise
         donor, description = fetched.donor, fetched.description
         self._claimed = {}
-        yield from self._until_held(donor, description, attempt.second_word)
+        yield from self._until_others_hold(donor, description, attempt.corroboration)
         try:
             tensors = fetched.tensors()
             with version.lock:
@@ -239,8 +239,10 @@ class StateTakeover:
         logger.warning(f"Took over step {version.step} from {name}: {megabytes:.1f} MB in {seconds:.1f} s")
         return donor
 
-    def _until_held(self, donor: PeerID, description: object, word: SecondWord) -> Generator[Future | None, None, None]:
-        """Wait until somebody else says that it holds this state, or has held it, where a second word is needed.
+    def _until_others_hold(
+        self, donor: PeerID, description: object, corroboration: Corroboration
+    ) -> Generator[Future | None, None, None]:
+        """Wait until somebody else says that it holds this state, or has held it, where somebody has to.
 
         Raises:
             NoState: nobody does; its donor may still be honest
@@ -249,8 +251,8 @@ class StateTakeover:
         step, lineage = said.get("step"), said.get("lineage")
         if type(step) is not int or type(lineage) is not bytes:
             return  # whoever loads the state says so
-        deadline = time.monotonic() + HELD_SECONDS
-        while not word.holds(donor, step, lineage):
+        deadline = time.monotonic() + CONFIRM_SECONDS
+        while not corroboration.confirms(donor, step, lineage):
             if time.monotonic() > deadline:
                 name = self._tracker.name_of(donor)
                 raise NoState({}, f"nobody else says that it holds step {step} as {name} gives it")

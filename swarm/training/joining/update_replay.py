@@ -23,10 +23,10 @@ from swarm.state_sync.download_messages import MAX_DESCRIPTION_BYTES
 from swarm.state_sync.state_version import StateVersion
 from swarm.training.gradient_buffer import GradientVector
 from swarm.training.joining.attempt import Attempt, Steps
+from swarm.training.joining.corroboration import Corroboration
 from swarm.training.joining.fetch import MAX_DONORS, Fetcher
 from swarm.training.joining.listener import Listener
 from swarm.training.joining.probation import Probation
-from swarm.training.joining.second_word import SecondWord
 
 logger = get_logger(__name__)
 
@@ -102,7 +102,7 @@ class UpdateReplay:
         while donors and self._may_replay(donor, made):
             try:
                 donor, lineages, averages = yield from self.fetch_averages(donors, attempt, waits and not made)
-                lineages = yield from self._held_by_others(donor, lineages, attempt.second_word)
+                lineages = yield from self._confirmed_by_others(donor, lineages, attempt.corroboration)
             except RoundFailed as error:  # it has not made the next one yet, or is gone
                 logger.debug(f"no further average: {error}")
                 break
@@ -152,20 +152,20 @@ class UpdateReplay:
                 began = time.monotonic()
         return number
 
-    def _held_by_others(
-        self, donor: PeerID, lineages: Sequence[bytes], word: SecondWord
+    def _confirmed_by_others(
+        self, donor: PeerID, lineages: Sequence[bytes], corroboration: Corroboration
     ) -> Generator[Future | None, None, Sequence[bytes]]:
-        """Those of these updates that somebody else has made as well; all, where no second word is needed.
+        """Those of these updates that somebody else has made as well; all, where nobody has to confirm them.
 
         Raises:
             RoundFailed: there are none, or this peer has made one itself meanwhile, or others have made more by now
         """
         version, deadline = self._version, time.monotonic() + self._averager.timeouts.retry_seconds
         before = version.step, version.lineage
-        while not (number := word.num_held(donor, version.step, lineages)):
-            if word.is_denied or time.monotonic() > deadline:  # others may end that round later
+        while not (number := corroboration.num_confirmed(donor, version.step, lineages)):
+            if corroboration.is_denied or time.monotonic() > deadline:  # others may end that round later
                 raise RoundFailed("nobody else has made this update")
-            if word.is_past(version.step + len(lineages)):
+            if corroboration.is_witness_past(version.step + len(lineages)):
                 raise RoundFailed("others have made more, and may name one of those")
             yield from self._fetcher.until_refreshed(POLL_SECONDS)
         if (version.step, version.lineage) != before:

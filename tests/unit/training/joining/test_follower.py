@@ -228,36 +228,36 @@ def test_a_state_that_this_peer_has_overtaken_is_not_taken_over_and_nobody_is_to
     assert not tracker.is_distrusted
 
 
-class Word:
+class Witnesses:
     """What others say, who were in the last round with this peer."""
 
     leader, is_needed = "mallory", True
 
-    def __init__(self, is_given: bool = True, is_denied: bool = False, is_held: bool = True):
-        self.is_given, self.is_denied, self.is_held = is_given, is_denied, is_held
+    def __init__(self, is_confirmed: bool = True, is_denied: bool = False, is_held: bool = True):
+        self.is_confirmed, self.is_denied, self.is_held = is_confirmed, is_denied, is_held
 
-    def may_give(self, donor) -> bool:
+    def may_confirm_state_of(self, donor) -> bool:
         return True
 
-    def holds(self, donor, step, lineage) -> bool:
+    def confirms(self, donor, step, lineage) -> bool:
         return self.is_held
 
 
-def told(follows: Follower, word: Word) -> bool:
+def told(follows: Follower, witnesses: Witnesses) -> bool:
     """The outcome, for a peer whose leader says that the swarm has gone on."""
-    follows.begin(None, 0.2, is_told=True, second_word=word)
+    follows.begin(None, 0.2, is_told=True, corroboration=witnesses)
     return to_the_end(follows)
 
 
 def test_a_state_that_nobody_else_holds_is_not_taken_over_and_its_donor_may_be_honest(monkeypatch, caplog):
-    monkeypatch.setattr(state_takeover, "HELD_SECONDS", 0.0)
+    monkeypatch.setattr(state_takeover, "CONFIRM_SECONDS", 0.0)
     member, donor, tracker = make(5), Donor(make(7), 0), Tracker()
     member.advance(b"a round")
     donor.timeouts = shorter(300)
-    assert not told(follower(member, tracker, donor), Word(is_held=False))
+    assert not told(follower(member, tracker, donor), Witnesses(is_held=False))
     assert (member.step, tracker.is_distrusted) == (6, False)
     assert "nobody else says that it holds step 7 as anna gives it" in caplog.text
-    assert told(follower(member, Tracker(), donor), Word())
+    assert told(follower(member, Tracker(), donor), Witnesses())
     assert member.step == 7
 
 
@@ -275,7 +275,7 @@ def test_a_leader_whom_all_deny_is_left_out(record, blamed_after):
         tracker.others["mallory"] = SimpleNamespace(step=record[0], lineage=record[1])
     follows = follower(member, tracker, donor)
     for times in (1, 2):
-        assert not told(follows, Word(is_given=False, is_denied=True))
+        assert not told(follows, Witnesses(is_confirmed=False, is_denied=True))
         assert bool(blamed) == (times >= blamed_after)
     assert blamed[0] == {"mallory": Blame.GOES_ON_ALONE}
     assert (member.step, donor.asked) == (6, 0), "nothing was downloaded"
