@@ -6,13 +6,15 @@ from collections.abc import Generator
 from concurrent.futures import Future
 from dataclasses import dataclass
 from enum import Enum
+from typing import TypeVar
 
 from hivemind.p2p import PeerID
 
 from swarm.training.joining.corroboration import Corroboration
 
-Steps = Generator[Future | None, None, bool]
-"""Goes on when what it yields is done, or after a while; returns whether this peer holds other weights now."""
+Result = TypeVar("Result")
+Steps = Generator[Future | None, None, Result]
+"""Steps of an attempt: the next one can be taken when the future that was yielded is done, or after a while."""
 
 
 class Progress(Enum):

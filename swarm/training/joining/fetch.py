@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Generator, Sequence
-from concurrent.futures import Future
+from collections.abc import Callable, Sequence
 
 from hivemind.p2p import PeerID
 from hivemind.utils import get_logger
@@ -13,7 +12,7 @@ from swarm.averaging.averager import SwarmAverager
 from swarm.membership.progress_tracker import ProgressTracker
 from swarm.runtime.async_utils import POLL_SECONDS
 from swarm.state_sync.download import Downloaded, DownloadRequest, NoState
-from swarm.training.joining.attempt import Attempt
+from swarm.training.joining.attempt import Attempt, Steps
 from swarm.training.joining.listener import NEAR_SECONDS, Listener
 
 logger = get_logger(__name__)
@@ -44,9 +43,7 @@ class Fetcher:
         self._averager, self._tracker = averager, tracker
         self._listener, self._should_stop = listener, should_stop
 
-    def fetch(
-        self, donors: Sequence[PeerID], attempt: Attempt, request: DownloadRequest
-    ) -> Generator[Future | None, None, Downloaded]:
+    def fetch(self, donors: Sequence[PeerID], attempt: Attempt, request: DownloadRequest) -> Steps[Downloaded]:
         """What the averaging process has downloaded.
 
         Raises:
@@ -90,7 +87,7 @@ class Fetcher:
             left = f", {arrived.seconds_left:.0f} s left" if arrived.seconds_left < float("inf") else ""
             logger.warning(f"{what}: {so_far}{left}")
 
-    def until_refreshed(self, seconds: float, at_least: bool = False) -> Generator[Future | None, None, None]:
+    def until_refreshed(self, seconds: float, at_least: bool = False) -> Steps[None]:
         """Wait until records that were asked for after this call have come; not longer, or just as long."""
         deadline, wanted = time.monotonic() + seconds, self._tracker.exchange.ask_refreshed()
         while time.monotonic() < deadline and not self._should_stop():

@@ -70,7 +70,7 @@ class Follower:
         self._fetcher = Fetcher(averager, tracker, listener, should_stop)
         self._replay = UpdateReplay(version, tracker, averager, gradients, apply, listener, probation, self._fetcher)
         self._takeover = StateTakeover(version, tracker, averager, gradients, probation, self._fetcher, should_stop)
-        self._steps: Steps | None = None
+        self._steps: Steps[bool] | None = None
         self._denied, self._denied_at = None, -math.inf
         """Who has said last what all others denied, and when, in monotonic seconds."""
         self._waits_for: Future | None = None
@@ -141,7 +141,7 @@ class Follower:
 
     # ---- what it consists of ----------------------------------------------------------------------------------------
 
-    def _steps_of(self, attempt: Attempt) -> Steps:
+    def _steps_of(self, attempt: Attempt) -> Steps[bool]:
         if attempt.donor is not None:
             return self._has_state_of((yield from self._takeover.download_from_donor(attempt)))
         if attempt.is_told:
@@ -163,7 +163,7 @@ class Follower:
             has_replayed = yield from self._replay_when_they_have_finished(attempt)
         return has_replayed
 
-    def _replay_when_they_have_finished(self, attempt: Attempt) -> Steps:
+    def _replay_when_they_have_finished(self, attempt: Attempt) -> Steps[bool]:
         """Fetch the average of the round that has closed without this peer, as soon as it ends; whether it came.
 
         The next group is held open meanwhile, so this has to begin when the round ends, and with the donor whose line
@@ -188,7 +188,7 @@ class Follower:
             self._replay.prefer(donor)
         return donor is not None
 
-    def _until_confirmed(self, corroboration: Corroboration) -> Steps:
+    def _until_confirmed(self, corroboration: Corroboration) -> Steps[bool]:
         """Wait until a witness confirms the leader's claim, where one has to; whether that has come about."""
         until = time.monotonic() + self._averager.timeouts.retry_seconds
         while corroboration.is_needed and not corroboration.is_confirmed:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Generator, Sequence
-from concurrent.futures import Future
+from collections.abc import Callable, Sequence
 
 from hivemind.p2p import PeerID
 from hivemind.utils import get_logger
@@ -18,7 +17,7 @@ from swarm.state_sync.download import DownloadRequest, NoState
 from swarm.state_sync.state_version import StateVersion
 from swarm.state_sync.uploads import MIN_BUSY_SECONDS
 from swarm.training.gradient_buffer import GradientVector
-from swarm.training.joining.attempt import Attempt
+from swarm.training.joining.attempt import Attempt, Steps
 from swarm.training.joining.corroboration import Corroboration
 from swarm.training.joining.fetch import MAX_DONORS, Fetcher
 from swarm.training.joining.probation import Probation
@@ -31,9 +30,6 @@ CONFIRM_SECONDS = 3.0
 """Seconds for which a peer waits until another one says that it holds a state, too: records come each second."""
 MAX_WAIT_SECONDS = 600.0
 """Most seconds in all for which a peer waits for busy donors beyond the time limit of its attempt."""
-
-DonorSteps = Generator[Future | None, None, PeerID | None]
-"""Goes on when what it yields is done, or after a while; returns whose state this peer has taken over, if any."""
 
 
 class DonorSearch:
@@ -99,7 +95,7 @@ class StateTakeover:
         self.last_donor: PeerID | None = None
         """The donor whose state this peer has taken over last."""
 
-    def download_from_donor(self, attempt: Attempt) -> DonorSteps:
+    def download_from_donor(self, attempt: Attempt) -> Steps[PeerID | None]:
         """Take over the state of the donor that the attempt names, which may have to finish its update first."""
         deadline = time.monotonic() + self._averager.timeouts.settle_seconds
         while True:
@@ -111,7 +107,7 @@ class StateTakeover:
                     return None
             yield None
 
-    def download_from_superiors(self, attempt: Attempt) -> DonorSteps:
+    def download_from_superiors(self, attempt: Attempt) -> Steps[PeerID | None]:
         """Take over the state of a peer whose state counts more, until none is left or one has been taken over.
 
         Who joins tries those again that could not hand it over: it would train on alone.
@@ -167,7 +163,7 @@ class StateTakeover:
         if error.has_begun:
             search.extend(seconds)
 
-    def _wait_for_busy(self, search: DonorSearch, seconds: float) -> Generator[Future | None, None, None]:
+    def _wait_for_busy(self, search: DonorSearch, seconds: float) -> Steps[None]:
         """Wait for as long as donors have announced that hand over their state to others first; it does not count."""
         seconds, began = max(MIN_BUSY_SECONDS, seconds), time.monotonic()
         search.reason = "those who have it hand it over to others first"
@@ -198,7 +194,7 @@ class StateTakeover:
             if tracker.others[peer_id].step > version.step:
                 tracker.cannot_hand_over(peer_id)
 
-    def download(self, donors: Sequence[PeerID], attempt: Attempt) -> DonorSteps:
+    def download(self, donors: Sequence[PeerID], attempt: Attempt) -> Steps[PeerID | None]:
         """Take over the state of one of these; of none, if this peer has come as far by itself meanwhile.
 
         Raises:
@@ -239,9 +235,7 @@ class StateTakeover:
         logger.warning(f"Took over step {version.step} from {name}: {megabytes:.1f} MB in {seconds:.1f} s")
         return donor
 
-    def _until_others_hold(
-        self, donor: PeerID, description: object, corroboration: Corroboration
-    ) -> Generator[Future | None, None, None]:
+    def _until_others_hold(self, donor: PeerID, description: object, corroboration: Corroboration) -> Steps[None]:
         """Wait until somebody else says that it holds this state, or has held it, where somebody has to.
 
         Raises:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Generator, Sequence
-from concurrent.futures import Future
+from collections.abc import Callable, Sequence
 from itertools import count
 
 import torch
@@ -71,7 +70,7 @@ class UpdateReplay:
         """This peer has taken over the donor's state: its line is known, and it may have kept more averages."""
         self._fast_donor = donor
 
-    def replay_from_anyone(self, attempt: Attempt, waits: bool = False) -> Steps:
+    def replay_from_anyone(self, attempt: Attempt, waits: bool = False) -> Steps[bool]:
         """Whether this peer was only an update or two behind, and has made these.
 
         Args:
@@ -89,7 +88,7 @@ class UpdateReplay:
 
     def replay_updates(
         self, attempt: Attempt, donors: Sequence[PeerID] | None = None, waits: bool = False
-    ) -> Generator[Future | None, None, int]:
+    ) -> Steps[int]:
         """Make the updates that others have made since they had this peer's weights; returns how many.
 
         Args:
@@ -128,7 +127,7 @@ class UpdateReplay:
 
     def _make_updates(
         self, donor: PeerID, lineages: Sequence[bytes], averages: Sequence[tuple[torch.Tensor, ...]], made: int
-    ) -> Generator[Future | None, None, int]:
+    ) -> Steps[int]:
         """Make these updates, as long as the next one can be one of the swarm's; returns how many.
 
         Args:
@@ -154,7 +153,7 @@ class UpdateReplay:
 
     def _confirmed_by_others(
         self, donor: PeerID, lineages: Sequence[bytes], corroboration: Corroboration
-    ) -> Generator[Future | None, None, Sequence[bytes]]:
+    ) -> Steps[Sequence[bytes]]:
         """Those of these updates that somebody else has made as well; all, where nobody has to confirm them.
 
         Raises:
@@ -181,7 +180,7 @@ class UpdateReplay:
 
     def fetch_averages(
         self, donors: Sequence[PeerID], attempt: Attempt, waits: bool
-    ) -> Generator[Future | None, None, tuple[PeerID, list[bytes], list[tuple[torch.Tensor, ...]]]]:
+    ) -> Steps[tuple[PeerID, list[bytes], list[tuple[torch.Tensor, ...]]]]:
         """The averages of this peer's step and of some that follow, from one of these, as they travel.
 
         Raises:
