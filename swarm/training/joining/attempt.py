@@ -27,11 +27,11 @@ class Progress(Enum):
 
 @dataclass(frozen=True)
 class Attempt:
-    """One attempt to catch up.
+    """An attempt to catch up: whose state this peer wants, for how long it tries, and whom it believes.
 
     Args:
         donor: whose state this peer takes over; None: that of whose counts more
-        timeout_seconds: for which it looks for somebody who hands it over
+        timeout_seconds: seconds for which this peer looks for somebody who hands over a state
         joins: this peer has never trained: it is worth a long wait, and an error if nothing comes of it
         is_told: the swarm has gone on, said who leads it
         corroboration: which witnesses must confirm the leader's claim that the swarm has gone on
@@ -45,5 +45,5 @@ class Attempt:
 
     @property
     def may_listen(self) -> bool:
-        """Whether this peer may go to the next round before it has its weights: else rounds of its own go on."""
+        """Whether this peer may go to the next round before it has its weights: else it is in rounds of its own."""
         return self.donor is None and (self.joins or self.is_told)

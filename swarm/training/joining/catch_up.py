@@ -22,14 +22,14 @@ from swarm.training.joining.follower import Follower
 from swarm.training.options import CoordinatorOptions
 
 SHORT_SECONDS = 1.0
-"""Seconds that a peer which is behind waits for the state, or the averages that it has missed, before it computes
+"""Seconds for which a peer that is behind waits for the state, or the averages that it has missed, before it computes
 on."""
 LONG_SECONDS = 2.0
 """Seconds after which a peer that is behind tells the others not to wait for it."""
 
 
 class CatchUp:
-    """Of one peer.
+    """The peer's way of catching up: when it begins, how long it waits for it, and what the others learn.
 
     Args:
         follower: makes the attempts
@@ -56,6 +56,7 @@ class CatchUp:
 
     @property
     def is_running(self) -> bool:
+        """Whether an attempt is under way."""
         return self._follower.is_running
 
     @property
@@ -78,6 +79,7 @@ class CatchUp:
         """Begin to take over the swarm's state, or the donor's.
 
         Args:
+            donor: the peer whose state is wanted; None: whoever counts more
             is_told: the swarm has gone on: until this peer has its state, it has nothing to say in a round
             corroboration: which witnesses must confirm the leader's claim that the swarm has gone on; None: believe the
                 leader
@@ -91,7 +93,7 @@ class CatchUp:
         return self._poll(SHORT_SECONDS if self.is_behind else 0.0)
 
     def go_on(self) -> Progress:
-        """As far as that is possible now.
+        """Go on with the attempt as far as that is possible now.
 
         Who is behind computes in vain, most likely, and others may hold a group open for it: it waits for as long as it
         has computed. So a liar, who tells it so, slows it down by half at most.
@@ -101,7 +103,7 @@ class CatchUp:
         return self._poll(wait_seconds) if self.is_running else Progress.NOTHING
 
     def report(self) -> None:
-        """The others learn that this peer is behind.
+        """Tell the others that this peer is behind.
 
         The donors may be in the middle of a round, which should not wait for it. In a swarm without overlap, what takes
         no longer than a round needs no word.
@@ -113,10 +115,11 @@ class CatchUp:
             self._tracker.report(samples=0)
 
     def cancel(self) -> None:
-        """This peer leaves."""
+        """End the attempt: this peer leaves."""
         self._follower.cancel()
 
     def _poll(self, wait_seconds: float) -> Progress:
+        """Go on for so many seconds at most; what has come of it since this call began."""
         changes_before = self._version.changes
         deadline = time.monotonic() + wait_seconds
         while (progress := self._follower.poll()) is Progress.NOTHING:

@@ -28,10 +28,10 @@ pause."""
 
 
 class Attendance:
-    """How this peer comes to the rounds of its present step: what it may expect of who leads them.
+    """The attendance of this peer at the rounds of its present step: whether it came in time, and which have failed.
 
     Args:
-        patience_seconds: for which a leader waits for those who are expected
+        patience_seconds: seconds for which a leader waits for those who are expected
     """
 
     def __init__(self, patience_seconds: float):
@@ -39,19 +39,19 @@ class Attendance:
         self._longest_seconds, self._since = math.inf, time.monotonic()
         self._came_in_time = False
         self._failed_groups: set[bytes] = set()
-        """In which this peer has been for the present update, without an average."""
+        """The groups in which this peer has been for the present update, without an average."""
 
     def begin_step(self) -> None:
-        """This peer computes for another step from now on."""
+        """Begin another step: this peer computes for it from now on."""
         self._longest_seconds = 0.0
         self.resume()
 
     def resume(self) -> None:
-        """Until now it was in a round, or has waited for others: nobody has waited for it."""
+        """Count the time from now on: before, this peer was in a round or waited itself, and nobody waited for it."""
         self._since = time.monotonic()
 
     def look(self) -> None:
-        """A micro-batch has been computed: whatever it has done since the one before, it looks for a round only now."""
+        """Note that a micro-batch has been computed: only now this peer looks for a round again."""
         now = time.monotonic()
         self._longest_seconds, self._since = max(self._longest_seconds, now - self._since), now
 
@@ -61,24 +61,24 @@ class Attendance:
         return self._longest_seconds < self._most_seconds
 
     def go_to_round(self) -> None:
-        """The round of this step begins for this peer."""
+        """Note that the round of this step begins for this peer."""
         self._came_in_time = self.is_in_time
 
     def listen(self) -> None:
-        """The round of this step has begun before this peer had its weights."""
+        """Note that the round of this step has begun before this peer had its weights."""
         self._came_in_time = False
 
     def note_failed(self, group_id: bytes) -> None:
-        """The round has ended without an average; empty if there was no group."""
+        """Note that the round has ended without an average; the id is empty if there was no group."""
         if group_id:
             self._failed_groups.add(group_id)
 
     def note_update(self) -> None:
-        """The weights have changed: rounds before that count no more."""
+        """Note that the weights have changed: rounds before that count no more."""
         self._failed_groups.clear()
 
     def corroboration_for(self, leader: PeerID | None, tracker: ProgressTracker) -> Corroboration:
-        """The witnesses that must confirm this leader's claim that the swarm has gone on."""
+        """Say which witnesses must confirm this leader's claim that the swarm has gone on."""
         witnesses = tracker.swarm.last_group if self._came_in_time else ()
         return Corroboration(tracker, leader, witnesses, self._failed_groups)
 
@@ -90,7 +90,8 @@ class Corroboration:
         tracker: knows what the others say
         leader: the peer that makes the claim
         witnesses: the peers that were in the last round with this one; none: the leader is believed
-        failed_groups: in which this peer has been for the update in question, without an average; others may have one
+        failed_groups: the groups in which this peer has been for the update in question, without an average; others may
+            have one
     """
 
     def __init__(
@@ -126,7 +127,7 @@ class Corroboration:
         return bool(self._present)
 
     def _note_denials(self) -> None:
-        """Who has said since that it is where this peer is has not missed a round, whatever it does next."""
+        """Note who has said since that it is where this peer is: whatever it does next, it has missed no round."""
         own = self._tracker.own
         for peer, record in self._present.items():
             is_new = record.time > self._since + TOLERATED_SECONDS
@@ -172,8 +173,8 @@ class Corroboration:
         """How many of these updates, the first ones, another one than the donor has made as well.
 
         Args:
-            step: from which they go on
-            lineages: that they lead to
+            step: the step from which they go on
+            lineages: the lineages that they lead to
         """
         made = (number for number in range(len(lineages), 0, -1))
         return next((number for number in made if self.confirms(donor, step + number, lineages[number - 1])), 0)

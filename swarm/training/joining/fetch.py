@@ -20,11 +20,11 @@ logger = get_logger(__name__)
 MAX_DONORS = 8
 """Most donors that are asked for the same thing at once."""
 TELL_SECONDS = 5.0
-"""From one line about a download to the next."""
+"""Seconds from one line about a download to the next."""
 
 
 class Fetcher:
-    """Lets the averaging process download, and watches it.
+    """The fetcher lets the averaging process download, and watches it.
 
     Args:
         averager: downloads
@@ -44,7 +44,11 @@ class Fetcher:
         self._listener, self._should_stop = listener, should_stop
 
     def fetch(self, donors: Sequence[PeerID], attempt: Attempt, request: DownloadRequest) -> Steps[Downloaded]:
-        """What the averaging process has downloaded.
+        """Download in the averaging process.
+
+        Args:
+            donors: who may have it, the best first
+            request: what is asked for
 
         Raises:
             NoState: from none of them
@@ -80,6 +84,7 @@ class Fetcher:
         return download.result()
 
     def _tell(self, donors: Sequence[PeerID], what: str) -> None:
+        """Say how far the download is."""
         arrived = self._averager.arrived
         if arrived.total_bytes:
             name = self._tracker.name_of(donors[arrived.donor])
@@ -88,7 +93,12 @@ class Fetcher:
             logger.warning(f"{what}: {so_far}{left}")
 
     def until_refreshed(self, seconds: float, at_least: bool = False) -> Steps[None]:
-        """Wait until records that were asked for after this call have come; not longer, or just as long."""
+        """Wait until records have come that were asked for after this call.
+
+        Args:
+            seconds: most seconds to wait
+            at_least: wait so long even if they have come
+        """
         deadline, wanted = time.monotonic() + seconds, self._tracker.exchange.ask_refreshed()
         while time.monotonic() < deadline and not self._should_stop():
             if not at_least and self._tracker.exchange.refreshes >= wanted:

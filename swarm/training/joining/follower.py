@@ -1,4 +1,4 @@
-"""How a peer that is behind comes to the swarm's step: it takes over the state of another one, and follows.
+"""How a peer that is behind comes to the swarm's step: it takes over a state, and makes the updates made since.
 
 A state may take longer than an update. So the donor keeps the averages of the updates that are made meanwhile, and the
 newcomer makes these updates itself: same weights, same average, same bits. Who has missed nothing but the last average
@@ -43,12 +43,14 @@ to deny it as well."""
 
 
 class Follower:
-    """Takes over what others have, into a version; one attempt at a time, piece by piece.
+    """The follower takes over what others have; one attempt at a time, and in steps that never block.
 
     Args:
         version: the state of this peer
-        gradients: where an average has to lie
-        apply: make an update with it
+        tracker: knows what the others say
+        averager: downloads
+        gradients: the vector in which an average has to lie
+        apply: makes an update with it
         should_stop: asked while waiting; a true answer ends the wait
         listener: goes to the next round before this peer has its weights
         probation: examines what is taken over
@@ -71,9 +73,11 @@ class Follower:
         self._replay = UpdateReplay(version, tracker, averager, gradients, apply, listener, probation, self._fetcher)
         self._takeover = StateTakeover(version, tracker, averager, gradients, probation, self._fetcher, should_stop)
         self._steps: Steps[bool] | None = None
+        """The steps that the attempt has still to take; None if none is under way."""
         self._denied, self._denied_at = None, -math.inf
-        """Who has said last what all others denied, and when, in monotonic seconds."""
+        """The leader whose claim all others have denied last, and when, in monotonic seconds."""
         self._waits_for: Future | None = None
+        """The future that the next step waits for."""
 
     @property
     def last_donor(self) -> PeerID | None:
@@ -98,6 +102,8 @@ class Follower:
         """Begin to take over the donor's state, or that of whose counts more, unless that is under way already.
 
         Args:
+            donor: the peer whose state is wanted; None: whoever counts more
+            timeout_seconds: seconds for which this peer looks for somebody who hands over a state
             joins: this peer has never trained: it is worth a long wait, and an error if nothing comes of it
             is_told: the swarm has gone on, said who leads it: a new attempt does not follow at once
             corroboration: which witnesses must confirm the leader's claim that the swarm has gone on; None: believe the
@@ -127,21 +133,22 @@ class Follower:
         return Progress.IN_VAIN
 
     def wait_a_little(self) -> None:
-        """Until there is something to go on with, or for `POLL_SECONDS`."""
+        """Wait until there is something to go on with, for `POLL_SECONDS` at most."""
         if self._waits_for is None:
             time.sleep(POLL_SECONDS)
         else:
             wait_a_little(self._waits_for)
 
     def cancel(self) -> None:
-        """This peer leaves."""
+        """End the attempt; what is under way is given up."""
         steps, self._steps = self._steps, None
         if steps is not None:
             steps.close()
 
-    # ---- what it consists of ----------------------------------------------------------------------------------------
+    # ---- its steps --------------------------------------------------------------------------------------------------
 
     def _steps_of(self, attempt: Attempt) -> Steps[bool]:
+        """The steps of an attempt; whether this peer holds other weights at its end."""
         if attempt.donor is not None:
             return self._has_state_of((yield from self._takeover.download_from_donor(attempt)))
         if attempt.is_told:
@@ -206,7 +213,7 @@ class Follower:
         return time.monotonic() < self._denied_at + TOGETHER_SECONDS and self._tracker.shares_weights
 
     def _note_denied(self, leader: PeerID | None) -> None:
-        """The swarm has not gone on: who has said so is left out, unless it was in a round that has only failed."""
+        """Leave out a leader whose claim was denied, unless it was in a round that has only failed."""
         if leader is None:
             return
         now, own = time.monotonic(), (self._version.step, self._version.lineage)

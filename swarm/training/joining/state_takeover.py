@@ -43,7 +43,7 @@ class DonorSearch:
         self._began = time.monotonic()
         self._deadline = self._began + timeout_seconds
         self.busy_seconds = 0.0
-        """Seconds for which it has waited for busy donors."""
+        """Seconds for which this peer has waited for busy donors."""
         self.failed: set[PeerID] = set()
         """The donors that could not hand over their state."""
         self.reason = "nobody is there to hand it over"
@@ -51,27 +51,27 @@ class DonorSearch:
 
     @property
     def seconds(self) -> float:
-        """Seconds since it began."""
+        """Seconds since the search began."""
         return time.monotonic() - self._began
 
     @property
     def is_over(self) -> bool:
-        """Whether its time is over."""
+        """Whether the time is over."""
         return time.monotonic() >= self._deadline
 
     def extend(self, seconds: float) -> None:
-        """So many seconds have passed that do not count."""
+        """Leave so many seconds out of account that have passed."""
         self._deadline += seconds
 
 
 class StateTakeover:
-    """Takes over the state of a peer whose state counts more, or of one that is named.
+    """The takeover of a whole state: that of a peer whose state counts more, or of one that is named.
 
     Args:
         version: the state of this peer
         tracker: knows whose state counts more
         averager: says how long things may take
-        gradients: what it holds belongs to the weights
+        gradients: adopt the weights that are new
         probation: examines what is taken over
         fetcher: downloads states
         should_stop: asked while waiting; a true answer ends the wait
@@ -150,10 +150,10 @@ class StateTakeover:
         return donors[:MAX_DONORS]
 
     def _note_no_state(self, search: DonorSearch, error: NoState, seconds: float) -> None:
-        """None of those who were asked has handed over its state.
+        """Note that none of those who were asked has handed over its state.
 
         Args:
-            seconds: that it has taken; they do not count if something arrived
+            seconds: seconds that it has taken; they do not count if something arrived
         """
         search.reason = str(error)
         for peer, why in error.reasons.items():
@@ -164,7 +164,7 @@ class StateTakeover:
             search.extend(seconds)
 
     def _wait_for_busy(self, search: DonorSearch, seconds: float) -> Steps[None]:
-        """Wait for as long as donors have announced that hand over their state to others first; it does not count."""
+        """Wait for donors that hand over their state to others first, for as long as they say; it does not count."""
         seconds, began = max(MIN_BUSY_SECONDS, seconds), time.monotonic()
         search.reason = "those who have it hand it over to others first"
         logger.warning(f"The state is handed over to others first: this peer waits {seconds:.0f} s")
@@ -174,16 +174,16 @@ class StateTakeover:
         search.extend(waited_seconds)
 
     def _pass_over_joiners(self) -> None:
-        """Those who claim to be ahead and have been joining themselves all the time have nothing to hand over."""
+        """Pass over those who claim to be ahead and have been joining themselves all the time: they have nothing."""
         swarm = self._tracker.swarm
         for peer_id in set(swarm.superiors) - set(swarm.donors(min_step=self._version.step)):
             self._tracker.cannot_hand_over(peer_id)
 
     def _give_up(self, search: DonorSearch, attempt: Attempt) -> None:
-        """The time is over: this peer trains on with what it has.
+        """Go on without a state: the time is over.
 
         Raises:
-            InputError: it joins, and has nothing
+            InputError: this peer joins, and has nothing
         """
         tracker, version = self._tracker, self._version
         said = f"The swarm's state could not be downloaded in {search.seconds:.0f} s ({search.reason})"
@@ -253,7 +253,11 @@ class StateTakeover:
             yield from self._fetcher.until_refreshed(POLL_SECONDS)
 
     def _check_step(self, donor: PeerID, step: object, wanted: int) -> None:
-        """Raises RoundFailed: the donor has less than it said, or more than this peer can believe."""
+        """Compare the step of a state with what this peer may believe.
+
+        Raises:
+            RoundFailed: the donor has less than it said, or more than anybody can have
+        """
         if type(step) is not int:
             return  # whoever loads the state says so
         if step < wanted:

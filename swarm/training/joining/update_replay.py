@@ -36,15 +36,15 @@ MAX_UPDATES = 1000
 
 
 class UpdateReplay:
-    """Makes the updates that this peer has missed, with the averages that others have kept.
+    """The replay of updates that this peer has missed, with the averages that others have kept.
 
     Args:
         version: the state of this peer
         tracker: knows how far the others are
         averager: has the vector that an average has to fit into
-        gradients: where an average has to lie
-        apply: make an update with it
-        listener: is in a round of which this peer has the average anyway, if it listens
+        gradients: the vector in which an average has to lie
+        apply: makes an update with it
+        listener: knows of which round this peer gets the average anyway
         probation: notes whose averages this peer has taken
         fetcher: downloads averages
     """
@@ -67,14 +67,14 @@ class UpdateReplay:
         """The donor from whom the last state or average came."""
 
     def prefer(self, donor: PeerID) -> None:
-        """This peer has taken over the donor's state: its line is known, and it may have kept more averages."""
+        """Ask this donor first: its state has come here, so its line is known, and it may have kept more averages."""
         self._fast_donor = donor
 
     def replay_from_anyone(self, attempt: Attempt, waits: bool = False) -> Steps[bool]:
-        """Whether this peer was only an update or two behind, and has made these.
+        """Make the updates that others have made, if these are few and somebody has kept them; whether there were any.
 
         Args:
-            waits: until the one from whom the last state or average came has made the next one
+            waits: wait until the donor from whom the last state or average came has made the next one
         """
         donors = self._who_may_have_averages()
         may_wait = waits and donors and donors[0] == self._fast_donor
@@ -94,7 +94,7 @@ class UpdateReplay:
         Args:
             donors: all of them hold the same averages, so the one with the fastest line may hand them over; None: all
                 who may have them
-            waits: for the first one, if a donor is making it now
+            waits: wait for the first one, if a donor is making it now
         """
         donors = self._who_may_have_averages() if donors is None else donors
         made, donor = 0, None
@@ -116,7 +116,7 @@ class UpdateReplay:
         return made
 
     def _who_may_have_averages(self) -> list[PeerID]:
-        """Donors at this peer's step or later, maybe further than their records say.
+        """The donors at this peer's step or later, maybe further than their records say.
 
         The first is whose state or averages this peer has taken over: others may have been slower, and it may have kept
         more than its last average for this peer.
@@ -154,7 +154,7 @@ class UpdateReplay:
     def _confirmed_by_others(
         self, donor: PeerID, lineages: Sequence[bytes], corroboration: Corroboration
     ) -> Steps[Sequence[bytes]]:
-        """Those of these updates that somebody else has made as well; all, where nobody has to confirm them.
+        """The lineages of those updates that somebody else has made as well; all, where nobody has to confirm them.
 
         Raises:
             RoundFailed: there are none, or this peer has made one itself meanwhile, or others have made more by now
@@ -181,7 +181,7 @@ class UpdateReplay:
     def fetch_averages(
         self, donors: Sequence[PeerID], attempt: Attempt, waits: bool
     ) -> Steps[tuple[PeerID, list[bytes], list[tuple[torch.Tensor, ...]]]]:
-        """The averages of this peer's step and of some that follow, from one of these, as they travel.
+        """Fetch the averages of this peer's step and of some that follow, from one of these, as they travel.
 
         Raises:
             RoundFailed: nobody has them, or they are none
