@@ -288,7 +288,7 @@ class Coordinator:
         if self._catching_up.is_running:
             has_changed = self._settle(self._catching_up.go_on())
             self._attendance.resume()  # it has waited for an answer, and not made others wait
-        elif self._probation.refuters and (donor := self._healers.find_witness()) is not None:
+        elif self._probation.refuters and (donor := self._healers.find_healer_of_refuted()) is not None:
             has_changed = self.catch_up(donor)
         else:
             has_changed = self.tracker.swarm.seconded_step > self.step and self.catch_up()

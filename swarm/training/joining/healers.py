@@ -62,7 +62,7 @@ class Healers:
         others = [donor for donor in donors if donor != last_donor] or donors
         return random.choice(others) if others else None  # the first one may be as ill as this peer
 
-    def find_witness(self) -> PeerID | None:
+    def find_healer_of_refuted(self) -> PeerID | None:
         """Find somebody who can replace weights that others have refuted; None: nobody can.
 
         That is one of those others if possible, and nobody from whom the weights came.

@@ -58,7 +58,7 @@ def are_alike(one: Attestation, other: Attestation) -> bool:
 
 
 def judge(
-    own: Attestation, others: Iterable[Attestation], is_as_received: bool, num_witnesses: int = 0
+    own: Attestation, others: Iterable[Attestation], is_as_received: bool, num_attesting: int = 0
 ) -> StateVerdict:
     """Judge a state by what others say of the same step and lineage.
 
@@ -72,13 +72,13 @@ def judge(
         own: what this peer says of the state
         others: what the others say of it; its donor is none of them
         is_as_received: no update has been made since the state was handed over
-        num_witnesses: number of those who say anything of what they hold, of whatever step; the donor is none
+        num_attesting: number of those who say anything of what they hold, of whatever step; the donor is none
     """
     alike, apart = [], []
     for other in others:
         (alike if are_alike(own, other) else apart).append(other)
     against = max((sum(are_alike(one, other) for other in apart) for one in apart), default=0)
-    if against > 1 + len(alike) and 2 * against > num_witnesses:
+    if against > 1 + len(alike) and 2 * against > num_attesting:
         return StateVerdict.REFUTED
     confirming = [other for other in alike if is_same(own, other) or not is_as_received]
     return StateVerdict.CONFIRMED if confirming and len(alike) > against else StateVerdict.OPEN
@@ -114,7 +114,7 @@ class Probation:
         """Whether its samples do not count; if it has only missed averages, they count until somebody refutes these."""
         return self._has_state or bool(self.refuters)
 
-    def _witnesses(self, sources: Iterable[PeerID]) -> set[PeerID]:
+    def _attesting(self, sources: Iterable[PeerID]) -> set[PeerID]:
         """The others that say anything of what they hold; a newcomer does not, before its own has been confirmed."""
         others = self._tracker.others
         return {peer for peer in others.keys() - set(sources) if others[peer].attested is not None}
@@ -127,7 +127,7 @@ class Probation:
         Raises:
             RoundFailed: it is not a state of this model, or not that of the swarm
         """
-        if not self._witnesses([donor]):
+        if not self._attesting([donor]):
             return None
         received = self._version.attest_received(description, tensors)
         others = self._tracker.attestations(received.step, received.lineage, [donor])
@@ -199,7 +199,7 @@ class Probation:
     def _judge(
         self, own: Attestation, others: Mapping[PeerID, Attestation], sources: Iterable[PeerID], is_as_received: bool
     ) -> StateVerdict:
-        verdict = judge(own, others.values(), is_as_received, len(self._witnesses(sources)))
+        verdict = judge(own, others.values(), is_as_received, len(self._attesting(sources)))
         has_doubts = verdict is StateVerdict.REFUTED and self._tracker.knows_nobody and self._refused >= MAX_REFUSED
         return StateVerdict.OPEN if has_doubts else verdict
 
@@ -233,7 +233,7 @@ class Probation:
         return self._updates >= MAX_UPDATES or time.monotonic() > self.since + MAX_SECONDS
 
     def _end_if_nobody_can_tell(self) -> None:
-        if not self._witnesses(self.sources):
+        if not self._attesting(self.sources):
             self.end()
         elif self._is_late:
             self._end_in_vain()

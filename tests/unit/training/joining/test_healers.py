@@ -51,8 +51,8 @@ def test_weights_of_no_use_are_replaced_or_end_a_peer_that_is_alone():
 def test_who_replaces_refuted_weights_is_nobody_they_came_from(refuters, found):
     tracker = tracker_of("anna", "ben", "cleo")
     asked = healers(make(5), tracker, sources=["anna"], refuters=refuters)
-    assert {asked.find_witness() for _ in range(50)} == found
-    assert healers(make(5), tracker_of("anna"), sources=["anna"]).find_witness() is None
+    assert {asked.find_healer_of_refuted() for _ in range(50)} == found
+    assert healers(make(5), tracker_of("anna"), sources=["anna"]).find_healer_of_refuted() is None
 
 
 def test_a_leader_with_another_model_ends_newcomers_only():
