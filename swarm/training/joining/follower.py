@@ -150,7 +150,10 @@ class Follower:
     def _steps_of(self, attempt: Attempt) -> Steps[bool]:
         """The steps of an attempt; whether this peer holds other weights at its end."""
         if attempt.donor is not None:
-            return self._has_state_of((yield from self._takeover.download_from_donor(attempt)))
+            donor = yield from self._takeover.download_from_donor(attempt)
+            if donor is not None:
+                self._replay.prefer(donor)
+            return donor is not None
         if attempt.is_told:
             yield from self._fetcher.until_refreshed(5 * POLL_SECONDS)
             if not (yield from self._until_confirmed(attempt.corroboration)):
@@ -163,7 +166,9 @@ class Follower:
             has_replayed = yield from self._replay.replay_from_anyone(attempt)
             if has_replayed and tracker.swarm.latest_step <= version.step:
                 return True
-        if self._has_state_of((yield from self._takeover.download_from_superiors(attempt))):
+        donor = yield from self._takeover.download_from_superiors(attempt)
+        if donor is not None:
+            self._replay.prefer(donor)
             yield from self._replay.replay_updates(attempt)
             return True
         if attempt.is_told and not has_replayed:
@@ -188,12 +193,6 @@ class Follower:
             if (yield from self._replay.replay_from_anyone(attempt, waits=True)):
                 return True
         return False
-
-    def _has_state_of(self, donor: PeerID | None) -> bool:
-        """Whether this peer has taken over a state; if so, its donor may have kept more averages than others have."""
-        if donor is not None:
-            self._replay.prefer(donor)
-        return donor is not None
 
     def _until_confirmed(self, corroboration: Corroboration) -> Steps[bool]:
         """Wait until a witness confirms the leader's claim, where one has to; whether that has come about."""
