@@ -36,7 +36,7 @@ from swarm.runtime.async_utils import POLL_SECONDS, wait_a_little
 from swarm.runtime.bell import Bell
 from swarm.runtime.processes import die_with_parent, forget, stay_small
 from swarm.runtime.worker_process import WorkerProcess
-from swarm.state_sync.download import DownloadProgress
+from swarm.state_sync.download import DownloadProgress, DownloadRequest
 from swarm.state_sync.state_server import state_to_send
 from swarm.state_sync.transfer_status import TransferStatus
 
@@ -146,20 +146,18 @@ class SwarmAverager:
 
     # ---- states -----------------------------------------------------------------------------------------------------
 
-    def download_state(self, donors: Sequence[PeerID], max_bytes: int, **wishes) -> MPFuture:
+    def download_state(self, donors: Sequence[PeerID], request: DownloadRequest) -> MPFuture:
         """Download the state in the background, or averages that others have kept; one download at a time.
 
         Args:
             donors: who may have it, the best first; where one is slow, others are tried beside it
-            max_bytes: refuse to take more than this
-            wishes: further ones, as for `swarm.state_sync.download.Download`
+            request: what is asked for
 
         Returns:
-            a future of (donor, metadata, layout, bytes of the tensors for `unpack`); raises `NoState`. The metadata of
-            averages is (the first one's step, the lineage before it, the lineages after each of them).
+            a future of a `Downloaded`; raises `NoState`
         """
         future = MPFuture()
-        self._process.send(DownloadState(tuple(donors), max_bytes, wishes, future))
+        self._process.send(DownloadState(tuple(donors), request, future))
         return future
 
     def cancel_download(self) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from hivemind.p2p import PeerID
 from hivemind.utils import MPFuture
@@ -12,6 +11,7 @@ from hivemind.utils import MPFuture
 from swarm.protocol.batch_target import BatchTarget
 from swarm.protocol.messages import Member, Ticket
 from swarm.protocol.work import OwnWork
+from swarm.state_sync.download import DownloadRequest
 
 
 @dataclass(frozen=True)
@@ -79,14 +79,12 @@ class DownloadState:
 
     Args:
         donors: the best first
-        max_bytes: refuse to take more than this
-        wishes: further ones, as for `swarm.state_sync.download.Download`
-        future: becomes (donor, metadata, layout, content), or raises a NoState
+        request: what is asked for
+        future: becomes a Downloaded, or raises a NoState
     """
 
     donors: Sequence[PeerID]
-    max_bytes: int
-    wishes: Mapping[str, Any]
+    request: DownloadRequest
     future: MPFuture
 
 

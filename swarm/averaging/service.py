@@ -119,8 +119,8 @@ class AveragingService:
             case KeepAverage(step, before, after, future):
                 await self._server.keep_average(step, before, after, self._options.averaged_at(step))
                 future.set_result(None)
-            case DownloadState(donors, max_bytes, wishes, future):
-                if await self._downloader.download(donors, max_bytes, wishes, future):
+            case DownloadState(donors, request, future):
+                if await self._downloader.download(donors, request, future):
                     self._rounds.took_over()
             case CancelDownload():
                 self._downloader.cancel()

@@ -30,7 +30,7 @@ def reach_of(
     If this peer knows others that it has been in a group with, one of them has to be about as far. Who has trained
     itself knows that few updates can have been made since, unless two such peers say otherwise, or it was away for
     long: a laptop may have slept, and its line may have been down all night. A stranger is not ahead of all whom it
-    knows. Who has just come needs a second word, where there is one.
+    knows. For who has just come, another one has to confirm it, where there is one.
 
     Args:
         own_step: of this peer

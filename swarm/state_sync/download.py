@@ -7,7 +7,8 @@ import math
 import time
 from collections import deque
 from collections.abc import Iterable, Mapping
-from typing import NamedTuple
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -18,6 +19,7 @@ from swarm.protocol.messages import RoundFailed
 from swarm.runtime.timeouts import DEFAULT_TIMEOUTS, Timeouts
 from swarm.state_sync.download_messages import PIECE_BYTES, SLICE_BYTES, Offer, piece_of
 from swarm.state_sync.download_window import Window
+from swarm.state_sync.serialization import Layout, unpack
 from swarm.state_sync.squeeze import unsqueeze
 
 SLOWEST_BYTES_PER_SECOND = 32_000.0
@@ -71,29 +73,59 @@ class DownloadProgress(NamedTuple):
     seconds_left: float = math.inf
 
 
-class Download:
-    """A state that is on its way in, or an average: what has arrived of it.
+@dataclass(frozen=True)
+class DownloadRequest:
+    """What a peer wants to download: the state of another one, or averages that it has kept.
 
     Args:
-        donor: who sends it
-        max_bytes: refuse to take more than this
-        average_of: the step that the average ended; None for the state
+        max_bytes: more than this is refused
+        average_of: the step that the first average ended; None for the state
         is_awaited: this peer does nothing else meanwhile, so any progress is better than none
         waits: for an average that the donor is making now
     """
 
-    def __init__(
-        self,
-        donor: PeerID,
-        max_bytes: int,
-        average_of: int | None = None,
-        is_awaited: bool = False,
-        waits: bool = False,
-        timeouts: Timeouts = DEFAULT_TIMEOUTS,
-    ):
-        self.timeouts = timeouts
-        self.donor, self.max_bytes, self.average_of = donor, max_bytes, average_of
-        self.is_awaited, self.waits = is_awaited, waits
+    max_bytes: int
+    average_of: int | None = None
+    is_awaited: bool = False
+    waits: bool = False
+
+
+@dataclass(frozen=True)
+class Downloaded:
+    """A state that has arrived, or averages.
+
+    Args:
+        donor: the peer that has sent it
+        description: of a state, as `StateVersion.export` makes it; of averages, (the first one's step, the lineage
+            before it, the lineages after each of them); whoever uses it checks it
+        layout: of the tensors in `content`
+        content: bytes of the tensors
+    """
+
+    donor: PeerID
+    description: Any
+    layout: Layout
+    content: torch.Tensor
+
+    def tensors(self) -> list[torch.Tensor]:
+        """Unpack the content.
+
+        Raises:
+            RoundFailed: the layout is none of the content
+        """
+        return unpack(self.layout, self.content)
+
+
+class Download:
+    """A state that is on its way in, or averages: what has arrived of it.
+
+    Args:
+        donor: the peer that sends it
+        request: what was asked for
+    """
+
+    def __init__(self, donor: PeerID, request: DownloadRequest, timeouts: Timeouts = DEFAULT_TIMEOUTS):
+        self.donor, self.request, self.timeouts = donor, request, timeouts
         self.is_sound = True
         """Whether the donor has sent what it has offered."""
         self.forget()
@@ -195,7 +227,7 @@ class Download:
     def judge(self) -> None:
         """Raises RoundFailed: the donor has fallen silent, or sends too slowly."""
         now = time.monotonic()
-        is_copying = self.offer is None and self.average_of is None
+        is_copying = self.offer is None and self.request.average_of is None
         patience = self.timeouts.offer_seconds if is_copying else self.timeouts.stream_seconds
         if now - self.heard > patience:
             raise RoundFailed(f"{self.donor} sent nothing for {patience:.0f} s")
@@ -205,7 +237,7 @@ class Download:
         if seconds > self.timeouts.judge_seconds and self.wire_bytes < seconds * SLOWEST_BYTES_PER_SECOND:
             raise RoundFailed(f"{self.donor} sends {self.wire_bytes / seconds / 1000:.0f} kB/s")
         if (
-            not self.is_awaited
+            not self.request.is_awaited
             and seconds > self.timeouts.follow_seconds + self.offer.num_bytes / USUAL_BYTES_PER_SECOND
         ):
             share = self.num_bytes / self.offer.num_bytes

@@ -129,7 +129,7 @@ class Pull:
         stream = await self._open()
         try:
             snapshot = b"" if is_new else download.offer.snapshot
-            stream.send(self._show(Wish(download.average_of, snapshot, download.waits).to_bytes()))
+            stream.send(self._show(Wish(download.request.average_of, snapshot, download.request.waits).to_bytes()))
             for index in range(FIRST_PIECES if is_new else 0):
                 stream.ask(index)  # which saves a round trip; those that there are not, are not sent
             self._read_offer(await stream.receive())
@@ -150,7 +150,7 @@ class Pull:
         download = self.download
         self._on_message(message)
         try:
-            offer = Offer.from_bytes(message.metadata, download.max_bytes)
+            offer = Offer.from_bytes(message.metadata, download.request.max_bytes)
         except ValueError as error:
             raise RoundFailed(f"{download.donor} offers {error}") from error
         if download.offer is None:
@@ -168,8 +168,8 @@ class Pull:
             return
         with closing(stream):
             try:
-                stream.send(self._show(Wish(download.average_of, download.offer.snapshot).to_bytes()))
-                offer = Offer.from_bytes((await stream.receive()).metadata, download.max_bytes)
+                stream.send(self._show(Wish(download.request.average_of, download.offer.snapshot).to_bytes()))
+                offer = Offer.from_bytes((await stream.receive()).metadata, download.request.max_bytes)
             except (*BROKEN, ValueError, RoundFailed):
                 return
             if offer.snapshot == download.offer.snapshot:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
 
-import torch
 from hivemind.p2p import P2P, PeerID
 from hivemind.proto.averaging_pb2 import DownloadData
 from hivemind.utils import MPFuture, MSGPackSerializer, get_logger
@@ -18,9 +17,8 @@ from swarm.runtime.async_utils import in_thread
 from swarm.runtime.line_use import LineUse
 from swarm.runtime.timeouts import DEFAULT_TIMEOUTS, Timeouts
 from swarm.state_sync.donor_race import DonorRace
-from swarm.state_sync.download import Download, NoState
+from swarm.state_sync.download import Download, Downloaded, DownloadRequest, NoState
 from swarm.state_sync.pull import OpenStream, Pull
-from swarm.state_sync.serialization import Layout
 from swarm.state_sync.transfer_status import TransferStatus
 
 logger = get_logger(__name__)
@@ -62,16 +60,13 @@ class StateDownloader:
         if self._running is not None:
             self._running.cancel()
 
-    async def download(
-        self, donors: Sequence[PeerID], max_bytes: int, wishes: Mapping[str, Any], future: MPFuture
-    ) -> bool:
+    async def download(self, donors: Sequence[PeerID], request: DownloadRequest, future: MPFuture) -> bool:
         """Instead of the one that is under way.
 
         Args:
             donors: who may have it, the best first; where one is slow, others are tried beside it
-            max_bytes: refuse to take more than this
-            wishes: further ones, as for `Download`
-            future: becomes (donor, metadata, layout, bytes of the tensors); raises `NoState`
+            request: what is asked for
+            future: becomes a `Downloaded`, or raises a `NoState`
 
         Returns:
             whether a state has arrived
@@ -80,7 +75,7 @@ class StateDownloader:
         self._running = asyncio.current_task()
         self._status.begin_download()
         try:
-            downloads = [self._begin(donor, max_bytes, wishes) for donor in donors]
+            downloads = [self._begin(donor, request) for donor in donors]
             race = DonorRace(downloads, self._pull, self._until_lost, self._timeouts)
             try:
                 download = await race.run(self._status.look_at)
@@ -88,7 +83,7 @@ class StateDownloader:
                 self._keep_broken(race)
                 raise
             future.set_result(await self._unpacked(download))
-            return download.average_of is None
+            return request.average_of is None
         except asyncio.CancelledError:
             future.set_exception(NoState({}, "it was given up"))
         except RoundFailed as error:
@@ -101,13 +96,13 @@ class StateDownloader:
                 self._running = None
         return False
 
-    def _begin(self, donor: PeerID, max_bytes: int, wishes: Mapping[str, Any]) -> Download:
+    def _begin(self, donor: PeerID, request: DownloadRequest) -> Download:
         """Anew, or with what has arrived from this donor before its line broke down."""
         broken = self.broken
-        if broken is None or (broken.donor, broken.average_of) != (donor, wishes.get("average_of")):
-            return Download(donor, max_bytes, timeouts=self._timeouts, **wishes)
+        if broken is None or (broken.donor, broken.request.average_of) != (donor, request.average_of):
+            return Download(donor, request, self._timeouts)
         self.broken = None
-        broken.is_awaited = wishes.get("is_awaited", False)
+        broken.request = replace(broken.request, is_awaited=request.is_awaited)
         broken.begin_again()
         return broken
 
@@ -130,17 +125,17 @@ class StateDownloader:
 
         return Pull(download, self._stream_to(donor), on_message, self._admission.show)
 
-    async def _unpacked(self, download: Download) -> tuple[PeerID, Any, Layout, torch.Tensor]:
+    async def _unpacked(self, download: Download) -> Downloaded:
         donor = download.donor
         try:
-            metadata, layout = MSGPackSerializer.loads(download.offer.description)
+            description, layout = MSGPackSerializer.loads(download.offer.description)
         except Exception as error:
             raise NoState({donor: f"it did not send its state: {error!r}"}) from error
         try:  # as it would be on its way to the trainer, who would wait for it for good
             content = await in_thread(download.content.share_memory_)
         except RuntimeError as error:
             raise NoState({}, "there is no room for the state in shared memory: make /dev/shm larger") from error
-        return donor, metadata, layout, content
+        return Downloaded(donor, description, layout, content)
 
 
 def streams_of(p2p: P2P, handle_name: str) -> StreamTo:

@@ -45,12 +45,14 @@ from swarm.training.gradient_buffer import GradientVector, averaged_tensors
 from swarm.training.inflight_round import InflightRound
 from swarm.training.island.lead import Island
 from swarm.training.island.sharded.pieces import local_of
+from swarm.training.joining.attempt import Progress
 from swarm.training.joining.attester import Attester
-from swarm.training.joining.catch_up import CatchUp, Progress
+from swarm.training.joining.catch_up import CatchUp
+from swarm.training.joining.corroboration import Attendance, Corroboration
 from swarm.training.joining.follower import Follower
+from swarm.training.joining.healers import Healers
 from swarm.training.joining.listener import Listener
 from swarm.training.joining.probation import Probation
-from swarm.training.joining.second_word import Attendance, SecondWord
 from swarm.training.options import CoordinatorOptions
 from swarm.training.run_control import OthersOrders, RunControl
 from swarm.training.undo.going_back import GoingBack
@@ -146,6 +148,7 @@ class Coordinator:
             self._listener,
             self._probation,
         )
+        self._healers = Healers(self.version, self.tracker, self._probation, self._gradients)
         self._catching_up = CatchUp(
             self._follower, self.version, self.tracker, self.options, self.averaging.overlaps, should_stop
         )
@@ -235,18 +238,19 @@ class Coordinator:
         self._begin_step()
 
     def catch_up(
-        self, donor: PeerID | None = None, is_told: bool = False, second_word: SecondWord | None = None
+        self, donor: PeerID | None = None, is_told: bool = False, corroboration: Corroboration | None = None
     ) -> bool:
         """Begin to take over the swarm's state, or the donor's; when it is here, what was computed before is dropped.
 
         Args:
             is_told: the swarm has gone on: until this peer has its state, it has nothing to say in a round
-            second_word: what has to be heard beside a leader who has said so; nothing, if it is left out
+            corroboration: which witnesses must confirm the leader's claim that the swarm has gone on; None: believe the
+                leader
 
         Returns:
             whether this peer holds other weights already
         """
-        has_changed = self._settle(self._catching_up.begin(donor, is_told, second_word))
+        has_changed = self._settle(self._catching_up.begin(donor, is_told, corroboration))
         self._attendance.resume()
         return has_changed
 
@@ -284,7 +288,7 @@ class Coordinator:
         if self._catching_up.is_running:
             has_changed = self._settle(self._catching_up.go_on())
             self._attendance.resume()  # it has waited for an answer, and not made others wait
-        elif self._probation.refuters and (donor := self._follower.find_witness()) is not None:
+        elif self._probation.refuters and (donor := self._healers.find_healer_of_refuted()) is not None:
             has_changed = self.catch_up(donor)
         else:
             has_changed = self.tracker.swarm.seconded_step > self.step and self.catch_up()
@@ -362,7 +366,7 @@ class Coordinator:
             is_often = self._contribution.drop()
             self.tracker.report(samples=0, loss=math.nan)
             self._going_back.breaker.note_unusable()
-            if is_often and (donor := self._follower.find_healer()):
+            if is_often and (donor := self._healers.find_healer(self._follower.last_donor)):
                 self.catch_up(donor)
                 return False
         is_awaited = self.averager.has_company or self.averager.waiting_step >= self.step  # by whom no record told us
@@ -578,14 +582,14 @@ class Coordinator:
             self.control.take(error.signed)
             return self._follow_orders()
         if isinstance(error, Refused):
-            return self._follower.refused_by(error.leader)
+            return self._healers.refused_by(error.leader)
         if isinstance(error, RoundFailed) and not self._should_stop():
             self.tracker.missed(error.lost)
             logger.warning(f"The round of step {self.step} failed and is tried again: {self.tracker.why(error)}")
         if not (isinstance(error, RoundFailed) and error.lost):  # else the others are here, and their leader knows
             self.tracker.exchange.wait_refreshed(5 * POLL_SECONDS)
         if isinstance(error, Behind):
-            self.catch_up(is_told=True, second_word=self._attendance.word_beside(error.leader, self.tracker))
+            self.catch_up(is_told=True, corroboration=self._attendance.corroboration_for(error.leader, self.tracker))
 
     def _hand_over(self, ticket: Ticket, computed: float, blocked: float, report: RoundReport | None) -> bool:
         """An average is there: `updating` puts it where the optimizer finds it."""

@@ -297,7 +297,7 @@ class LocalCoordinator(Coordinator):
         self._weights_may_be_why |= self._contribution.discount(samples)
         self.tracker.report(samples=self.samples)
         if self._weights_may_be_why and self._inflight is None:
-            donor = self._follower.find_healer()
+            donor = self._healers.find_healer(self._follower.last_donor)
             self._weights_may_be_why = donor is None and bool(self.tracker.others)  # they may be making this update
             if donor is not None:
                 self.catch_up(donor)

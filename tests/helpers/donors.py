@@ -12,7 +12,7 @@ from hivemind.proto.averaging_pb2 import DownloadData
 from hivemind.utils import MSGPackSerializer
 
 from swarm.runtime.timeouts import DEFAULT_TIMEOUTS, Timeouts
-from swarm.state_sync.download import Download
+from swarm.state_sync.download import Download, DownloadRequest
 from swarm.state_sync.download_messages import PIECE_BYTES, SLICE_BYTES, Offer, Wish, ask_for
 from swarm.state_sync.pull import Pull
 from swarm.state_sync.state_server import StateServer
@@ -69,7 +69,7 @@ class Donor:
 
 
 async def fetch(donor: Donor, peer: str, average_of: int | None = None, **wishes) -> Download:
-    download = Download("the donor", 10**9, average_of, **wishes)
+    download = Download("the donor", DownloadRequest(10**9, average_of, **wishes))
     await Pull(download, lambda: donor.open_stream(peer), lambda message: None).run()
     return download
 

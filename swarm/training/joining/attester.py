@@ -1,4 +1,4 @@
-"""Says what state this peer holds after an update, as often as that costs next to nothing.
+"""How a peer says what state it holds after an update, as often as that costs next to nothing.
 
 A digest reads the whole state once with one core, also that on a GPU: at 1 to 2 GB/s. That is left to a thread, since
 until the next update nothing of it changes; an update that comes earlier waits.
@@ -24,25 +24,26 @@ logger = get_logger(__name__)
 MAX_SHARE = 0.005
 """Largest share of the time from one digest to the next that a digest may cost."""
 MAX_EVERY = 2**16
-"""Updates from one to the next, at most."""
+"""Most updates from one digest to the next."""
 SMOOTHING = 0.3
+"""Weight of the newest update in the mean time from one update to the next."""
 
 
 class Attester:
-    """Of one peer.
+    """The attester says what state this peer holds: as a sketch of the weights, and as a digest of all bytes.
 
     Every `SKETCH_EVERY` updates there is a sketch at least, and a digest as often as it costs 0.5 % of the time.
     All peers choose some of the same steps, since each takes those that a power of two divides.
 
     Args:
         version: the state of this peer
-        device: that the state is on
+        device: the device that the state is on
     """
 
     def __init__(self, version: StateVersion, device: torch.device):
         self._version = version
         self.tell: Callable[[Attestation], None] = lambda attestation: None
-        """Called with what there is to say, from any thread; it holds the lock of the version."""
+        """The function that is called with what there is to say, from any thread that holds the lock of the version."""
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
         self._cost_seconds, self._update_seconds = math.inf, math.inf
         self._updated_at: float | None = None
@@ -52,7 +53,7 @@ class Attester:
 
     @property
     def digest_every(self) -> int:
-        """Updates from one step to the next of which this peer takes a digest."""
+        """The number of updates from one step of which this peer takes a digest to the next."""
         every = 1
         if math.isinf(self._cost_seconds):
             return every  # it does not know yet what one costs
@@ -61,7 +62,7 @@ class Attester:
         return every
 
     def attest_now(self) -> Attestation:
-        """At once; whoever calls holds the lock of the version."""
+        """Take a sketch, and a digest if one is due, at once; whoever calls holds the lock of the version."""
         if self._version.step % self.digest_every:
             return self._version.attest(with_digest=False)
         began = time.perf_counter()
@@ -70,11 +71,11 @@ class Attester:
         return attestation
 
     def begin(self) -> None:
-        """This peer begins to train: others learn what it holds, and it learns what that costs."""
+        """Say for the first time what this peer holds, when it begins to train: it learns what that costs."""
         self._submit()
 
     def note_update(self) -> None:
-        """This peer has made one; it still holds the lock, so what is begun here comes after it."""
+        """Note an update of this peer, which still holds the lock: what is begun here comes after it."""
         now = time.monotonic()
         if self._updated_at is not None:
             seconds, before = now - self._updated_at, self._update_seconds
@@ -100,7 +101,7 @@ class Attester:
 
     @contextlib.contextmanager
     def _beside_training(self, ready: torch.cuda.Event | None) -> Iterator[None]:
-        """On a GPU, in no queue with the next micro-batch."""
+        """Compute on a GPU in another queue than the next micro-batch."""
         if ready is None:
             yield
             return
@@ -109,10 +110,10 @@ class Attester:
             yield
 
     def wait(self) -> None:
-        """Until what has begun is said."""
+        """Wait until what has begun is said."""
         if self._running is not None:
             self._running.result()
 
     def close(self) -> None:
-        """Nobody asks any more."""
+        """Say nothing any more."""
         self._executor.shutdown(wait=True, cancel_futures=True)

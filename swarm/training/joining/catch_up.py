@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
-from enum import Enum
 
 from hivemind.p2p import PeerID
 
@@ -17,27 +16,20 @@ from swarm.membership.progress_record import JOINING
 from swarm.membership.progress_tracker import ProgressTracker
 from swarm.runtime.async_utils import POLL_SECONDS
 from swarm.state_sync.state_version import StateVersion
+from swarm.training.joining.attempt import Progress
+from swarm.training.joining.corroboration import Corroboration
 from swarm.training.joining.follower import Follower
-from swarm.training.joining.second_word import SecondWord
 from swarm.training.options import CoordinatorOptions
 
 SHORT_SECONDS = 1.0
-"""Seconds that a peer which is behind waits for the state, or the averages that it has missed, before it computes
+"""Seconds for which a peer that is behind waits for the state, or the averages that it has missed, before it computes
 on."""
 LONG_SECONDS = 2.0
 """Seconds after which a peer that is behind tells the others not to wait for it."""
 
 
-class Progress(Enum):
-    """What has come of an attempt to catch up so far."""
-
-    NOTHING = "it goes on, or there is none"
-    IN_VAIN = "it has ended, and nothing has changed"
-    OTHER_WEIGHTS = "this peer holds other weights than before"
-
-
 class CatchUp:
-    """Of one peer.
+    """The peer's way of catching up: when it begins, how long it waits for it, and what the others learn.
 
     Args:
         follower: makes the attempts
@@ -64,6 +56,7 @@ class CatchUp:
 
     @property
     def is_running(self) -> bool:
+        """Whether an attempt is under way."""
         return self._follower.is_running
 
     @property
@@ -81,24 +74,26 @@ class CatchUp:
         self._poll(math.inf)
 
     def begin(
-        self, donor: PeerID | None = None, is_told: bool = False, second_word: SecondWord | None = None
+        self, donor: PeerID | None = None, is_told: bool = False, corroboration: Corroboration | None = None
     ) -> Progress:
         """Begin to take over the swarm's state, or the donor's.
 
         Args:
+            donor: the peer whose state is wanted; None: whoever counts more
             is_told: the swarm has gone on: until this peer has its state, it has nothing to say in a round
-            second_word: what has to be heard beside a leader who has said so; nothing, if it is left out
+            corroboration: which witnesses must confirm the leader's claim that the swarm has gone on; None: believe the
+                leader
         """
         if is_told or donor is not None:
             self._follower.cancel()  # whoever has only claimed to be ahead may keep this peer waiting
             if self._behind_since is None:
                 self._behind_since = time.monotonic()
                 self.report()
-        self._follower.begin(donor, self._options.join_timeout_seconds, is_told=is_told, second_word=second_word)
+        self._follower.begin(donor, self._options.join_timeout_seconds, is_told=is_told, corroboration=corroboration)
         return self._poll(SHORT_SECONDS if self.is_behind else 0.0)
 
     def go_on(self) -> Progress:
-        """As far as that is possible now.
+        """Go on with the attempt as far as that is possible now.
 
         Who is behind computes in vain, most likely, and others may hold a group open for it: it waits for as long as it
         has computed. So a liar, who tells it so, slows it down by half at most.
@@ -108,7 +103,7 @@ class CatchUp:
         return self._poll(wait_seconds) if self.is_running else Progress.NOTHING
 
     def report(self) -> None:
-        """The others learn that this peer is behind.
+        """Tell the others that this peer is behind.
 
         The donors may be in the middle of a round, which should not wait for it. In a swarm without overlap, what takes
         no longer than a round needs no word.
@@ -120,17 +115,21 @@ class CatchUp:
             self._tracker.report(samples=0)
 
     def cancel(self) -> None:
-        """This peer leaves."""
+        """End the attempt: this peer leaves."""
         self._follower.cancel()
 
     def _poll(self, wait_seconds: float) -> Progress:
+        """Go on for so many seconds at most; what has come of it since this call began."""
         changes_before = self._version.changes
         deadline = time.monotonic() + wait_seconds
-        while (outcome := self._follower.poll()) is None and time.monotonic() < deadline and not self._should_stop():
+        while (progress := self._follower.poll()) is Progress.NOTHING:
+            if time.monotonic() >= deadline or self._should_stop():
+                break
             self._follower.wait_a_little()
         self._polled_at = time.monotonic()
         if not self._follower.is_running:
             self._behind_since = None
         if self._version.changes != changes_before:
             return Progress.OTHER_WEIGHTS  # now: who trains on from these makes local steps, which are its own
-        return Progress.NOTHING if outcome is None else Progress.IN_VAIN
+        # What has changed before this call was told then: at the end of the attempt it is no news.
+        return Progress.NOTHING if progress is Progress.NOTHING else Progress.IN_VAIN

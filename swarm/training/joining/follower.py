@@ -1,4 +1,4 @@
-"""How a peer that is behind comes to the swarm's step: it takes over the state of another one, and follows.
+"""How a peer that is behind comes to the swarm's step: it takes over a state, and makes the updates made since.
 
 A state may take longer than an update. So the donor keeps the averages of the updates that are made meanwhile, and the
 newcomer makes these updates itself: same weights, same average, same bits. Who has missed nothing but the last average
@@ -11,68 +11,46 @@ Only a newcomer waits for all this. Who trains goes on meanwhile: the download r
 from __future__ import annotations
 
 import math
-import random
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable
 from concurrent.futures import Future
-from itertools import count
 
-import torch
 from hivemind.p2p import PeerID
 from hivemind.utils import get_logger
 
-from recipe.errors import InputError
 from swarm.averaging.averager import SwarmAverager
-from swarm.membership.claim_bounds import MAX_APART
 from swarm.membership.progress_tracker import ProgressTracker
-from swarm.protocol.messages import Blame, RoundFailed
-from swarm.protocol.wire import LINEAGE_BYTES
+from swarm.protocol.messages import Blame
 from swarm.runtime.async_utils import POLL_SECONDS, wait_a_little
-from swarm.state_sync.average_log import MAX_AVERAGES, MAX_BATCH_BYTES, averages_in, whole
-from swarm.state_sync.download import NoState
-from swarm.state_sync.download_messages import MAX_DESCRIPTION_BYTES
-from swarm.state_sync.serialization import unpack
+from swarm.state_sync.average_log import MAX_AVERAGES
 from swarm.state_sync.state_version import StateVersion
-from swarm.state_sync.uploads import MIN_BUSY_SECONDS
 from swarm.training.gradient_buffer import GradientVector
-from swarm.training.joining.listener import NEAR_SECONDS, Listener
+from swarm.training.joining.attempt import Attempt, Progress, Steps
+from swarm.training.joining.corroboration import Corroboration
+from swarm.training.joining.fetch import Fetcher
+from swarm.training.joining.listener import Listener
 from swarm.training.joining.probation import Probation
-from swarm.training.joining.second_word import SecondWord
+from swarm.training.joining.state_takeover import StateTakeover
+from swarm.training.joining.update_replay import UpdateReplay
 
 logger = get_logger(__name__)
 
-FOLLOW_SECONDS = 1.0
-"""Seconds for which this peer makes others' updates without a look at anything else: averages may be many and small."""
-MAX_DONORS = 8
-"""That are asked for the state in one attempt."""
-MAX_UPDATES = 1000
-"""Most updates that a donor can be ahead of what it was asked for, and that this peer makes after others in a row. A
-donor with more has made them up."""
-RECORDS_LAG = 2
-"""Updates that others may have made since they wrote what they hold, in a fast swarm."""
-TELL_SECONDS = 5.0
-"""From one line about a download to the next."""
-HELD_SECONDS = 3.0
-"""Seconds for which a peer waits until another one says that it holds a state, too: records come each second."""
 DENIED_SECONDS = 120.0
 """Seconds within which a leader is left out that says again what all others deny."""
 TOGETHER_SECONDS = 10.0
 """Seconds after a denial for which a peer makes no update alone while others hold its weights: they may need that long
 to deny it as well."""
-MAX_WAIT_SECONDS = 600.0
-"""Most seconds in all for which a peer waits for busy donors beyond the time limit of its attempt."""
-
-Steps = Generator[Future | None, None, bool]
-"""Goes on when what it yields is done, or after a while; returns whether this peer holds other weights now."""
 
 
 class Follower:
-    """Takes over what others have, into a version; one attempt at a time, piece by piece.
+    """The follower takes over what others have; one attempt at a time, and in steps that never block.
 
     Args:
         version: the state of this peer
-        gradients: where an average has to lie
-        apply: make an update with it
+        tracker: knows what the others say
+        averager: downloads
+        gradients: the vector in which an average has to lie
+        apply: makes an update with it
         should_stop: asked while waiting; a true answer ends the wait
         listener: goes to the next round before this peer has its weights
         probation: examines what is taken over
@@ -89,20 +67,22 @@ class Follower:
         listener: Listener,
         probation: Probation,
     ):
-        self._listener, self._may_listen, self._probation = listener, False, probation
         self._version, self._tracker, self._averager = version, tracker, averager
-        self._gradients, self._apply, self._should_stop = gradients, apply, should_stop
-        self._steps: Steps | None = None
-        self._second_word = SecondWord(tracker)
+        self._listener, self._should_stop = listener, should_stop
+        self._fetcher = Fetcher(averager, tracker, listener, should_stop)
+        self._replay = UpdateReplay(version, tracker, averager, gradients, apply, listener, probation, self._fetcher)
+        self._takeover = StateTakeover(version, tracker, averager, gradients, probation, self._fetcher, should_stop)
+        self._steps: Steps[bool] | None = None
+        """The steps that the attempt has still to take; None if none is under way."""
         self._denied, self._denied_at = None, -math.inf
-        """Who has said last what all others denied, and when, in monotonic seconds."""
+        """The leader whose claim all others have denied last, and when, in monotonic seconds."""
         self._waits_for: Future | None = None
-        self._claimed: dict[PeerID, int] = {}
-        """The steps that donors held when a download began that has broken off, and may go on."""
-        self.last_donor: PeerID | None = None
-        """Whose state this peer has taken over last."""
-        self._fast_donor: PeerID | None = None
-        """From whom the last state or average came."""
+        """The future that the next step waits for."""
+
+    @property
+    def last_donor(self) -> PeerID | None:
+        """The donor whose state this peer has taken over last."""
+        return self._takeover.last_donor
 
     # ---- one attempt ------------------------------------------------------------------------------------------------
 
@@ -117,99 +97,113 @@ class Follower:
         timeout_seconds: float,
         joins: bool = False,
         is_told: bool = False,
-        second_word: SecondWord | None = None,
+        corroboration: Corroboration | None = None,
     ) -> None:
         """Begin to take over the donor's state, or that of whose counts more, unless that is under way already.
 
         Args:
+            donor: the peer whose state is wanted; None: whoever counts more
+            timeout_seconds: seconds for which this peer looks for somebody who hands over a state
             joins: this peer has never trained: it is worth a long wait, and an error if nothing comes of it
             is_told: the swarm has gone on, said who leads it: a new attempt does not follow at once
-            second_word: what has to be heard beside a leader who has said so; nothing, if it is left out
+            corroboration: which witnesses must confirm the leader's claim that the swarm has gone on; None: believe the
+                leader
         """
         if self._steps is None:
-            self._second_word = second_word or SecondWord(self._tracker)
-            self._steps = self._take_over(donor, timeout_seconds, joins, is_told)
+            corroboration = corroboration or Corroboration(self._tracker)
+            self._steps = self._steps_of(Attempt(donor, timeout_seconds, joins, is_told, corroboration))
 
-    def poll(self) -> bool | None:
-        """Go on as far as that needs no waiting.
-
-        Returns:
-            None while there is more to come, then whether this peer holds other weights now
+    def poll(self) -> Progress:
+        """Go on as far as that needs no waiting; `Progress.NOTHING` while there is more to come.
 
         Raises:
-            InputError: as `begin` says
+            InputError: this peer joins, and nobody has handed over a state
         """
         while self._steps is not None:
             try:
                 self._waits_for = next(self._steps)
             except StopIteration as end:
                 self._steps = self._waits_for = None
-                return end.value
+                return Progress.OTHER_WEIGHTS if end.value else Progress.IN_VAIN
             except BaseException:
                 self._steps = self._waits_for = None
                 raise
             if self._waits_for is None or not self._waits_for.done():
-                return None
-        return False
+                return Progress.NOTHING
+        return Progress.IN_VAIN
 
     def wait_a_little(self) -> None:
-        """Until there is something to go on with, or for `POLL_SECONDS`."""
+        """Wait until there is something to go on with, for `POLL_SECONDS` at most."""
         if self._waits_for is None:
             time.sleep(POLL_SECONDS)
         else:
             wait_a_little(self._waits_for)
 
     def cancel(self) -> None:
-        """This peer leaves."""
+        """End the attempt; what is under way is given up."""
         steps, self._steps = self._steps, None
         if steps is not None:
             steps.close()
 
-    # ---- what it consists of ----------------------------------------------------------------------------------------
+    # ---- its steps --------------------------------------------------------------------------------------------------
 
-    def _take_over(self, donor: PeerID | None, timeout_seconds: float, joins: bool, is_told: bool) -> Steps:
-        self._may_listen = donor is None and (joins or is_told)  # else rounds of its own go on meanwhile
-        if donor is not None:
-            return (yield from self._reload(donor))
-        if is_told:
-            yield from self._until_refreshed(5 * POLL_SECONDS)
-            if not (yield from self._until_given()):
+    def _steps_of(self, attempt: Attempt) -> Steps[bool]:
+        """The steps of an attempt; whether this peer holds other weights at its end."""
+        if attempt.donor is not None:
+            donor = yield from self._takeover.download_from_donor(attempt)
+            if donor is not None:
+                self._replay.prefer(donor)
+            return donor is not None
+        if attempt.is_told:
+            yield from self._fetcher.until_refreshed(5 * POLL_SECONDS)
+            if not (yield from self._until_confirmed(attempt.corroboration)):
                 return False
             self._listener.begin()
         version, tracker = self._version, self._tracker
-        followed = False
+        has_replayed = False
         knows_history = version.step == 0 or not version.untouched  # else its lineage is its own
         if knows_history and tracker.swarm.latest_step <= version.step + MAX_AVERAGES:
-            followed = yield from self._follow_somebody()
-            if followed and tracker.swarm.latest_step <= version.step:
+            has_replayed = yield from self._replay.replay_from_anyone(attempt)
+            if has_replayed and tracker.swarm.latest_step <= version.step:
                 return True
-        if (yield from self._catch_up(timeout_seconds, joins)):
-            yield from self.follow(self._who_may_have_averages())
+        donor = yield from self._takeover.download_from_superiors(attempt)
+        if donor is not None:
+            self._replay.prefer(donor)
+            yield from self._replay.replay_updates(attempt)
             return True
+        if attempt.is_told and not has_replayed:
+            has_replayed = yield from self._replay_when_they_have_finished(attempt)
+        return has_replayed
+
+    def _replay_when_they_have_finished(self, attempt: Attempt) -> Steps[bool]:
+        """Fetch the average of the round that has closed without this peer, as soon as it ends; whether it came.
+
+        The next group is held open meanwhile, so this has to begin when the round ends, and with the donor whose line
+        is known to be fast.
+        """
         retry_until = time.monotonic() + self._averager.timeouts.retry_seconds
-        while is_told and not followed and not self._should_stop():
-            if time.monotonic() > retry_until and not self._listener.is_at(version.step + 1):
+        while not self._should_stop():
+            if time.monotonic() > retry_until and not self._listener.is_at(self._version.step + 1):
                 break
-            if self._second_word.is_denied:
-                self._note_denied()
+            if attempt.corroboration.is_denied:
+                self._note_denied(attempt.corroboration.leader)
                 break
             self._listener.begin()
-            # The group has closed without this peer. The next one is held open while this peer fetches the average of
-            # it, so that has to begin when the round ends, and with the donor whose line is known to be fast.
-            yield from self._until_refreshed(self._averager.timeouts.pause_seconds, at_least=True)
-            followed = yield from self._follow_somebody(waits=True)
-        return followed
+            yield from self._fetcher.until_refreshed(self._averager.timeouts.pause_seconds, at_least=True)
+            if (yield from self._replay.replay_from_anyone(attempt, waits=True)):
+                return True
+        return False
 
-    def _until_given(self) -> Steps:
-        """Wait for the second word, where one is needed; whether it has come."""
-        word, until = self._second_word, time.monotonic() + self._averager.timeouts.retry_seconds
-        while word.is_needed and not word.is_given:
-            if word.is_denied:
-                self._note_denied()
+    def _until_confirmed(self, corroboration: Corroboration) -> Steps[bool]:
+        """Wait until a witness confirms the leader's claim, where one has to; whether that has come about."""
+        until = time.monotonic() + self._averager.timeouts.retry_seconds
+        while corroboration.is_needed and not corroboration.is_confirmed:
+            if corroboration.is_denied:
+                self._note_denied(corroboration.leader)
                 return False
             if time.monotonic() > until or self._should_stop():
                 return False
-            yield from self._until_refreshed(POLL_SECONDS)
+            yield from self._fetcher.until_refreshed(POLL_SECONDS)
         return True
 
     @property
@@ -217,360 +211,14 @@ class Follower:
         """Whether others, who hold this peer's weights, are about to find out what it has just found out."""
         return time.monotonic() < self._denied_at + TOGETHER_SECONDS and self._tracker.shares_weights
 
-    def _note_denied(self) -> None:
-        """The swarm has not gone on: who has said so is left out, unless it was in a round that has only failed."""
-        leader, now, own = self._second_word.leader, time.monotonic(), (self._version.step, self._version.lineage)
+    def _note_denied(self, leader: PeerID | None) -> None:
+        """Leave out a leader whose claim was denied, unless it was in a round that has only failed."""
         if leader is None:
             return
+        now, own = time.monotonic(), (self._version.step, self._version.lineage)
         record = self._tracker.others.get(leader)
         is_elsewhere = record is not None and (record.step, record.lineage) != own
         says_it_again = self._denied == leader and now < self._denied_at + DENIED_SECONDS
         if is_elsewhere or says_it_again:
             self._tracker.blame({leader: Blame.GOES_ON_ALONE})
         self._denied, self._denied_at = leader, now
-
-    def _follow_somebody(self, waits: bool = False) -> Steps:
-        """Whether this peer was only an update or two behind, and has made these.
-
-        Args:
-            waits: until the one from whom the last state or average came has made the next one
-        """
-        donors = self._who_may_have_averages()
-        if waits and donors and donors[0] == self._fast_donor and (yield from self.follow(donors[:1], waits)):
-            self._tracker.came_back()
-            return True
-        if (yield from self.follow(donors)):
-            self._tracker.came_back()
-            return True
-        return False
-
-    def _who_may_have_averages(self) -> list[PeerID]:
-        """Donors at this peer's step or later, maybe further than their records say.
-
-        The first is whose state or averages this peer has taken over: others may have been slower, and it may have kept
-        more than its last average for this peer.
-        """
-        donors = self._tracker.swarm.donors(min_step=self._version.step)
-        donors.sort(key=lambda peer: peer != self._fast_donor)
-        return donors[:MAX_DONORS]
-
-    def _reload(self, donor: PeerID) -> Steps:
-        """Take over the state of this peer, which may have to finish its update first; whether it could be had."""
-        deadline = time.monotonic() + self._averager.timeouts.settle_seconds
-        while True:
-            try:
-                yield from self.download([donor], joins=False)
-                return True
-            except NoState as error:
-                if self._should_stop() or time.monotonic() > deadline:
-                    logger.warning(f"No state from {self._tracker.name_of(donor)}: {error}")
-                    return False
-            yield None
-
-    def _catch_up(self, timeout_seconds: float, joins: bool) -> Steps:
-        """Take over the state of a peer whose state counts more, until none is left or one has been taken over.
-
-        Who joins tries those again that could not hand it over: it would train on alone. Time in which something
-        arrived, or that busy donors have announced, does not count.
-        """
-        tracker, version = self._tracker, self._version
-        began, busy_so_far, failed = time.monotonic(), 0.0, set()
-        deadline = began + timeout_seconds
-        reason = "nobody is there to hand it over"
-        while time.monotonic() < deadline and not self._should_stop():
-            if not tracker.swarm.superiors and not (joins and failed & tracker.others.keys()):
-                return False  # those who were ahead or senior are gone
-            if self._second_word.is_denied:
-                return False
-            needed = version.step + (
-                tracker.swarm.latest_step > version.step
-            )  # the same step again would be no way out
-            busy_seconds, asked_at = 0.0, time.monotonic()
-            donors = tracker.swarm.donors(min_step=needed)
-            if self._second_word.is_needed:
-                donors = [donor for donor in donors if self._second_word.may_give(donor)]
-            if donors := donors[:MAX_DONORS]:
-                try:
-                    return (yield from self.download(donors, joins))
-                except NoState as error:
-                    reason, busy_seconds = str(error), error.busy_seconds
-                    for peer, why in error.reasons.items():
-                        logger.warning(f"No state from {tracker.name_of(peer)}: {why}")
-                        tracker.cannot_hand_over(peer)
-                        failed.add(peer)
-                    if error.has_begun:
-                        deadline += time.monotonic() - asked_at
-            if busy_seconds and busy_so_far < MAX_WAIT_SECONDS:
-                busy_seconds, waits_since = max(MIN_BUSY_SECONDS, busy_seconds), time.monotonic()
-                reason = "those who have it hand it over to others first"
-                logger.warning(f"The state is handed over to others first: this peer waits {busy_seconds:.0f} s")
-                yield from self._until_refreshed(busy_seconds, at_least=True)
-                waited = time.monotonic() - waits_since
-                busy_so_far, deadline = busy_so_far + waited, deadline + waited
-            else:
-                yield from self._until_refreshed(1.0)
-            if time.monotonic() - began > self._averager.timeouts.superior_seconds:
-                # Those who claim to be ahead but have been joining themselves all the time have nothing to hand over.
-                for peer_id in set(tracker.swarm.superiors) - set(tracker.swarm.donors(min_step=version.step)):
-                    tracker.cannot_hand_over(peer_id)
-        if self._should_stop():
-            return False
-        said = f"The swarm's state could not be downloaded in {time.monotonic() - began:.0f} s ({reason})"
-        if joins and version.untouched:
-            raise InputError(f"{said}: check that the peers of --initial-peers can be reached and start again.")
-        logger.warning(f"{said}: this peer trains on without those who are ahead, and tries again later")
-        for peer_id in set(tracker.swarm.superiors) & tracker.others.keys():
-            if tracker.others[peer_id].step > version.step:
-                tracker.cannot_hand_over(peer_id)
-        return False
-
-    def download(self, donors: Sequence[PeerID], joins: bool) -> Steps:
-        """The state of one of these; False if this peer has come as far by itself meanwhile.
-
-        Raises:
-            NoState: none of them has handed it over
-        """
-        version, tracker, began = self._version, self._tracker, time.monotonic()
-        claimed = {peer: record.step for peer, record in tracker.others.items() if peer in donors}
-        claimed |= {peer: step for peer, step in self._claimed.items() if peer in claimed}
-        before = version.step, version.lineage
-        try:
-            fetched = yield from self._fetch(donors, version.state.max_bytes, is_awaited=joins)
-        except NoState as error:
-            self._claimed = claimed if error.has_begun else {}
-            raise
-        donor, description, layout, content = fetched
-        self._claimed = {}
-        yield from self._until_held(donor, description)
-        try:
-            tensors = unpack(layout, content)
-            with version.lock:
-                step = description.get("step") if isinstance(description, dict) else None
-                if type(step) is int and step <= version.step and (version.step, version.lineage) != before:
-                    return False
-                self._check_step(donor, step, max(version.step, claimed.get(donor, 0)))
-                examined = self._probation.examine(donor, description, tensors)
-                version.load(description, tensors)
-                self._gradients.adopt()  # with local steps it is what the next one downloads
-                self._probation.begin(donor, examined)
-        except RoundFailed as error:
-            raise NoState({donor: str(error)}) from error
-        self.last_donor = self._fast_donor = donor
-        tracker.has_handed_over(donor)
-        if version.lineage != before[1]:
-            tracker.came_back()
-        seconds, name = time.monotonic() - began, tracker.name_of(donor)
-        logger.warning(f"Took over step {version.step} from {name}: {len(content) / 1e6:.1f} MB in {seconds:.1f} s")
-        return True
-
-    def _until_held(self, donor: PeerID, description: object) -> Generator[Future | None, None, None]:
-        """Wait until somebody else says that it holds this state, or has held it, where a second word is needed.
-
-        Raises:
-            NoState: nobody does; its donor may still be honest
-        """
-        said = description if isinstance(description, dict) else {}
-        step, lineage = said.get("step"), said.get("lineage")
-        if type(step) is not int or type(lineage) is not bytes:
-            return  # whoever loads the state says so
-        deadline = time.monotonic() + HELD_SECONDS
-        while not self._second_word.holds(donor, step, lineage):
-            if time.monotonic() > deadline:
-                name = self._tracker.name_of(donor)
-                raise NoState({}, f"nobody else says that it holds step {step} as {name} gives it")
-            yield from self._until_refreshed(POLL_SECONDS)
-
-    def _check_step(self, donor: PeerID, step: object, wanted: int) -> None:
-        """Raises RoundFailed: the donor has less than it said, or more than this peer can believe."""
-        if type(step) is not int:
-            return  # whoever loads the state says so
-        if step < wanted:
-            raise RoundFailed(f"it holds step {step} only, and not {wanted}")
-        if step > wanted + MAX_UPDATES or not self._tracker.swarm.may_hold(donor, step):
-            raise RoundFailed(f"it holds step {step}, and nobody else is near that")
-
-    def follow(self, donors: Sequence[PeerID], waits: bool = False) -> Generator[Future | None, None, int]:
-        """Make the updates that others have made since they had this peer's weights; returns how many.
-
-        Args:
-            donors: all of them hold the same averages, so the one with the fastest line may hand them over
-            waits: for the first one, if a donor is making it now
-        """
-        made, donor = 0, None
-        while donors and self._may_follow(donor, made):
-            try:
-                donor, lineages, averages = yield from self.fetch_averages(donors, waits and not made)
-                lineages = yield from self._held_by_others(donor, lineages)
-            except RoundFailed as error:  # it has not made the next one yet, or is gone
-                logger.debug(f"no further average: {error}")
-                break
-            began = time.monotonic()
-            for lineage, average in zip(lineages, averages[: len(lineages)], strict=True):
-                with self._version.lock:
-                    size = self._gradients.fragments.size_at(self._version.step)
-                    self._gradients.follow(whole(average, size))
-                    self._apply()
-                    self._gradients.release()
-                    self._version.advance(lineage)
-                    self._probation.note_followed(donor)
-                made += 1
-                if not self._may_follow(donor, made):
-                    break
-                if time.monotonic() > began + FOLLOW_SECONDS:
-                    yield None
-                    began = time.monotonic()
-            self._fast_donor = donor
-            donors = [donor, *(peer for peer in donors if peer != donor)]
-        if made:
-            with self._version.lock:
-                self._probation.note_arrived()
-            name, updates = self._tracker.name_of(donor), f"{made} update{'s' * (made != 1)}"
-            logger.warning(f"Made up for {updates} with averages from {name}, to step {self._version.step}")
-        return made
-
-    def _held_by_others(
-        self, donor: PeerID, lineages: Sequence[bytes]
-    ) -> Generator[Future | None, None, Sequence[bytes]]:
-        """Those of these updates that somebody else has made as well; all, where no second word is needed.
-
-        Raises:
-            RoundFailed: there are none, or this peer has made one itself meanwhile, or others have made more by now
-        """
-        version, deadline = self._version, time.monotonic() + self._averager.timeouts.retry_seconds
-        before = version.step, version.lineage
-        while not (number := self._second_word.num_held(donor, version.step, lineages)):
-            if self._second_word.is_denied or time.monotonic() > deadline:  # others may end that round later
-                raise RoundFailed("nobody else has made this update")
-            if self._second_word.is_past(version.step + len(lineages)):
-                raise RoundFailed("others have made more, and may name one of those")
-            yield from self._until_refreshed(POLL_SECONDS)
-        if (version.step, version.lineage) != before:
-            raise RoundFailed("this peer has gone on itself")
-        return lineages[:number]
-
-    def _may_follow(self, donor: PeerID | None, made: int) -> bool:
-        """Whether the next update can be one of the swarm's, and this peer does not listen to its round."""
-        if made >= MAX_UPDATES or self._listener.is_at(self._version.step):
-            return False
-        next_step = self._version.step + 1 - MAX_APART  # records may be that old
-        return donor is None or next_step <= 0 or self._tracker.swarm.may_hold(donor, next_step)
-
-    def fetch_averages(
-        self, donors: Sequence[PeerID], waits: bool
-    ) -> Generator[Future | None, None, tuple[PeerID, list[bytes], list[tuple[torch.Tensor, ...]]]]:
-        """The averages of this peer's step and of some that follow, from one of these, as they travel.
-
-        Raises:
-            RoundFailed: nobody has them, or they are none
-        """
-        sizes = map(self._gradients.fragments.size_at, count(self._version.step))
-        vector_bytes = self._averager.vector.nbytes
-        most = max(vector_bytes, MAX_BATCH_BYTES) + MAX_DESCRIPTION_BYTES
-        fetched = yield from self._fetch(donors, most, average_of=self._version.step, waits=waits)
-        donor, description, layout, content = fetched
-        try:
-            step, before, lineages = description
-            averages = list(averages_in(unpack(layout, content), sizes))
-            are_named = all(type(name) is bytes and len(name) == LINEAGE_BYTES for name in lineages)
-        except (TypeError, ValueError) as error:
-            raise RoundFailed(f"the averages' description is malformed: {error!r}") from error
-        if (step, before) != (self._version.step, self._version.lineage):
-            raise RoundFailed("the averages belong to other weights")
-        if not 1 <= len(averages) <= MAX_AVERAGES or len(lineages) != len(averages) or not are_named:
-            raise RoundFailed("they are no averages of this model")
-        return donor, lineages, averages
-
-    def _fetch(self, donors: Sequence[PeerID], max_bytes: int, **wishes) -> Generator[Future | None, None, tuple]:
-        """What the averaging process has downloaded.
-
-        Raises:
-            NoState: from none of them
-        """
-        averager = self._averager
-        download = averager.download_state(donors, max_bytes, **wishes)
-        looks, silent_seconds = averager.looks, 0.0
-        looked_at = told_at = time.monotonic()
-        try:
-            while not download.done():
-                if self._should_stop():
-                    raise NoState({}, "this peer is leaving")
-                averager.check_alive()
-                yield download
-                now = time.monotonic()
-                # Not by the clock alone: while this process itself stands still, nothing is seen of the other one.
-                silent_seconds += min(now - looked_at, POLL_SECONDS)
-                looked_at = now
-                if looks != (looks := averager.looks):
-                    silent_seconds = 0.0
-                if silent_seconds > self._averager.timeouts.hangs_seconds:
-                    averager.kill()  # it is stopped: who notices that it has died starts this peer again
-                if self._may_listen and averager.arrived.seconds_left < NEAR_SECONDS:
-                    self._listener.begin()
-                if self._second_word.is_denied:
-                    raise NoState({}, "all others deny that the swarm has gone on")
-                if now - told_at > TELL_SECONDS:
-                    told_at = now
-                    self._tell(donors, "average" if "average_of" in wishes else "state")
-        finally:
-            if not download.done():
-                averager.cancel_download()
-        return download.result()
-
-    def _tell(self, donors: Sequence[PeerID], what: str) -> None:
-        arrived = self._averager.arrived
-        if arrived.total_bytes:
-            name = self._tracker.name_of(donors[arrived.donor])
-            so_far = f"{arrived.num_bytes / 1e6:.0f} of {arrived.total_bytes / 1e6:.0f} MB from {name}"
-            left = f", {arrived.seconds_left:.0f} s left" if arrived.seconds_left < float("inf") else ""
-            logger.warning(f"{what}: {so_far}{left}")
-
-    def _until_refreshed(self, seconds: float, at_least: bool = False) -> Generator[Future | None, None, None]:
-        """Wait until records that were asked for after this call have come; not longer, or just as long."""
-        deadline, wanted = time.monotonic() + seconds, self._tracker.exchange.ask_refreshed()
-        while time.monotonic() < deadline and not self._should_stop():
-            if not at_least and self._tracker.exchange.refreshes >= wanted:
-                return
-            self._tracker.exchange.hurry()
-            yield None
-
-    # ---- whom to believe --------------------------------------------------------------------------------------------
-
-    def find_healer(self) -> PeerID | None:
-        """Who can replace weights out of which nothing useful comes, if anybody can: not who they came from, if so.
-
-        Raises:
-            InputError: they are not finite, and nobody is there
-        """
-        donors = self._tracker.swarm.donors(min_step=self._version.step - RECORDS_LAG)
-        weights = map(self._version.state.read, self._gradients.weights)
-        if not self._tracker.others and not all(torch.isfinite(weight).all() for weight in weights):
-            raise InputError(
-                "The weights are not finite any more, and nobody is there who could replace them: start again, which "
-                "goes on from the newest checkpoint that is sound; if it comes to this again, lower --learning-rate."
-            )
-        if self._version.untouched and self._version.step == 0:
-            return None  # these weights are the recipe's: nobody has better ones
-        others = [donor for donor in donors if donor != self.last_donor] or donors
-        return random.choice(others) if others else None  # the first one may be as ill as this peer
-
-    def find_witness(self) -> PeerID | None:
-        """Who can replace weights that others have refuted: one of these if possible, and nobody they came from."""
-        donors = self._tracker.swarm.donors(min_step=self._version.step - RECORDS_LAG)
-        others = [donor for donor in donors if donor not in self._probation.sources]
-        refuters = [donor for donor in others if donor in self._probation.refuters]
-        return random.choice(refuters or others) if others else None
-
-    def refused_by(self, leader: PeerID) -> None:
-        """It says that it averages another model; who has taken part in the swarm knows that it does not matter.
-
-        Raises:
-            InputError: this peer has not
-        """
-        name = self._tracker.name_of(leader)
-        if self._version.untouched and self._version.step == 0:
-            raise InputError(
-                f"{name} averages another model than this peer does: start it with the recipe of the swarm (give "
-                "--initial-peers and nothing else)."
-            )
-        logger.warning(f"Ignoring {name}, who wants to lead and says that it averages another model")
-        self._tracker.distrusted.add(leader)

@@ -1,4 +1,4 @@
-"""Who is nearly there listens to the next round: it gives nothing, and has the average when the others have it.
+"""How a peer that is nearly there listens to the next round: it gives nothing, and gets the average as others do.
 
 A newcomer downloads a state, and then the averages of the updates that were made meanwhile. Over a line at home those
 of a large model take longer than a swarm waits for anybody: the next group would close without it, and the one after
@@ -24,13 +24,13 @@ from swarm.training.throughput import Work
 logger = get_logger(__name__)
 
 LISTEN_BYTES = 32 * 2**20
-"""Of a vector in fp32. A smaller one is downloaded in a moment, and for that a group is held open."""
+"""Fewest bytes, in fp32, of a vector that is worth it: a smaller one comes in a moment, while a group is held open."""
 NEAR_SECONDS = 30.0
-"""Before its state is here, a peer begins to listen."""
+"""Seconds before its state is here at which a peer begins to listen."""
 
 
 class Listener:
-    """Of one peer; it listens to one round at a time.
+    """The listener takes part in a round before this peer has its weights; one round at a time.
 
     Args:
         options: how patient this peer is
@@ -87,10 +87,10 @@ class Listener:
         return self._is_under_way and self._round.ticket.step == step
 
     def take(self, step: int, lineage: bytes) -> InflightRound | None:
-        """The round, if this peer has the weights that it belongs to by now; else it is left.
+        """Take the round over, if this peer has the weights that it belongs to by now; else leave it.
 
         Args:
-            lineage: of these weights
+            lineage: the lineage of the weights that this peer has
         """
         listened, is_at = self._round, self.is_at(step)
         self._round, self._least_step = None, 0

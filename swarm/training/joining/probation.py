@@ -29,11 +29,11 @@ logger = get_logger(__name__)
 MAX_UPDATES = 16
 """Most updates to which this peer gives nothing because nobody has confirmed its state."""
 MAX_SECONDS = 30.0
-"""Most seconds for the same, if updates are slow."""
+"""Most seconds for which this peer gives nothing for that reason, if updates are slow."""
 MAX_REFUSED = 2
-"""States that the word of anybody keeps a newcomer of an open run from: names cost nothing there, and so do words."""
+"""Most states that others can keep a newcomer of an open run from: names cost nothing there, and so do words."""
 MAX_OWN = 16
-"""Steps of which this peer remembers what it held."""
+"""Most steps of which this peer remembers what it held."""
 
 
 class StateVerdict(Enum):
@@ -58,9 +58,9 @@ def are_alike(one: Attestation, other: Attestation) -> bool:
 
 
 def judge(
-    own: Attestation, others: Iterable[Attestation], is_as_received: bool, num_witnesses: int = 0
+    own: Attestation, others: Iterable[Attestation], is_as_received: bool, num_attesting: int = 0
 ) -> StateVerdict:
-    """By what others say of the same step and lineage.
+    """Judge a state by what others say of the same step and lineage.
 
     Equal bits confirm. So do weights that are nearly the same, as on other hardware, but only after an update: signs of
     a sketch follow from the lineage, so whoever hands over a state knows those of its step, and can look alike there.
@@ -69,21 +69,23 @@ def judge(
     two liars would otherwise refute every honest donor.
 
     Args:
+        own: what this peer says of the state
+        others: what the others say of it; its donor is none of them
         is_as_received: no update has been made since the state was handed over
-        num_witnesses: who say anything of what they hold, of whatever step; the donor is none
+        num_attesting: number of those who say anything of what they hold, of whatever step; the donor is none
     """
     alike, apart = [], []
     for other in others:
         (alike if are_alike(own, other) else apart).append(other)
     against = max((sum(are_alike(one, other) for other in apart) for one in apart), default=0)
-    if against > 1 + len(alike) and 2 * against > num_witnesses:
+    if against > 1 + len(alike) and 2 * against > num_attesting:
         return StateVerdict.REFUTED
     confirming = [other for other in alike if is_same(own, other) or not is_as_received]
     return StateVerdict.CONFIRMED if confirming and len(alike) > against else StateVerdict.OPEN
 
 
 class Probation:
-    """Of one peer, from when it takes something over until others have confirmed what it holds.
+    """The probation of this peer: from when it takes something over until others have confirmed what it holds.
 
     Args:
         version: the state of this peer
@@ -94,9 +96,9 @@ class Probation:
     def __init__(self, version: StateVersion, tracker: ProgressTracker, attester: Attester):
         self._version, self._tracker, self._attester = version, tracker, attester
         self.sources: frozenset[PeerID] = frozenset()
-        """From whom the state came, and averages with which this peer has followed: their word says nothing of it."""
+        """The peers from which the state came, and averages since: what they say themselves confirms nothing."""
         self.refuters: frozenset[PeerID] = frozenset()
-        """Who has refuted what this peer holds."""
+        """The peers that have refuted what this peer holds."""
         self._own: dict[tuple[int, bytes], tuple[Attestation, bool]] = {}
         self._has_state, self._updates, self.since = False, 0, math.inf
         self._refused, self._last_step = 0, 0
@@ -109,23 +111,23 @@ class Probation:
 
     @property
     def gives_nothing(self) -> bool:
-        """Who has only missed an average or two goes on giving until somebody says that these were false."""
+        """Whether its samples do not count; if it has only missed averages, they count until somebody refutes these."""
         return self._has_state or bool(self.refuters)
 
-    def _witnesses(self, sources: Iterable[PeerID]) -> set[PeerID]:
-        """Others that say anything of what they hold; a newcomer does not, before its own has been confirmed."""
+    def _attesting(self, sources: Iterable[PeerID]) -> set[PeerID]:
+        """The others that say anything of what they hold; a newcomer does not, before its own has been confirmed."""
         others = self._tracker.others
         return {peer for peer in others.keys() - set(sources) if others[peer].attested is not None}
 
     # ---- what is taken over -----------------------------------------------------------------------------------------
 
     def examine(self, donor: PeerID, description: dict, tensors: Sequence[torch.Tensor]) -> Attestation | None:
-        """A downloaded state, before this peer holds it; None if there is nobody whose word could count.
+        """Examine a downloaded state before this peer holds it; None if there is nobody whose word could count.
 
         Raises:
             RoundFailed: it is not a state of this model, or not that of the swarm
         """
-        if not self._witnesses([donor]):
+        if not self._attesting([donor]):
             return None
         received = self._version.attest_received(description, tensors)
         others = self._tracker.attestations(received.step, received.lineage, [donor])
@@ -137,7 +139,7 @@ class Probation:
         return received
 
     def begin(self, donor: PeerID, received: Attestation | None) -> None:
-        """This state has been taken over; whoever calls holds the lock."""
+        """Begin a probation: this state has been taken over; whoever calls holds the lock."""
         self.end()
         if received is not None:
             self._tracker.report(attested=None)
@@ -145,22 +147,22 @@ class Probation:
             self._own = {(received.step, received.lineage): (received, True)}
 
     def note_followed(self, donor: PeerID) -> None:
-        """An update has been made with an average of this donor's; whoever calls holds the lock."""
+        """Note an update that was made with an average of this donor's; whoever calls holds the lock."""
         step = self._last_step = self._version.step
         self.sources |= {donor}
         if step % SKETCH_EVERY == 0 or self._tracker.attestations(step, self._version.lineage, self.sources):
             self._note(self._attester.attest_now())
 
     def note_arrived(self) -> None:
-        """This peer has made up for all that it could; whoever calls holds the lock."""
+        """Note that this peer has made up for all that it could; whoever calls holds the lock."""
         self._note(self._attester.attest_now())
 
     def note_update(self) -> None:
-        """An update has been made in a round."""
+        """Note an update that was made in a round."""
         self._updates += 1
 
     def _say(self, own: Attestation) -> None:
-        """What this peer holds: for others, or to be compared first."""
+        """Tell others what this peer holds, or compare it first."""
         if self.is_on:
             self._note(own)
         else:
@@ -197,7 +199,7 @@ class Probation:
     def _judge(
         self, own: Attestation, others: Mapping[PeerID, Attestation], sources: Iterable[PeerID], is_as_received: bool
     ) -> StateVerdict:
-        verdict = judge(own, others.values(), is_as_received, len(self._witnesses(sources)))
+        verdict = judge(own, others.values(), is_as_received, len(self._attesting(sources)))
         has_doubts = verdict is StateVerdict.REFUTED and self._tracker.knows_nobody and self._refused >= MAX_REFUSED
         return StateVerdict.OPEN if has_doubts else verdict
 
@@ -210,7 +212,7 @@ class Probation:
         self._tracker.report(attested=own)
 
     def note_stray(self) -> None:
-        """The group has compared weights, and those that this peer has taken over are not the group's."""
+        """Note that the group has compared weights, and that this peer has taken over others than the group's."""
         if self._has_state:
             sources = self._names(self.sources)
             logger.warning(f"The weights from {sources} are not those of the group: they are dropped")
@@ -231,7 +233,7 @@ class Probation:
         return self._updates >= MAX_UPDATES or time.monotonic() > self.since + MAX_SECONDS
 
     def _end_if_nobody_can_tell(self) -> None:
-        if not self._witnesses(self.sources):
+        if not self._attesting(self.sources):
             self.end()
         elif self._is_late:
             self._end_in_vain()
@@ -245,13 +247,13 @@ class Probation:
         self.end()
 
     def end(self) -> None:
-        """This peer takes part as all others do."""
+        """End the probation: this peer takes part as all others do."""
         self.sources = self.refuters = frozenset()
         self._own = {}
         self._has_state, self._updates, self.since = False, 0, math.inf
 
     def _names_apart(self, own: Attestation, others: Mapping[PeerID, Attestation]) -> str:
-        """Of those who hold something else."""
+        """The names of those who hold something else."""
         return self._names(peer for peer, said in others.items() if not are_alike(own, said))
 
     def _names(self, peers: Iterable[PeerID]) -> str:

@@ -6,7 +6,7 @@ import time
 from swarm.state_sync.pull import Pull
 from swarm.training.coordinator import Coordinator
 from swarm.training.island import channel
-from swarm.training.joining.follower import Follower
+from swarm.training.joining.update_replay import UpdateReplay
 
 SLOW_SECONDS = 1.5
 """Some updates of a swarm that needs 0.2 s for each."""
@@ -23,7 +23,7 @@ def download_states_slowly(newest=None) -> None:
 
     async def pull_slowly(self):
         await pull(self)
-        if self.download.average_of is not None:
+        if self.download.request.average_of is not None:
             return
         if newest is None:
             await asyncio.sleep(SLOW_SECONDS)
@@ -49,11 +49,11 @@ def join_slowly(silent_seconds: float) -> None:
 
 def count_followed_updates() -> list[int]:
     """How many updates this peer makes with averages of others, each time that it does so."""
-    followed, follow = [], Follower.follow
+    followed, replay = [], UpdateReplay.replay_updates
 
     def count_updates(self, *arguments):
-        followed.append((yield from follow(self, *arguments)))
+        followed.append((yield from replay(self, *arguments)))
         return followed[-1]
 
-    Follower.follow = count_updates
+    UpdateReplay.replay_updates = count_updates
     return followed

@@ -16,9 +16,10 @@ from swarm.state_sync.average_log import MAX_AVERAGES, AverageLog
 from swarm.training.averaging_mode import Averaging
 from swarm.training.gradient_buffer import GradientVector
 from swarm.training.joining import listener as listener_module
-from swarm.training.joining.follower import Follower
 from swarm.training.joining.listener import Listener
 from swarm.training.joining.probation import MAX_UPDATES
+from swarm.training.joining.state_takeover import StateTakeover
+from swarm.training.joining.update_replay import UpdateReplay
 from swarm.training.strategy import SwarmStrategy
 from tests.helpers.islands.slow_joiners import SLOW_SECONDS, count_followed_updates, download_states_slowly
 from tests.helpers.strategy_runs import Plan, Task, assert_same_bits, loader, patience, trainer_for
@@ -82,13 +83,13 @@ def take_part(
         the swarm's weights after each update, and the step at which it joined; its optimizer; how many updates it made
         up for; how often it downloaded a state
     """
-    downloads, fetch = [], Follower.download
+    downloads, fetch = [], StateTakeover.download
 
     def count_downloads(self, *arguments, **wishes):
         downloads.append(arguments)
         return (yield from fetch(self, *arguments, **wishes))
 
-    Follower.download, followed = count_downloads, count_followed_updates()
+    StateTakeover.download, followed = count_downloads, count_followed_updates()
     if slow:
         download_states_slowly(newest)
     with running_dht(initial_peers, line) as dht:
@@ -208,7 +209,7 @@ def test_who_has_lost_an_average_gets_it_from_another_and_needs_no_state(codec):
 
 def train_beside_a_slow_answer(name, initial_peers, line):
     """The first time that there is no further average, this takes a second to find out."""
-    fetch, waits = Follower.fetch_averages, []
+    fetch, waits = UpdateReplay.fetch_averages, []
 
     def fetch_slowly(self, *arguments):
         try:
@@ -222,7 +223,7 @@ def train_beside_a_slow_answer(name, initial_peers, line):
 
     if name == "b":
         lose_an_average(7)
-        Follower.fetch_averages = fetch_slowly
+        UpdateReplay.fetch_averages = fetch_slowly
     averaging = Averaging.local(2, "fp16", 0.7, 0.9, fragments=3)
     return take_part(name, initial_peers, line, Plan(compute_seconds=0.03), averaging, 3, min_peers=3, max_steps=40)
 

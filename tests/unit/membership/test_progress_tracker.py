@@ -373,7 +373,7 @@ def test_what_the_weights_are_is_told_as_one():
     assert (tracker.own.step, tracker.own.lineage, tracker.own.samples) == (3, OTHER, 5)
 
 
-def test_a_newcomer_wants_a_second_word_where_there_is_one(swarm, caplog):
+def test_a_newcomer_wants_a_claim_corroborated_where_somebody_can(swarm, caplog):
     swarm.tracker.report(phase=JOINING)
     liar = swarm.says("liar", step=10**6)
     assert swarm.tracker.swarm.superiors == [liar], "nobody says otherwise"

@@ -12,7 +12,7 @@ from hivemind.utils import MPFuture
 
 from swarm.protocol.messages import RoundFailed
 from swarm.runtime.timeouts import DEFAULT_TIMEOUTS, Timeouts
-from swarm.state_sync.download import Download, NoState
+from swarm.state_sync.download import Download, Downloaded, DownloadRequest, NoState
 from swarm.state_sync.download_messages import PIECE_BYTES, SLICE_BYTES, Offer
 from swarm.state_sync.pull import Pull
 from swarm.state_sync.state_downloader import StateDownloader
@@ -28,7 +28,7 @@ def test_a_broken_download_goes_on_with_what_is_missing(monkeypatch):
 
     async def test():
         donor, breaks = Donor(), 0
-        download = Download("the donor", 10**9)
+        download = Download("the donor", DownloadRequest(10**9))
 
         def break_down(message) -> None:
             nonlocal breaks
@@ -49,7 +49,7 @@ def test_what_the_donor_has_not_kept_is_downloaded_anew(monkeypatch):
     monkeypatch.setattr("swarm.state_sync.pull.AGAIN_SECONDS", 0.01)
 
     async def test():
-        donor, download, breaks = Donor(), Download("the donor", 10**9), []
+        donor, download, breaks = Donor(), Download("the donor", DownloadRequest(10**9)), []
 
         def break_down(message) -> None:
             if not breaks and download.num_bytes > SLICE_BYTES:
@@ -69,7 +69,7 @@ def test_a_donor_that_offers_another_state_each_time_is_given_up(monkeypatch):
     monkeypatch.setattr("swarm.state_sync.pull.AGAIN_SECONDS", 0.01)
 
     async def test():
-        donor, download = Donor(), Download("the donor", 10**9)
+        donor, download = Donor(), Download("the donor", DownloadRequest(10**9))
 
         def break_down(message) -> None:
             if download.offer is not None:
@@ -96,9 +96,9 @@ class Newcomer:
             timeouts=timeouts,
         )
 
-    async def take(self, *donors: str, **wishes):
+    async def take(self, *donors: str, **wishes) -> Downloaded:
         future = MPFuture()
-        await self.downloader.download(donors, 10**9, wishes, future)
+        await self.downloader.download(donors, DownloadRequest(10**9, **wishes), future)
         return future.result(timeout=0)
 
 
@@ -123,8 +123,9 @@ def test_what_arrives_is_what_was_sent():
         assert newcomer.downloader.broken is None, "it is of no use"
         again = pickle.loads(pickle.dumps(error.value))
         assert (again.reasons, str(again)) == (error.value.reasons, str(error.value))
-        donor, metadata, _, content = await newcomer.take("anna", "ben")
-        assert (donor, metadata, len(content)) == ("ben", "description", STATE_BYTES), "then another one is asked"
+        taken = await newcomer.take("anna", "ben")
+        assert (taken.donor, taken.description) == ("ben", "description"), "then another one is asked"
+        assert len(taken.content) == STATE_BYTES
 
     run(test)
 
@@ -172,7 +173,7 @@ def test_an_honest_donor_on_a_slow_line_is_waited_for(monkeypatch, is_awaited, k
 
     async def test():
         newcomer = Newcomer({"anna": Slow(1000.0 * kilobytes)})
-        donor, *_ = await newcomer.take("anna", is_awaited=is_awaited)
+        donor = (await newcomer.take("anna", is_awaited=is_awaited)).donor
         assert donor == "anna"
 
     run_in_virtual_time(test, monkeypatch, seconds=600)
@@ -180,7 +181,7 @@ def test_an_honest_donor_on_a_slow_line_is_waited_for(monkeypatch, is_awaited, k
 
 def test_who_trains_has_a_deadline_that_follows_the_bytes():
     def began_before(seconds: float, **options) -> Download:
-        download = Download("anna", 10**12, **options)
+        download = Download("anna", DownloadRequest(10**12, **options))
         download.accept(Offer(0.0, b"s" * 16, 10**9, (b"d" * 32,) * -(-(10**9) // SLICE_BYTES), b""))
         download.began, download.wire_bytes = download.heard - seconds, 10**12
         return download
@@ -195,7 +196,7 @@ def test_a_faster_donor_is_found_beside_a_slow_one(monkeypatch):
     async def test():
         donors = {"anna": Slow(1e5), "ben": Slow(2e5), "cleo": Slow(1.5e6), "dan": Donor()}
         newcomer = Newcomer(donors, IN_A_RACE)
-        donor, *_ = await newcomer.take(*donors)
+        donor = (await newcomer.take(*donors)).donor
         assert donor == "cleo", "three take part"
         assert donors["dan"].exports == 0
         await until(lambda: not any(upload.streams for upload in donors["anna"].server.uploads.of.values()))
@@ -220,7 +221,7 @@ def test_who_is_ahead_on_a_shared_line_has_to_fill_it_alone(monkeypatch):
                     await asyncio.sleep(num_bytes / 3e5)
 
         donors |= {"anna": Slow(4e5, line), "ben": Slow(1e8, line_of_ben)}
-        donor, *_ = await Newcomer(donors, IN_A_RACE).take(*donors)
+        donor = (await Newcomer(donors, IN_A_RACE).take(*donors)).donor
         assert donor == "ben"
 
     run_in_virtual_time(test, monkeypatch, seconds=600)
@@ -229,7 +230,7 @@ def test_who_is_ahead_on_a_shared_line_has_to_fill_it_alone(monkeypatch):
 def test_nobody_else_is_asked_for_a_state_that_is_here_at_once():
     async def test():
         newcomer = Newcomer({"anna": Donor(), "ben": Donor()})
-        donor, *_ = await newcomer.take("anna", "ben")
+        donor = (await newcomer.take("anna", "ben")).donor
         assert donor == "anna"
         assert newcomer.donors["ben"].exports == 0
 
@@ -251,7 +252,7 @@ def test_what_has_arrived_is_of_use_in_the_next_attempt(monkeypatch):
         had = newcomer.downloader.broken.num_bytes
         assert had > 0
         donor.server.state_changed()
-        _, _, _, content = await newcomer.take("anna")
+        content = (await newcomer.take("anna")).content
         assert set(content.unique().tolist()) == {1}, "it is still the state of then"
 
     run_in_virtual_time(test, monkeypatch, seconds=600)
@@ -260,7 +261,7 @@ def test_what_has_arrived_is_of_use_in_the_next_attempt(monkeypatch):
 @pytest.mark.parametrize("bit", ["size", "index"])
 def test_what_nobody_has_asked_for_is_refused(bit):
     async def test():
-        download = Download("anna", 10**9)
+        download = Download("anna", DownloadRequest(10**9))
         download.accept(Offer(0.0, b"s" * 16, PIECE_BYTES, (b"d" * 32,), b""))
         download.next_piece()
         size = PIECE_BYTES - 1 if bit == "size" else PIECE_BYTES

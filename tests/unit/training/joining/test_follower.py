@@ -12,11 +12,12 @@ from recipe.errors import InputError
 from swarm.averaging.compression.fragments import Fragments
 from swarm.protocol.messages import Blame
 from swarm.runtime.timeouts import DEFAULT_TIMEOUTS
-from swarm.state_sync.download import DownloadProgress, NoState
+from swarm.state_sync.download import Downloaded, DownloadProgress, DownloadRequest, NoState
 from swarm.state_sync.serialization import pack
 from swarm.state_sync.state_version import StateVersion
 from swarm.state_sync.training_state import SharedState
-from swarm.training.joining import follower as follower_module
+from swarm.training.joining import fetch, state_takeover
+from swarm.training.joining.attempt import Progress
 from swarm.training.joining.follower import Follower
 from tests.helpers.hurry import shorter
 
@@ -40,9 +41,14 @@ def catch_up(version: StateVersion, tracker, averager, timeout_seconds: float = 
     """To the end, as a newcomer does."""
     follows = follower(version, tracker, averager)
     follows.begin(None, timeout_seconds, joins=joins)
-    while (outcome := follows.poll()) is None:
+    return to_the_end(follows)
+
+
+def to_the_end(follows: Follower) -> bool:
+    """Whether this peer holds other weights when its attempt is over."""
+    while (progress := follows.poll()) is Progress.NOTHING:
         follows.wait_a_little()
-    return outcome
+    return progress is Progress.OTHER_WEIGHTS
 
 
 class Donor:
@@ -54,9 +60,9 @@ class Donor:
         self.source, self.failures, self.busy_seconds, self.asked = source, failures, busy_seconds, 0
         self.vector, self.cancelled = torch.zeros(3), 0
 
-    def download_state(self, donors, max_bytes, average_of=None, is_awaited=False, waits=False) -> Future:
+    def download_state(self, donors, request: DownloadRequest) -> Future:
         future: Future = Future()
-        if average_of is not None:
+        if request.average_of is not None:
             future.set_exception(NoState({}, "it has none"))
             return future
         self.asked += 1
@@ -67,7 +73,7 @@ class Donor:
         else:
             description, tensors = self.source.export()
             layout, content = pack(tensors)
-            future.set_result((donors[0], description, layout, content))
+            future.set_result(Downloaded(donors[0], description, layout, content))
         return future
 
     def cancel_download(self) -> None:
@@ -185,14 +191,14 @@ class Pending(Donor):
         super().__init__(source, 0)
         self.coming: list[Future] = []
 
-    def download_state(self, donors, max_bytes, **wishes) -> Future:
-        if "average_of" in wishes:
-            return super().download_state(donors, max_bytes, **wishes)
+    def download_state(self, donors, request: DownloadRequest) -> Future:
+        if request.average_of is not None:
+            return super().download_state(donors, request)
         self.coming.append(Future())
         return self.coming[-1]
 
     def come(self) -> None:
-        self.coming[-1].set_result(Donor(self.source, 0).download_state(["anna"], 0).result())
+        self.coming[-1].set_result(Donor(self.source, 0).download_state(["anna"], DownloadRequest(0)).result())
 
 
 def test_who_has_trained_computes_on_while_the_state_is_on_its_way():
@@ -201,10 +207,10 @@ def test_who_has_trained_computes_on_while_the_state_is_on_its_way():
     follows = follower(member, tracker, donor)
     follows.begin(None, 20)
     for _ in range(100):
-        assert follows.poll() is None
+        assert follows.poll() is Progress.NOTHING
         assert (member.step, len(donor.coming)) == (6, 1), "nothing has changed, and nobody waits"
     donor.come()
-    assert follows.poll() is True
+    assert follows.poll() is Progress.OTHER_WEIGHTS
     assert (member.step, follows.is_running) == (7, False)
 
 
@@ -213,47 +219,45 @@ def test_a_state_that_this_peer_has_overtaken_is_not_taken_over_and_nobody_is_to
     member.advance(b"a round")
     follows = follower(member, tracker, donor)
     follows.begin(None, 20)
-    assert follows.poll() is None
+    assert follows.poll() is Progress.NOTHING
     member.advance(b"another round")
     member.advance(b"one more")
     donor.come()
-    assert follows.poll() is False
+    assert follows.poll() is Progress.IN_VAIN
     assert (member.step, member.lineage) == (8, b"one more")
     assert not tracker.is_distrusted
 
 
-class Word:
+class Witnesses:
     """What others say, who were in the last round with this peer."""
 
     leader, is_needed = "mallory", True
 
-    def __init__(self, is_given: bool = True, is_denied: bool = False, is_held: bool = True):
-        self.is_given, self.is_denied, self.is_held = is_given, is_denied, is_held
+    def __init__(self, is_confirmed: bool = True, is_denied: bool = False, is_held: bool = True):
+        self.is_confirmed, self.is_denied, self.is_held = is_confirmed, is_denied, is_held
 
-    def may_give(self, donor) -> bool:
+    def may_confirm_state_of(self, donor) -> bool:
         return True
 
-    def holds(self, donor, step, lineage) -> bool:
+    def confirms(self, donor, step, lineage) -> bool:
         return self.is_held
 
 
-def told(follows: Follower, word: Word) -> bool:
+def told(follows: Follower, witnesses: Witnesses) -> bool:
     """The outcome, for a peer whose leader says that the swarm has gone on."""
-    follows.begin(None, 0.2, is_told=True, second_word=word)
-    while (outcome := follows.poll()) is None:
-        follows.wait_a_little()
-    return outcome
+    follows.begin(None, 0.2, is_told=True, corroboration=witnesses)
+    return to_the_end(follows)
 
 
 def test_a_state_that_nobody_else_holds_is_not_taken_over_and_its_donor_may_be_honest(monkeypatch, caplog):
-    monkeypatch.setattr(follower_module, "HELD_SECONDS", 0.0)
+    monkeypatch.setattr(state_takeover, "CONFIRM_SECONDS", 0.0)
     member, donor, tracker = make(5), Donor(make(7), 0), Tracker()
     member.advance(b"a round")
     donor.timeouts = shorter(300)
-    assert not told(follower(member, tracker, donor), Word(is_held=False))
+    assert not told(follower(member, tracker, donor), Witnesses(is_held=False))
     assert (member.step, tracker.is_distrusted) == (6, False)
     assert "nobody else says that it holds step 7 as anna gives it" in caplog.text
-    assert told(follower(member, Tracker(), donor), Word())
+    assert told(follower(member, Tracker(), donor), Witnesses())
     assert member.step == 7
 
 
@@ -271,7 +275,7 @@ def test_a_leader_whom_all_deny_is_left_out(record, blamed_after):
         tracker.others["mallory"] = SimpleNamespace(step=record[0], lineage=record[1])
     follows = follower(member, tracker, donor)
     for times in (1, 2):
-        assert not told(follows, Word(is_given=False, is_denied=True))
+        assert not told(follows, Witnesses(is_confirmed=False, is_denied=True))
         assert bool(blamed) == (times >= blamed_after)
     assert blamed[0] == {"mallory": Blame.GOES_ON_ALONE}
     assert (member.step, donor.asked) == (6, 0), "nothing was downloaded"
@@ -281,7 +285,7 @@ def test_who_leaves_ends_its_download():
     donor = Pending(make(7))
     follows = follower(make(0), Tracker(), donor)
     follows.begin(None, 20)
-    assert follows.poll() is None
+    assert follows.poll() is Progress.NOTHING
     follows.cancel()
     assert not follows.is_running
     assert donor.cancelled == 1
@@ -295,8 +299,8 @@ class StoppedAverager(Donor):
     def __init__(self):
         super().__init__(make(7), 0)
 
-    def download_state(self, donors, max_bytes, **wishes) -> Future:
-        return Future() if "average_of" not in wishes else super().download_state(donors, max_bytes, **wishes)
+    def download_state(self, donors, request: DownloadRequest) -> Future:
+        return Future() if request.average_of is None else super().download_state(donors, request)
 
     def kill(self) -> None:
         self.is_killed = True
@@ -316,13 +320,13 @@ def test_an_averaging_process_that_is_stopped_while_it_downloads_is_ended():
 
 
 def test_how_far_a_download_is_can_be_seen(monkeypatch, caplog):
-    monkeypatch.setattr(follower_module, "TELL_SECONDS", 0.0)
+    monkeypatch.setattr(fetch, "TELL_SECONDS", 0.0)
     donor = Pending(make(7))
     donor.arrived = DownloadProgress(0, 31_000_000, 70_000_000, 40.2)
     follows = follower(make(0), Tracker(), donor)
     follows.begin(None, 20, joins=True)
-    assert follows.poll() is None
-    assert follows.poll() is None
+    assert follows.poll() is Progress.NOTHING
+    assert follows.poll() is Progress.NOTHING
     assert "state: 31 of 70 MB from anna, 40 s left" in caplog.text
 
 
@@ -367,29 +371,3 @@ def test_a_state_of_a_step_that_nobody_can_have_made_is_not_taken_over(claimed, 
     assert not catch_up(member, tracker, donor, joins=False)
     assert (member.step, donor.asked) == (6, 1)
     assert "No state from anna: it holds step 1000000, and nobody else is near that" in caplog.text
-
-
-def test_weights_of_no_use_are_replaced_or_end_a_peer_that_is_alone():
-    member, tracker = make(5), Tracker()
-    healed = follower(member, tracker)
-    assert healed.find_healer() == "anna"
-    tracker.others["ben"] = SimpleNamespace(step=0)
-    healed.last_donor = "anna"
-    assert {healed.find_healer() for _ in range(20)} == {"ben"}, "not from whom these weights came"
-    tracker.others = {}
-    assert follower(make(0), Tracker()).find_healer() is None, "nobody has better ones than the recipe"
-    assert follower(member, tracker).find_healer() is None, "they are finite: the data may be the reason"
-    with torch.no_grad():
-        next(member.state.model.parameters()).fill_(torch.nan)
-    with pytest.raises(InputError, match="start again"):
-        follower(member, tracker).find_healer()
-
-
-def test_a_leader_with_another_model_ends_newcomers_only():
-    newcomer, member, tracker = make(0), make(5), Tracker()
-    with pytest.raises(InputError, match="anna averages another model"):
-        follower(newcomer, tracker).refused_by("anna")
-    assert not tracker.is_distrusted
-    member.advance(b"a round")
-    follower(member, tracker).refused_by("anna")
-    assert tracker.is_distrusted

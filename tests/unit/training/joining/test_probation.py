@@ -281,8 +281,8 @@ def test_attestations_are_kept_for_some_steps_and_not_changed_afterwards():
 
 def test_two_who_agree_refute_nothing_while_most_are_silent():
     """Where a digest takes long, honest peers are silent about most steps, and two liars are not."""
-    assert judge(OWN, [FALSE, FALSE], True, num_witnesses=3) is REFUTED
-    assert judge(OWN, [FALSE, FALSE], True, num_witnesses=4) is OPEN
+    assert judge(OWN, [FALSE, FALSE], True, num_attesting=3) is REFUTED
+    assert judge(OWN, [FALSE, FALSE], True, num_attesting=4) is OPEN
 
 
 def test_a_group_whose_weights_are_others_names_who_handed_them_over(newcomer):

@@ -1,10 +1,11 @@
-"""Whether the swarm has gone on without this peer, by the word of more than the one who leads.
+"""Who else must confirm that the swarm has gone on without this peer, when its leader claims so.
 
-Who leads says so to those who come to a round too late. It could say it to all, go on by itself, and have a history and
+A leader says so to those who come to a round too late. It could say it to all, go on by itself, and have a history and
 averages of its own to show: all would hold its weights, and nobody would notice. But an honest leader waits for those
-who are expected. So a peer that comes in time, from a round that it was in with others, does not take that one word: it
-waits until one of these others is further, or in the round that it is to have missed, and then uses what somebody
-else than its donor holds as well. If all of them say that they are where this peer is, the leader is left out.
+who are expected. So a peer that comes in time, from a round that it was in with others, wants the claim corroborated:
+these others are its witnesses. It waits until one of them is further, or in the round that it is to have missed, and
+then uses what somebody else than its donor holds as well. If all witnesses say that they are where this peer is, the
+leader is left out.
 """
 
 from __future__ import annotations
@@ -27,10 +28,10 @@ pause."""
 
 
 class Attendance:
-    """How this peer comes to the rounds of its present step: what it may expect of who leads them.
+    """The attendance of this peer at the rounds of its present step: whether it came in time, and which have failed.
 
     Args:
-        patience_seconds: for which a leader waits for those who are expected
+        patience_seconds: seconds for which a leader waits for those who are expected
     """
 
     def __init__(self, patience_seconds: float):
@@ -38,19 +39,19 @@ class Attendance:
         self._longest_seconds, self._since = math.inf, time.monotonic()
         self._came_in_time = False
         self._failed_groups: set[bytes] = set()
-        """In which this peer has been for the present update, without an average."""
+        """The groups in which this peer has been for the present update, without an average."""
 
     def begin_step(self) -> None:
-        """This peer computes for another step from now on."""
+        """Begin another step: this peer computes for it from now on."""
         self._longest_seconds = 0.0
         self.resume()
 
     def resume(self) -> None:
-        """Until now it was in a round, or has waited for others: nobody has waited for it."""
+        """Count the time from now on: before, this peer was in a round or waited itself, and nobody waited for it."""
         self._since = time.monotonic()
 
     def look(self) -> None:
-        """A micro-batch has been computed: whatever it has done since the one before, it looks for a round only now."""
+        """Note that a micro-batch has been computed: only now this peer looks for a round again."""
         now = time.monotonic()
         self._longest_seconds, self._since = max(self._longest_seconds, now - self._since), now
 
@@ -60,36 +61,37 @@ class Attendance:
         return self._longest_seconds < self._most_seconds
 
     def go_to_round(self) -> None:
-        """The round of this step begins for this peer."""
+        """Note that the round of this step begins for this peer."""
         self._came_in_time = self.is_in_time
 
     def listen(self) -> None:
-        """The round of this step has begun before this peer had its weights."""
+        """Note that the round of this step has begun before this peer had its weights."""
         self._came_in_time = False
 
     def note_failed(self, group_id: bytes) -> None:
-        """The round has ended without an average; empty if there was no group."""
+        """Note that the round has ended without an average; the id is empty if there was no group."""
         if group_id:
             self._failed_groups.add(group_id)
 
     def note_update(self) -> None:
-        """The weights have changed: rounds before that count no more."""
+        """Note that the weights have changed: rounds before that count no more."""
         self._failed_groups.clear()
 
-    def word_beside(self, leader: PeerID | None, tracker: ProgressTracker) -> SecondWord:
-        """What has to be heard when this leader says that the swarm has gone on."""
+    def corroboration_for(self, leader: PeerID | None, tracker: ProgressTracker) -> Corroboration:
+        """Say which witnesses must confirm this leader's claim that the swarm has gone on."""
         witnesses = tracker.swarm.last_group if self._came_in_time else ()
-        return SecondWord(tracker, leader, witnesses, self._failed_groups)
+        return Corroboration(tracker, leader, witnesses, self._failed_groups)
 
 
-class SecondWord:
-    """Of one attempt to catch up.
+class Corroboration:
+    """The witnesses that must confirm a leader's claim that the swarm has gone on, in one attempt to catch up.
 
     Args:
         tracker: knows what the others say
-        leader: who has said that the swarm has gone on
-        witnesses: who was in the last round with this peer; nobody: the leader's word is enough
-        failed_groups: in which this peer has been for the update in question, without an average; others may have one
+        leader: the peer that makes the claim
+        witnesses: the peers that were in the last round with this one; none: the leader is believed
+        failed_groups: the groups in which this peer has been for the update in question, without an average; others may
+            have one
     """
 
     def __init__(
@@ -105,7 +107,7 @@ class SecondWord:
 
     @property
     def _present(self) -> dict[PeerID, PeerProgress]:
-        """Witnesses that say something, and have spoilt nothing; also who could not hand over its state.
+        """The witnesses that say something, and have spoilt nothing; also who could not hand over its state.
 
         For a helper only those who train: two helpers have no samples to go on with.
         """
@@ -121,11 +123,11 @@ class SecondWord:
 
     @property
     def is_needed(self) -> bool:
-        """Whether the leader's word is not enough."""
+        """Whether somebody has to confirm the claim: a witness is there."""
         return bool(self._present)
 
-    def _listen(self) -> None:
-        """Who has said since that it is where this peer is has not missed a round, whatever it does next."""
+    def _note_denials(self) -> None:
+        """Note who has said since that it is where this peer is: whatever it does next, it has missed no round."""
         own = self._tracker.own
         for peer, record in self._present.items():
             is_new = record.time > self._since + TOLERATED_SECONDS
@@ -133,9 +135,9 @@ class SecondWord:
                 self._denying.add(peer)
 
     @property
-    def is_given(self) -> bool:
+    def is_confirmed(self) -> bool:
         """Whether a witness is further than this peer, or in a round that this peer has missed."""
-        self._listen()
+        self._note_denials()
         step, leads = self._tracker.own.step, self._tracker.others.get(self.leader)
         return any(
             record.step > step or (record.step == step and record.is_in_round and peer not in self._denying)
@@ -148,31 +150,31 @@ class SecondWord:
 
     @property
     def is_denied(self) -> bool:
-        """Whether all witnesses have said since that they are where this peer is."""
+        """Whether all witnesses have said since the claim that they are where this peer is."""
         present = self._present
-        return bool(present) and not self.is_given and self._denying >= present.keys()
+        return bool(present) and not self.is_confirmed and self._denying >= present.keys()
 
-    def holds(self, donor: PeerID, step: int, lineage: bytes) -> bool:
-        """Whether another one than the donor holds these weights, or has held them, or nobody has to."""
+    def confirms(self, donor: PeerID, step: int, lineage: bytes) -> bool:
+        """Whether somebody else than the donor holds these weights, or has held them; true where nobody has to."""
         if not self.is_needed or self._is_of_failed_group(step, lineage):
             return True
         return bool(self._tracker.holders(step, lineage, [donor]))
 
-    def is_past(self, step: int) -> bool:
+    def is_witness_past(self, step: int) -> bool:
         """Whether a witness is further than this step."""
         return any(record.step > step for record in self._present.values())
 
-    def may_give(self, donor: PeerID) -> bool:
-        """Whether the state of this donor may be one that another one holds as well, as far as its record says."""
+    def may_confirm_state_of(self, donor: PeerID) -> bool:
+        """Whether somebody else may hold the state of this donor as well, as far as its record says."""
         record, step = self._tracker.others.get(donor), self._tracker.own.step
-        return record is not None and (record.step > step or self.holds(donor, record.step, record.lineage))
+        return record is not None and (record.step > step or self.confirms(donor, record.step, record.lineage))
 
-    def num_held(self, donor: PeerID, step: int, lineages: Sequence[bytes]) -> int:
+    def num_confirmed(self, donor: PeerID, step: int, lineages: Sequence[bytes]) -> int:
         """How many of these updates, the first ones, another one than the donor has made as well.
 
         Args:
-            step: from which they go on
-            lineages: that they lead to
+            step: the step from which they go on
+            lineages: the lineages that they lead to
         """
         made = (number for number in range(len(lineages), 0, -1))
-        return next((number for number in made if self.holds(donor, step + number, lineages[number - 1])), 0)
+        return next((number for number in made if self.confirms(donor, step + number, lineages[number - 1])), 0)

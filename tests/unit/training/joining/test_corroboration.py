@@ -5,15 +5,15 @@ from hivemind.utils import get_dht_time
 
 from swarm.membership.progress_record import AVERAGING, JOINING
 from swarm.protocol.wire import LINEAGE_BYTES
-from swarm.training.joining import second_word
-from swarm.training.joining.second_word import Attendance, SecondWord
+from swarm.training.joining import corroboration
+from swarm.training.joining.corroboration import Attendance, Corroboration
 from tests.helpers.records import SaidSwarm
 
 OURS, NEXT, LATER, MADE_UP = (letter * LINEAGE_BYTES for letter in (b"O", b"N", b"L", b"M"))
 JOINED = get_dht_time() - 50
 
 
-class Told(SecondWord):
+class Told(Corroboration):
     """A peer at step 10, in time, to which its leader says that the swarm has gone on; the others were in its group."""
 
     def __init__(self, *others: str, came_in_time: bool = True, failed_groups=(), helps: bool = False):
@@ -31,34 +31,34 @@ class Told(SecondWord):
 @pytest.fixture
 def speaks_later(monkeypatch):
     """What is said from now on is younger than what the leader has said."""
-    monkeypatch.setattr(second_word, "TOLERATED_SECONDS", 0.0)
+    monkeypatch.setattr(corroboration, "TOLERATED_SECONDS", 0.0)
 
 
 def test_updates_are_made_up_to_the_last_one_that_another_one_has_made():
     told = Told("anna", "ben")
     anna, leader = told.peers["anna"], told.peers["leader"]
     lineages = [NEXT, LATER, MADE_UP]
-    assert told.num_held(leader, 10, lineages) == 0
+    assert told.num_confirmed(leader, 10, lineages) == 0
     told.say("leader", 13, MADE_UP)
-    assert told.num_held(leader, 10, lineages) == 0, "its own word"
+    assert told.num_confirmed(leader, 10, lineages) == 0, "its own word"
     told.say("anna", 12, LATER)
-    assert told.num_held(leader, 10, lineages) == 2
-    assert told.num_held(leader, 10, [MADE_UP, MADE_UP]) == 0
-    assert told.num_held(anna, 10, [NEXT, LATER]) == 0, "her own word"
+    assert told.num_confirmed(leader, 10, lineages) == 2
+    assert told.num_confirmed(leader, 10, [MADE_UP, MADE_UP]) == 0
+    assert told.num_confirmed(anna, 10, [NEXT, LATER]) == 0, "her own word"
     told.say("leader", 12, LATER)
-    assert told.num_held(anna, 10, [NEXT, LATER]) == 2, "who leads is a second one, if another one hands it over"
-    assert told.holds(leader, 12, LATER)
-    assert not told.holds(leader, 13, MADE_UP)
-    assert told.is_past(11)
-    assert not told.is_past(12)
+    assert told.num_confirmed(anna, 10, [NEXT, LATER]) == 2, "who leads is a second one, if another one hands it over"
+    assert told.confirms(leader, 12, LATER)
+    assert not told.confirms(leader, 13, MADE_UP)
+    assert told.is_witness_past(11)
+    assert not told.is_witness_past(12)
 
 
 @pytest.mark.parametrize("told", [lambda: Told(), lambda: Told("anna", came_in_time=False)], ids=["two peers", "late"])
 def test_who_trains_with_nobody_else_or_comes_late_believes_one(told):
     told = told()
     assert not told.is_needed
-    assert told.num_held(told.peers["leader"], 10, [MADE_UP, MADE_UP]) == 2
-    assert told.holds(told.peers["leader"], 12, MADE_UP)
+    assert told.num_confirmed(told.peers["leader"], 10, [MADE_UP, MADE_UP]) == 2
+    assert told.confirms(told.peers["leader"], 12, MADE_UP)
     assert not told.is_denied
 
 
@@ -71,7 +71,7 @@ def test_it_is_denied_when_all_have_spoken_since_and_none_has_gone_on(speaks_lat
     assert not told.is_denied, "ben may have gone on"
     told.say("ben", 10, OURS, phase=JOINING)
     assert told.is_denied, "he has been told the same"
-    assert not told.is_given
+    assert not told.is_confirmed
 
 
 def test_who_has_denied_it_and_goes_to_a_round_then_has_not_missed_one(speaks_later):
@@ -80,23 +80,23 @@ def test_who_has_denied_it_and_goes_to_a_round_then_has_not_missed_one(speaks_la
     told.say("anna", 10, OURS)
     assert told.is_denied
     told.say("anna", 10, OURS, phase=AVERAGING)
-    assert (told.is_denied, told.is_given) == (True, False)
+    assert (told.is_denied, told.is_confirmed) == (True, False)
     told.say("anna", 11, NEXT)
-    assert (told.is_denied, told.is_given) == (False, True)
+    assert (told.is_denied, told.is_confirmed) == (False, True)
 
 
 @pytest.mark.parametrize("fields", [{"phase": AVERAGING}, {"ahead": True}], ids=["in a round", "overlapped"])
-def test_it_is_given_by_who_is_in_the_round_that_this_peer_has_missed(speaks_later, fields):
+def test_it_is_confirmed_by_who_is_in_the_round_that_this_peer_has_missed(speaks_later, fields):
     told = Told("anna", "ben")
     told.say("anna", 10, OURS)
     told.say("ben", 10, OURS, **fields)
-    assert (told.is_denied, told.is_given) == (False, True)
+    assert (told.is_denied, told.is_confirmed) == (False, True)
 
 
 def test_who_holds_other_weights_of_the_same_step_denies_nothing(speaks_later):
     told = Told("anna")
     told.say("anna", 10, NEXT)
-    assert (told.is_denied, told.is_given) == (False, False)
+    assert (told.is_denied, told.is_confirmed) == (False, False)
 
 
 def test_who_says_nothing_any_more_is_not_asked(speaks_later):
@@ -115,9 +115,9 @@ def test_an_average_of_a_round_in_which_this_peer_has_been_itself_needs_no_other
     told.say("anna", 10, OURS)
     assert told.is_denied
     told.say("leader", 11, NEXT)
-    assert (told.is_denied, told.is_given) == (False, True)
-    assert told.num_held(told.peers["leader"], 10, [NEXT, LATER]) == 1
-    assert not told.holds(told.peers["leader"], 12, NEXT)
+    assert (told.is_denied, told.is_confirmed) == (False, True)
+    assert told.num_confirmed(told.peers["leader"], 10, [NEXT, LATER]) == 1
+    assert not told.confirms(told.peers["leader"], 12, NEXT)
 
 
 def test_helpers_deny_nothing_to_each_other():
@@ -130,7 +130,7 @@ def test_helpers_deny_nothing_to_each_other():
 
 def test_a_peer_is_in_time_unless_it_does_something_else_for_long(monkeypatch):
     now = 100.0
-    monkeypatch.setattr("swarm.training.joining.second_word.time.monotonic", lambda: now)
+    monkeypatch.setattr("swarm.training.joining.corroboration.time.monotonic", lambda: now)
     attendance = Attendance(patience_seconds=5.0)
     assert not attendance.is_in_time, "it has not trained yet"
     attendance.begin_step()
@@ -154,24 +154,24 @@ def test_a_peer_is_in_time_unless_it_does_something_else_for_long(monkeypatch):
 
 def test_who_comes_in_time_is_told_by_the_others_of_its_last_round_and_who_is_late_is_not(monkeypatch):
     now = 100.0
-    monkeypatch.setattr("swarm.training.joining.second_word.time.monotonic", lambda: now)
+    monkeypatch.setattr("swarm.training.joining.corroboration.time.monotonic", lambda: now)
     told, attendance = Told("anna"), Attendance(patience_seconds=5.0)
     leader, tracker = told.peers["leader"], told.swarm.tracker
-    assert not attendance.word_beside(leader, tracker).is_needed, "it was in no round yet"
+    assert not attendance.corroboration_for(leader, tracker).is_needed, "it was in no round yet"
     attendance.begin_step()
     attendance.go_to_round()
     now += 20.0
     attendance.look()
-    assert attendance.word_beside(leader, tracker).is_needed, "it was in time when it went there"
+    assert attendance.corroboration_for(leader, tracker).is_needed, "it was in time when it went there"
     attendance.note_failed(b"")
     attendance.note_failed(NEXT)
-    assert attendance.word_beside(leader, tracker).holds(leader, 11, NEXT)
-    assert not attendance.word_beside(leader, tracker).holds(leader, 11, b"")
+    assert attendance.corroboration_for(leader, tracker).confirms(leader, 11, NEXT)
+    assert not attendance.corroboration_for(leader, tracker).confirms(leader, 11, b"")
     attendance.note_update()
-    assert not attendance.word_beside(leader, tracker).holds(leader, 11, NEXT)
+    assert not attendance.corroboration_for(leader, tracker).confirms(leader, 11, NEXT)
     attendance.go_to_round()
-    assert not attendance.word_beside(leader, tracker).is_needed, "it is late"
+    assert not attendance.corroboration_for(leader, tracker).is_needed, "it is late"
     attendance.begin_step()
     attendance.go_to_round()
     attendance.listen()
-    assert not attendance.word_beside(leader, tracker).is_needed, "it was in this round before it had the weights"
+    assert not attendance.corroboration_for(leader, tracker).is_needed, "it was in this round before it had the weights"

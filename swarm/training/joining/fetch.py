@@ -1,0 +1,107 @@
+"""How the trainer waits for a download, and for newer records, without standing still meanwhile."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+
+from hivemind.p2p import PeerID
+from hivemind.utils import get_logger
+
+from swarm.averaging.averager import SwarmAverager
+from swarm.membership.progress_tracker import ProgressTracker
+from swarm.runtime.async_utils import POLL_SECONDS
+from swarm.state_sync.download import Downloaded, DownloadRequest, NoState
+from swarm.training.joining.attempt import Attempt, Steps
+from swarm.training.joining.listener import NEAR_SECONDS, Listener
+
+logger = get_logger(__name__)
+
+MAX_DONORS = 8
+"""Most donors that are asked for the same thing at once."""
+TELL_SECONDS = 5.0
+"""Seconds from one line about a download to the next."""
+
+
+class Fetcher:
+    """The fetcher lets the averaging process download, and watches it.
+
+    Args:
+        averager: downloads
+        tracker: knows what the others say
+        listener: goes to the next round when the download is nearly done
+        should_stop: asked while waiting; a true answer ends the wait
+    """
+
+    def __init__(
+        self,
+        averager: SwarmAverager,
+        tracker: ProgressTracker,
+        listener: Listener,
+        should_stop: Callable[[], bool],
+    ):
+        self._averager, self._tracker = averager, tracker
+        self._listener, self._should_stop = listener, should_stop
+
+    def fetch(self, donors: Sequence[PeerID], attempt: Attempt, request: DownloadRequest) -> Steps[Downloaded]:
+        """Download in the averaging process.
+
+        Args:
+            donors: who may have it, the best first
+            request: what is asked for
+
+        Raises:
+            NoState: from none of them
+        """
+        averager = self._averager
+        download = averager.download_state(donors, request)
+        looks, silent_seconds = averager.looks, 0.0
+        looked_at = told_at = time.monotonic()
+        try:
+            while not download.done():
+                if self._should_stop():
+                    raise NoState({}, "this peer is leaving")
+                averager.check_alive()
+                yield download
+                now = time.monotonic()
+                # Not by the clock alone: while this process itself stands still, nothing is seen of the other one.
+                silent_seconds += min(now - looked_at, POLL_SECONDS)
+                looked_at = now
+                if looks != (looks := averager.looks):
+                    silent_seconds = 0.0
+                if silent_seconds > averager.timeouts.hangs_seconds:
+                    averager.kill()  # it is stopped: who notices that it has died starts this peer again
+                if attempt.may_listen and averager.arrived.seconds_left < NEAR_SECONDS:
+                    self._listener.begin()
+                if attempt.corroboration.is_denied:
+                    raise NoState({}, "all others deny that the swarm has gone on")
+                if now - told_at > TELL_SECONDS:
+                    told_at = now
+                    self._tell(donors, "state" if request.average_of is None else "average")
+        finally:
+            if not download.done():
+                averager.cancel_download()
+        return download.result()
+
+    def _tell(self, donors: Sequence[PeerID], what: str) -> None:
+        """Say how far the download is."""
+        arrived = self._averager.arrived
+        if arrived.total_bytes:
+            name = self._tracker.name_of(donors[arrived.donor])
+            so_far = f"{arrived.num_bytes / 1e6:.0f} of {arrived.total_bytes / 1e6:.0f} MB from {name}"
+            left = f", {arrived.seconds_left:.0f} s left" if arrived.seconds_left < float("inf") else ""
+            logger.warning(f"{what}: {so_far}{left}")
+
+    def until_refreshed(self, seconds: float, at_least: bool = False) -> Steps[None]:
+        """Wait until records have come that were asked for after this call.
+
+        Args:
+            seconds: most seconds to wait
+            at_least: wait so long even if they have come
+        """
+        deadline, wanted = time.monotonic() + seconds, self._tracker.exchange.ask_refreshed()
+        while time.monotonic() < deadline and not self._should_stop():
+            if not at_least and self._tracker.exchange.refreshes >= wanted:
+                return
+            self._tracker.exchange.hurry()
+            yield None

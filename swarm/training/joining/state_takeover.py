@@ -1,0 +1,266 @@
+"""How a peer takes over the whole state of another one: it is downloaded, checked, and loaded."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+
+from hivemind.p2p import PeerID
+from hivemind.utils import get_logger
+
+from recipe.errors import InputError
+from swarm.averaging.averager import SwarmAverager
+from swarm.membership.progress_tracker import ProgressTracker
+from swarm.protocol.messages import RoundFailed
+from swarm.runtime.async_utils import POLL_SECONDS
+from swarm.state_sync.download import DownloadRequest, NoState
+from swarm.state_sync.state_version import StateVersion
+from swarm.state_sync.uploads import MIN_BUSY_SECONDS
+from swarm.training.gradient_buffer import GradientVector
+from swarm.training.joining.attempt import Attempt, Steps
+from swarm.training.joining.corroboration import Corroboration
+from swarm.training.joining.fetch import MAX_DONORS, Fetcher
+from swarm.training.joining.probation import Probation
+
+logger = get_logger(__name__)
+
+MAX_UPDATES_AHEAD = 1000
+"""Most updates that a donor can be ahead of what it was asked for. A donor with more has made them up."""
+CONFIRM_SECONDS = 3.0
+"""Seconds for which a peer waits until another one says that it holds a state, too: records come each second."""
+MAX_WAIT_SECONDS = 600.0
+"""Most seconds in all for which a peer waits for busy donors beyond the time limit of its attempt."""
+
+
+class DonorSearch:
+    """The search for somebody who hands over a state, in one attempt.
+
+    Args:
+        timeout_seconds: after which it is over; some waits do not count
+    """
+
+    def __init__(self, timeout_seconds: float):
+        self._began = time.monotonic()
+        self._deadline = self._began + timeout_seconds
+        self.busy_seconds = 0.0
+        """Seconds for which this peer has waited for busy donors."""
+        self.failed: set[PeerID] = set()
+        """The donors that could not hand over their state."""
+        self.reason = "nobody is there to hand it over"
+        """The reason why there is no state yet, as the end of a sentence."""
+
+    @property
+    def seconds(self) -> float:
+        """Seconds since the search began."""
+        return time.monotonic() - self._began
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the time is over."""
+        return time.monotonic() >= self._deadline
+
+    def extend(self, seconds: float) -> None:
+        """Leave so many seconds out of account that have passed."""
+        self._deadline += seconds
+
+
+class StateTakeover:
+    """The takeover of a whole state: that of a peer whose state counts more, or of one that is named.
+
+    Args:
+        version: the state of this peer
+        tracker: knows whose state counts more
+        averager: says how long things may take
+        gradients: adopt the weights that are new
+        probation: examines what is taken over
+        fetcher: downloads states
+        should_stop: asked while waiting; a true answer ends the wait
+    """
+
+    def __init__(
+        self,
+        version: StateVersion,
+        tracker: ProgressTracker,
+        averager: SwarmAverager,
+        gradients: GradientVector,
+        probation: Probation,
+        fetcher: Fetcher,
+        should_stop: Callable[[], bool],
+    ):
+        self._version, self._tracker, self._averager = version, tracker, averager
+        self._gradients, self._probation, self._fetcher = gradients, probation, fetcher
+        self._should_stop = should_stop
+        self._claimed: dict[PeerID, int] = {}
+        """The steps that donors held when a download began that has broken off, and may go on."""
+        self.last_donor: PeerID | None = None
+        """The donor whose state this peer has taken over last."""
+
+    def download_from_donor(self, attempt: Attempt) -> Steps[PeerID | None]:
+        """Take over the state of the donor that the attempt names, which may have to finish its update first."""
+        deadline = time.monotonic() + self._averager.timeouts.settle_seconds
+        while True:
+            try:
+                return (yield from self.download([attempt.donor], attempt))
+            except NoState as error:
+                if self._should_stop() or time.monotonic() > deadline:
+                    logger.warning(f"No state from {self._tracker.name_of(attempt.donor)}: {error}")
+                    return None
+            yield None
+
+    def download_from_superiors(self, attempt: Attempt) -> Steps[PeerID | None]:
+        """Take over the state of a peer whose state counts more, until none is left or one has been taken over.
+
+        Who joins tries those again that could not hand it over: it would train on alone.
+
+        Raises:
+            InputError: this peer joins, and nobody has handed over a state
+        """
+        tracker, search = self._tracker, DonorSearch(attempt.timeout_seconds)
+        while not search.is_over and not self._should_stop():
+            may_try_again = attempt.joins and search.failed & tracker.others.keys()
+            if not tracker.swarm.superiors and not may_try_again:
+                return None  # those who were ahead or senior are gone
+            if attempt.corroboration.is_denied:
+                return None
+            busy_seconds = 0.0
+            if donors := self._candidates(attempt):
+                asked_at = time.monotonic()
+                try:
+                    return (yield from self.download(donors, attempt))
+                except NoState as error:
+                    busy_seconds = error.busy_seconds
+                    self._note_no_state(search, error, time.monotonic() - asked_at)
+            if busy_seconds and search.busy_seconds < MAX_WAIT_SECONDS:
+                yield from self._wait_for_busy(search, busy_seconds)
+            else:
+                yield from self._fetcher.until_refreshed(1.0)
+            if search.seconds > self._averager.timeouts.superior_seconds:
+                self._pass_over_joiners()
+        if not self._should_stop():
+            self._give_up(search, attempt)
+        return None
+
+    def _candidates(self, attempt: Attempt) -> list[PeerID]:
+        """Those who may be asked for a state that is of use, the best first."""
+        version, swarm, corroboration = self._version, self._tracker.swarm, attempt.corroboration
+        is_behind = swarm.latest_step > version.step  # then the same step again would be no way out
+        donors = swarm.donors(min_step=version.step + is_behind)
+        if corroboration.is_needed:
+            donors = [donor for donor in donors if corroboration.may_confirm_state_of(donor)]
+        return donors[:MAX_DONORS]
+
+    def _note_no_state(self, search: DonorSearch, error: NoState, seconds: float) -> None:
+        """Note that none of those who were asked has handed over its state.
+
+        Args:
+            seconds: seconds that it has taken; they do not count if something arrived
+        """
+        search.reason = str(error)
+        for peer, why in error.reasons.items():
+            logger.warning(f"No state from {self._tracker.name_of(peer)}: {why}")
+            self._tracker.cannot_hand_over(peer)
+            search.failed.add(peer)
+        if error.has_begun:
+            search.extend(seconds)
+
+    def _wait_for_busy(self, search: DonorSearch, seconds: float) -> Steps[None]:
+        """Wait for donors that hand over their state to others first, for as long as they say; it does not count."""
+        seconds, began = max(MIN_BUSY_SECONDS, seconds), time.monotonic()
+        search.reason = "those who have it hand it over to others first"
+        logger.warning(f"The state is handed over to others first: this peer waits {seconds:.0f} s")
+        yield from self._fetcher.until_refreshed(seconds, at_least=True)
+        waited_seconds = time.monotonic() - began
+        search.busy_seconds += waited_seconds
+        search.extend(waited_seconds)
+
+    def _pass_over_joiners(self) -> None:
+        """Pass over those who claim to be ahead and have been joining themselves all the time: they have nothing."""
+        swarm = self._tracker.swarm
+        for peer_id in set(swarm.superiors) - set(swarm.donors(min_step=self._version.step)):
+            self._tracker.cannot_hand_over(peer_id)
+
+    def _give_up(self, search: DonorSearch, attempt: Attempt) -> None:
+        """Go on without a state: the time is over.
+
+        Raises:
+            InputError: this peer joins, and has nothing
+        """
+        tracker, version = self._tracker, self._version
+        said = f"The swarm's state could not be downloaded in {search.seconds:.0f} s ({search.reason})"
+        if attempt.joins and version.untouched:
+            raise InputError(f"{said}: check that the peers of --initial-peers can be reached and start again.")
+        logger.warning(f"{said}: this peer trains on without those who are ahead, and tries again later")
+        for peer_id in set(tracker.swarm.superiors) & tracker.others.keys():
+            if tracker.others[peer_id].step > version.step:
+                tracker.cannot_hand_over(peer_id)
+
+    def download(self, donors: Sequence[PeerID], attempt: Attempt) -> Steps[PeerID | None]:
+        """Take over the state of one of these; of none, if this peer has come as far by itself meanwhile.
+
+        Raises:
+            NoState: none of them has handed it over
+        """
+        version, tracker, began = self._version, self._tracker, time.monotonic()
+        claimed = {peer: record.step for peer, record in tracker.others.items() if peer in donors}
+        claimed |= {peer: step for peer, step in self._claimed.items() if peer in claimed}
+        before = version.step, version.lineage
+        try:
+            request = DownloadRequest(version.state.max_bytes, is_awaited=attempt.joins)
+            fetched = yield from self._fetcher.fetch(donors, attempt, request)
+        except NoState as error:
+            self._claimed = claimed if error.has_begun else {}
+            raise
+        donor, description = fetched.donor, fetched.description
+        self._claimed = {}
+        yield from self._until_others_hold(donor, description, attempt.corroboration)
+        try:
+            tensors = fetched.tensors()
+            with version.lock:
+                step = description.get("step") if isinstance(description, dict) else None
+                if type(step) is int and step <= version.step and (version.step, version.lineage) != before:
+                    return None
+                self._check_step(donor, step, max(version.step, claimed.get(donor, 0)))
+                examined = self._probation.examine(donor, description, tensors)
+                version.load(description, tensors)
+                self._gradients.adopt()  # with local steps it is what the next one downloads
+                self._probation.begin(donor, examined)
+        except RoundFailed as error:
+            raise NoState({donor: str(error)}) from error
+        self.last_donor = donor
+        tracker.has_handed_over(donor)
+        if version.lineage != before[1]:
+            tracker.came_back()
+        megabytes, seconds = len(fetched.content) / 1e6, time.monotonic() - began
+        name = tracker.name_of(donor)
+        logger.warning(f"Took over step {version.step} from {name}: {megabytes:.1f} MB in {seconds:.1f} s")
+        return donor
+
+    def _until_others_hold(self, donor: PeerID, description: object, corroboration: Corroboration) -> Steps[None]:
+        """Wait until somebody else says that it holds this state, or has held it, where somebody has to.
+
+        Raises:
+            NoState: nobody does; its donor may still be honest
+        """
+        said = description if isinstance(description, dict) else {}
+        step, lineage = said.get("step"), said.get("lineage")
+        if type(step) is not int or type(lineage) is not bytes:
+            return  # whoever loads the state says so
+        deadline = time.monotonic() + CONFIRM_SECONDS
+        while not corroboration.confirms(donor, step, lineage):
+            if time.monotonic() > deadline:
+                name = self._tracker.name_of(donor)
+                raise NoState({}, f"nobody else says that it holds step {step} as {name} gives it")
+            yield from self._fetcher.until_refreshed(POLL_SECONDS)
+
+    def _check_step(self, donor: PeerID, step: object, wanted: int) -> None:
+        """Compare the step of a state with what this peer may believe.
+
+        Raises:
+            RoundFailed: the donor has less than it said, or more than anybody can have
+        """
+        if type(step) is not int:
+            return  # whoever loads the state says so
+        if step < wanted:
+            raise RoundFailed(f"it holds step {step} only, and not {wanted}")
+        if step > wanted + MAX_UPDATES_AHEAD or not self._tracker.swarm.may_hold(donor, step):
+            raise RoundFailed(f"it holds step {step}, and nobody else is near that")

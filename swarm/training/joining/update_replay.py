@@ -1,0 +1,204 @@
+"""How a peer makes the updates that others have made without it: same weights, same average, same bits."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from itertools import count
+
+import torch
+from hivemind.p2p import PeerID
+from hivemind.utils import get_logger
+
+from swarm.averaging.averager import SwarmAverager
+from swarm.membership.claim_bounds import MAX_APART
+from swarm.membership.progress_tracker import ProgressTracker
+from swarm.protocol.messages import RoundFailed
+from swarm.protocol.wire import LINEAGE_BYTES
+from swarm.runtime.async_utils import POLL_SECONDS
+from swarm.state_sync.average_log import MAX_AVERAGES, MAX_BATCH_BYTES, averages_in, whole
+from swarm.state_sync.download import DownloadRequest
+from swarm.state_sync.download_messages import MAX_DESCRIPTION_BYTES
+from swarm.state_sync.state_version import StateVersion
+from swarm.training.gradient_buffer import GradientVector
+from swarm.training.joining.attempt import Attempt, Steps
+from swarm.training.joining.corroboration import Corroboration
+from swarm.training.joining.fetch import MAX_DONORS, Fetcher
+from swarm.training.joining.listener import Listener
+from swarm.training.joining.probation import Probation
+
+logger = get_logger(__name__)
+
+REPLAY_SECONDS = 1.0
+"""Seconds for which this peer makes others' updates without a look at anything else: averages may be many and small."""
+MAX_UPDATES = 1000
+"""Most updates that this peer makes after others in a row. A donor with more has made them up."""
+
+
+class UpdateReplay:
+    """The replay of updates that this peer has missed, with the averages that others have kept.
+
+    Args:
+        version: the state of this peer
+        tracker: knows how far the others are
+        averager: has the vector that an average has to fit into
+        gradients: the vector in which an average has to lie
+        apply: makes an update with it
+        listener: knows of which round this peer gets the average anyway
+        probation: notes whose averages this peer has taken
+        fetcher: downloads averages
+    """
+
+    def __init__(
+        self,
+        version: StateVersion,
+        tracker: ProgressTracker,
+        averager: SwarmAverager,
+        gradients: GradientVector,
+        apply: Callable[[], None],
+        listener: Listener,
+        probation: Probation,
+        fetcher: Fetcher,
+    ):
+        self._version, self._tracker, self._averager = version, tracker, averager
+        self._gradients, self._apply = gradients, apply
+        self._listener, self._probation, self._fetcher = listener, probation, fetcher
+        self._fast_donor: PeerID | None = None
+        """The donor from whom the last state or average came."""
+
+    def prefer(self, donor: PeerID) -> None:
+        """Ask this donor first: its state has come here, so its line is known, and it may have kept more averages."""
+        self._fast_donor = donor
+
+    def replay_from_anyone(self, attempt: Attempt, waits: bool = False) -> Steps[bool]:
+        """Make the updates that others have made, if these are few and somebody has kept them; whether there were any.
+
+        Args:
+            waits: wait until the donor from whom the last state or average came has made the next one
+        """
+        donors = self._who_may_have_averages()
+        may_wait = waits and donors and donors[0] == self._fast_donor
+        if may_wait and (yield from self.replay_updates(attempt, donors[:1], waits)):
+            self._tracker.came_back()
+            return True
+        if (yield from self.replay_updates(attempt, donors)):
+            self._tracker.came_back()
+            return True
+        return False
+
+    def replay_updates(
+        self, attempt: Attempt, donors: Sequence[PeerID] | None = None, waits: bool = False
+    ) -> Steps[int]:
+        """Make the updates that others have made since they had this peer's weights; returns how many.
+
+        Args:
+            donors: all of them hold the same averages, so the one with the fastest line may hand them over; None: all
+                who may have them
+            waits: wait for the first one, if a donor is making it now
+        """
+        donors = self._who_may_have_averages() if donors is None else donors
+        made, donor = 0, None
+        while donors and self._may_replay(donor, made):
+            try:
+                donor, lineages, averages = yield from self.fetch_averages(donors, attempt, waits and not made)
+                lineages = yield from self._confirmed_by_others(donor, lineages, attempt.corroboration)
+            except RoundFailed as error:  # it has not made the next one yet, or is gone
+                logger.debug(f"no further average: {error}")
+                break
+            made += yield from self._make_updates(donor, lineages, averages, made)
+            self._fast_donor = donor
+            donors = [donor, *(peer for peer in donors if peer != donor)]
+        if made:
+            with self._version.lock:
+                self._probation.note_arrived()
+            name, updates = self._tracker.name_of(donor), f"{made} update{'s' * (made != 1)}"
+            logger.warning(f"Made up for {updates} with averages from {name}, to step {self._version.step}")
+        return made
+
+    def _who_may_have_averages(self) -> list[PeerID]:
+        """The donors at this peer's step or later, maybe further than their records say.
+
+        The first is whose state or averages this peer has taken over: others may have been slower, and it may have kept
+        more than its last average for this peer.
+        """
+        donors = self._tracker.swarm.donors(min_step=self._version.step)
+        donors.sort(key=lambda peer: peer != self._fast_donor)
+        return donors[:MAX_DONORS]
+
+    def _make_updates(
+        self, donor: PeerID, lineages: Sequence[bytes], averages: Sequence[tuple[torch.Tensor, ...]], made: int
+    ) -> Steps[int]:
+        """Make these updates, as long as the next one can be one of the swarm's; returns how many.
+
+        Args:
+            averages: one for each lineage; further ones are left out
+            made: updates that this peer has made after others before, in a row
+        """
+        number, began = 0, time.monotonic()
+        for lineage, average in zip(lineages, averages[: len(lineages)], strict=True):
+            with self._version.lock:
+                size = self._gradients.fragments.size_at(self._version.step)
+                self._gradients.follow(whole(average, size))
+                self._apply()
+                self._gradients.release()
+                self._version.advance(lineage)
+                self._probation.note_followed(donor)
+            number += 1
+            if not self._may_replay(donor, made + number):
+                break
+            if time.monotonic() > began + REPLAY_SECONDS:
+                yield None
+                began = time.monotonic()
+        return number
+
+    def _confirmed_by_others(
+        self, donor: PeerID, lineages: Sequence[bytes], corroboration: Corroboration
+    ) -> Steps[Sequence[bytes]]:
+        """The lineages of those updates that somebody else has made as well; all, where nobody has to confirm them.
+
+        Raises:
+            RoundFailed: there are none, or this peer has made one itself meanwhile, or others have made more by now
+        """
+        version, deadline = self._version, time.monotonic() + self._averager.timeouts.retry_seconds
+        before = version.step, version.lineage
+        while not (number := corroboration.num_confirmed(donor, version.step, lineages)):
+            if corroboration.is_denied or time.monotonic() > deadline:  # others may end that round later
+                raise RoundFailed("nobody else has made this update")
+            if corroboration.is_witness_past(version.step + len(lineages)):
+                raise RoundFailed("others have made more, and may name one of those")
+            yield from self._fetcher.until_refreshed(POLL_SECONDS)
+        if (version.step, version.lineage) != before:
+            raise RoundFailed("this peer has gone on itself")
+        return lineages[:number]
+
+    def _may_replay(self, donor: PeerID | None, made: int) -> bool:
+        """Whether the next update can be one of the swarm's, and this peer does not listen to its round."""
+        if made >= MAX_UPDATES or self._listener.is_at(self._version.step):
+            return False
+        next_step = self._version.step + 1 - MAX_APART  # records may be that old
+        return donor is None or next_step <= 0 or self._tracker.swarm.may_hold(donor, next_step)
+
+    def fetch_averages(
+        self, donors: Sequence[PeerID], attempt: Attempt, waits: bool
+    ) -> Steps[tuple[PeerID, list[bytes], list[tuple[torch.Tensor, ...]]]]:
+        """Fetch the averages of this peer's step and of some that follow, from one of these, as they travel.
+
+        Raises:
+            RoundFailed: nobody has them, or they are none
+        """
+        sizes = map(self._gradients.fragments.size_at, count(self._version.step))
+        vector_bytes = self._averager.vector.nbytes
+        max_bytes = max(vector_bytes, MAX_BATCH_BYTES) + MAX_DESCRIPTION_BYTES
+        request = DownloadRequest(max_bytes, average_of=self._version.step, waits=waits)
+        fetched = yield from self._fetcher.fetch(donors, attempt, request)
+        try:
+            step, before, lineages = fetched.description
+            averages = list(averages_in(fetched.tensors(), sizes))
+            are_named = all(type(name) is bytes and len(name) == LINEAGE_BYTES for name in lineages)
+        except (TypeError, ValueError) as error:
+            raise RoundFailed(f"the averages' description is malformed: {error!r}") from error
+        if (step, before) != (self._version.step, self._version.lineage):
+            raise RoundFailed("the averages belong to other weights")
+        if not 1 <= len(averages) <= MAX_AVERAGES or len(lineages) != len(averages) or not are_named:
+            raise RoundFailed("they are no averages of this model")
+        return fetched.donor, lineages, averages
