@@ -59,6 +59,10 @@ IF_IT_RISES_AGAIN = (
     ". If it rises again, lower the learning rate (swarm control learning-rate 0.5), or remove who sends gradients "
     "that are far from the others'"
 )
+FIRST_RECORDS_SECONDS = 20
+"""For the others' first records, when this peer joins."""
+NEWS_SECONDS = 5 * POLL_SECONDS
+"""For records that were written after a round ended."""
 
 logger = get_logger(__name__)
 
@@ -114,8 +118,8 @@ class Coordinator:
         self._far_members = FarMembers()
         self._attendance = Attendance(self.options.matchmaking_seconds)
         self._inflight: InflightRound | None = None
-        self._strayed_from: PeerID | None = None
-        """Whose state this peer takes over after its update."""
+        self._healer: PeerID | None = None
+        """Donor whose state replaces this peer's weights after the update, because they differ from the group's."""
         self._is_shown = False
         """Whether the average of this peer alone is kept for others."""
         self.last_step: StepReport | None = None
@@ -124,30 +128,50 @@ class Coordinator:
         self.on_update: Callable[[StepReport], None] = lambda report: None
         """Called for each average that is applied."""
         self.tracker = ProgressTracker(
-            dht, namespace, self.target, name, max_step, self.options.timeouts, self.options.admission
+            dht=dht,
+            namespace=namespace,
+            target=self.target,
+            name=name,
+            max_step=max_step,
+            timeouts=options.timeouts,
+            admission=options.admission,
         )
         self.tracker.report(helps=self.options.helps, profile=self.options.profile)
         self._attester = Attester(self.version, self._gradients.weights[0].device)
         self._probation = Probation(self.version, self.tracker, self._attester)
-        of_trainer = [*map(local_of, model.parameters()), *model.buffers(), *self._gradients.own_tensors]
-        averaged = self._averaging_options(namespace, BatchTarget(target_batch_size))
-        self.averager = SwarmAverager(dht, averaged, self.version.export, of_trainer)
+        self.averager = SwarmAverager(
+            dht=dht,
+            options=self._averaging_options(namespace, BatchTarget(target_batch_size)),
+            get_state=self.version.export,
+            of_trainer=[*map(local_of, model.parameters()), *model.buffers(), *self._gradients.own_tensors],
+        )
         self._others_orders = OthersOrders(self.control, self.tracker, self.averager)
         self.averager.set_step(step, self.version.lineage)
-        self._listener = Listener(self.averager, self.tracker, self.options, self.averaging.overlaps, self.control)
+        self._listener = Listener(
+            averager=self.averager,
+            tracker=self.tracker,
+            options=options,
+            overlaps=averaging.overlaps,
+            control=self.control,
+        )
         self._apply = apply
         self._follower = Follower(
-            self.version,
-            self.tracker,
-            self.averager,
-            self._gradients,
-            self._make_up,
-            should_stop,
-            self._listener,
-            self._probation,
+            version=self.version,
+            tracker=self.tracker,
+            averager=self.averager,
+            gradients=self._gradients,
+            apply=self._make_up,
+            should_stop=should_stop,
+            listener=self._listener,
+            probation=self._probation,
         )
         self._catching_up = CatchUp(
-            self._follower, self.version, self.tracker, self.options, self.averaging.overlaps, should_stop
+            follower=self._follower,
+            version=self.version,
+            tracker=self.tracker,
+            options=options,
+            overlaps=averaging.overlaps,
+            should_stop=should_stop,
         )
 
     def _share(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> tuple[GradientVector, SharedState]:
@@ -157,19 +181,19 @@ class Coordinator:
 
     def _averaging_options(self, namespace: str, target: BatchTarget) -> AveragingOptions:
         return AveragingOptions(
-            namespace,
-            self._gradients.wire,
-            self._gradients.fragments,
-            target,
-            self.averaging.codec,
-            self.averaging.rule,
-            self.averaging.auto,
-            [param.shape for param in self._gradients.params],
-            self.options.line or LineUse(),
-            self.options.timeouts,
-            self.options.admission,
-            self.options.ledger,
-            self.options.slowest_line_mbps,
+            namespace=namespace,
+            vector=self._gradients.wire,
+            fragments=self._gradients.fragments,
+            target=target,
+            codec=self.averaging.codec,
+            rule=self.averaging.rule,
+            auto=self.averaging.auto,
+            shapes=[param.shape for param in self._gradients.params],
+            line=self.options.line or LineUse(),
+            timeouts=self.options.timeouts,
+            admission=self.options.admission,
+            ledger=self.options.ledger,
+            slowest_line_mbps=self.options.slowest_line_mbps,
         )
 
     @property
@@ -201,7 +225,7 @@ class Coordinator:
         self.tracker.holds(self.step, self.version.lineage)
         self._follow_orders()
         self.tracker.start()
-        if not self.tracker.exchange.wait_refreshed(20):
+        if not self.tracker.exchange.wait_refreshed(FIRST_RECORDS_SECONDS):
             raise InputError("The DHT does not answer: check the connection to --initial-peers and try again.")
         if self.tracker.swarm.superiors:
             self._wait_for_state()
@@ -281,14 +305,21 @@ class Coordinator:
         Returns:
             whether there is no round to be begun now
         """
+        return self._has_caught_up() or self._catching_up.is_behind
+
+    def _has_caught_up(self) -> bool:
+        """Begin, or go on; whether this peer holds other weights now."""
         if self._catching_up.is_running:
             has_changed = self._settle(self._catching_up.go_on())
             self._attendance.resume()  # it has waited for an answer, and not made others wait
-        elif self._probation.refuters and (donor := self._follower.find_witness()) is not None:
-            has_changed = self.catch_up(donor)
-        else:
-            has_changed = self.tracker.swarm.seconded_step > self.step and self.catch_up()
-        return has_changed or self._catching_up.is_behind
+            return has_changed
+        if self._probation.refuters:
+            donor = self._follower.find_witness()
+            if donor is not None:
+                return self.catch_up(donor)
+        if self.tracker.swarm.seconded_step > self.step:
+            return self.catch_up()
+        return False
 
     def lead(self, island: Island, model: torch.nn.Module) -> None:
         """This peer is several processes, of which this is the first."""
@@ -353,23 +384,39 @@ class Coordinator:
         """Begin or end a round, if it is time; True when an average has been handed over."""
         if self._inflight is not None:
             self._inflight.expect(self.tracker.swarm.members)
-            return (self._inflight.future.done() or self._is_over or self._stands) and self._end_round()
-        if self._catch_up_if_behind() or self._stands or not self._is_over:
+            if self._inflight.future.done() or self._is_over or self._has_nothing_to_compute:
+                return self._end_round()
+            return False
+        if self._catch_up_if_behind():
+            return False
+        if self._has_nothing_to_compute or not self._is_over:
             return False
         self._contribution.finish()
-        if not self._contribution.is_finite:  # this peer only listens this time
-            logger.warning(f"The gradients of step {self.step} are not finite: {self.samples} samples are dropped")
-            is_often = self._contribution.drop()
-            self.tracker.report(samples=0, loss=math.nan)
-            self._going_back.breaker.note_unusable()
-            if is_often and (donor := self._follower.find_healer()):
-                self.catch_up(donor)
-                return False
+        if not self._contribution.is_finite and self._drop_unusable():
+            return False
         is_awaited = self.averager.has_company or self.averager.waiting_step >= self.step  # by whom no record told us
         if len(self.tracker.swarm.members) == 1 and not is_awaited:
             return self._update_alone(None)
         self._begin_round()
-        return (not self.averaging.overlaps or self._stands) and self._end_round()
+        if self.averaging.overlaps and not self._has_nothing_to_compute:
+            return False
+        return self._end_round()
+
+    def _drop_unusable(self) -> bool:
+        """Gradients are not finite: this peer only listens to the round, or takes over a state in place of it.
+
+        Returns:
+            whether there is no round to be begun now
+        """
+        logger.warning(f"The gradients of step {self.step} are not finite: {self.samples} samples are dropped")
+        is_often = self._contribution.drop()
+        self.tracker.report(samples=0, loss=math.nan)
+        self._going_back.breaker.note_unusable()
+        donor = self._follower.find_healer() if is_often else None
+        if donor is None:
+            return False
+        self.catch_up(donor)
+        return True
 
     # ---- what the organiser orders ----------------------------------------------------------------------------------
 
@@ -380,8 +427,8 @@ class Coordinator:
         self.tracker.aim(self.target, self.control.total_steps(math.inf))
 
     @property
-    def _stands(self) -> bool:
-        """Whether there is nothing to be computed: the run is paused, or over."""
+    def _has_nothing_to_compute(self) -> bool:
+        """Whether the run is paused, or over."""
         return self.control.is_paused(self.tracker.own.round) or self.control.is_over(self.tracker.own.round)
 
     def _make_up(self) -> None:
@@ -431,13 +478,17 @@ class Coordinator:
 
     def _begin_step(self, group=frozenset()) -> None:
         self._contribution.begin()
-        self._inflight = None
-        self.version.settled.set()
         self._attendance.begin_step()
         self._attendance.note_update()
-        self.averager.set_step(self.step, self.version.lineage)
+        self._forget_round()
         self.tracker.begin_step(self.step, self.version.lineage, group)
         self._follow_orders()
+
+    def _forget_round(self) -> None:
+        """Its average is in the weights, or other weights are here: no round is under way, and the state is settled."""
+        self._inflight = None
+        self.version.settled.set()
+        self.averager.set_step(self.step, self.version.lineage)
 
     def _begin_round(self) -> None:
         """Meet and exchange in the background; what was accumulated comes back if that fails."""
@@ -445,12 +496,12 @@ class Coordinator:
         statement = self._contribution.statement()
         ticket = signed(self._ticket(), statement)
         order = RunRound(
-            ticket,
-            self.tracker.swarm.members,
-            self.control.target(ticket.step),
-            self._going_back.steps,
-            statement,
-            self.tracker.left_out_leaders,
+            ticket=ticket,
+            members=self.tracker.swarm.members,
+            target=self.control.target(ticket.step),
+            sound=self._going_back.steps,
+            work=statement,
+            left_out=self.tracker.left_out_leaders,
         )
         self._inflight = InflightRound(self.averager, order, self.options, self._contribution.give())
         if self.averaging.overlaps:
@@ -505,7 +556,7 @@ class Coordinator:
             self._gradients.from_wire()
             return self._hand_over(inflight.ticket, inflight.work.seconds, inflight.blocked_seconds, report)
         self._take_back()
-        self.tracker.exchange.wait_refreshed(5 * POLL_SECONDS)  # nobody came: gone, or have they gone on without us?
+        self.tracker.exchange.wait_refreshed(NEWS_SECONDS)  # nobody came: gone, or have they gone on without us?
         if self.tracker.swarm.latest_step > self.step:
             self.catch_up(is_told=True)
             return False
@@ -560,8 +611,8 @@ class Coordinator:
         self._follow_orders()
 
     def _update_alone(self, report: RoundReport | None) -> bool:
-        is_odd = self.tracker.is_odd_one_out  # then those who agree with each other have to get further than this peer
-        may_not = is_odd or self._follower.waits_for_others
+        # If most others agree on other weights, this peer must not advance alone, or it would look furthest.
+        may_not = self.tracker.is_odd_one_out or self._follower.waits_for_others
         if may_not or not self.target.is_reached_by(self.samples) or not self._contribution.is_finite:
             self.resume()
             return False
@@ -583,13 +634,13 @@ class Coordinator:
             self.tracker.missed(error.lost)
             logger.warning(f"The round of step {self.step} failed and is tried again: {self.tracker.why(error)}")
         if not (isinstance(error, RoundFailed) and error.lost):  # else the others are here, and their leader knows
-            self.tracker.exchange.wait_refreshed(5 * POLL_SECONDS)
+            self.tracker.exchange.wait_refreshed(NEWS_SECONDS)
         if isinstance(error, Behind):
             self.catch_up(is_told=True, second_word=self._attendance.word_beside(error.leader, self.tracker))
 
     def _hand_over(self, ticket: Ticket, computed: float, blocked: float, report: RoundReport | None) -> bool:
         """An average is there: `updating` puts it where the optimizer finds it."""
-        self._strayed_from = self._stray(ticket, report)
+        self._healer = self._stray(ticket, report)
         self.last_step = StepReport.of(ticket, computed, blocked, report)
         if ticket.samples:
             granularity = min(self.last_step.granularity, MAX_GRANULARITY)
@@ -640,16 +691,14 @@ class Coordinator:
         group = frozenset(report.group.peer_ids if report else [self.tracker.peer_id])
         self._gradients.release()
         if self.tracker.own.ahead:
-            self._inflight = None
-            self.version.settled.set()
+            self._forget_round()
             self._contribution.resume()
-            self.averager.set_step(self.step, self.version.lineage)
             self.tracker.end_ahead(self.step, self.version.lineage, self.samples, group)
             self._follow_orders()
         else:
             self._begin_step(group)
-        if self._strayed_from is not None:
-            self.catch_up(self._strayed_from)
+        if self._healer is not None:
+            self.catch_up(self._healer)
 
     def leave(self) -> None:
         """Say goodbye and stop; the others train on."""
