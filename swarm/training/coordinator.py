@@ -52,7 +52,7 @@ from swarm.training.joining.listener import Listener
 from swarm.training.joining.probation import Probation
 from swarm.training.joining.second_word import Attendance, SecondWord
 from swarm.training.options import CoordinatorOptions
-from swarm.training.run_control import OthersOrders, RunControl
+from swarm.training.run_control import RunControl, StepOrders
 from swarm.training.undo.going_back import GoingBack
 
 IF_IT_RISES_AGAIN = (
@@ -107,9 +107,6 @@ class Coordinator:
         has_float_buffers = any(buffer.is_floating_point() for buffer in model.buffers())
         auto = AutoAveraging(has_float_buffers, plan) if self.averaging.auto else None
         self.control = RunControl(self.options.admission, target_batch_size, max_step, auto)
-        self.target = self.control.target(step)
-        """Of the step for which this peer computes."""
-        self._has_missed_orders = False
         self._should_stop = should_stop
         self._gradients, state = self._share(model, optimizer)
         self.version = StateVersion(state, step, self._gradients.weights, self.options.timeouts)
@@ -130,7 +127,7 @@ class Coordinator:
         self.tracker = ProgressTracker(
             dht=dht,
             namespace=namespace,
-            target=self.target,
+            target=self.control.target(step),
             name=name,
             max_step=max_step,
             timeouts=options.timeouts,
@@ -145,7 +142,7 @@ class Coordinator:
             get_state=self.version.export,
             of_trainer=[*map(local_of, model.parameters()), *model.buffers(), *self._gradients.own_tensors],
         )
-        self._others_orders = OthersOrders(self.control, self.tracker, self.averager)
+        self._orders = StepOrders(self.control, self.version, self.tracker, self.averager)
         self.averager.set_step(step, self.version.lineage)
         self._listener = Listener(
             averager=self.averager,
@@ -212,6 +209,11 @@ class Coordinator:
         return self._catching_up.is_running
 
     @property
+    def target(self) -> BatchTarget:
+        """Samples over all peers for the update that ends the present step."""
+        return self._orders.target
+
+    @property
     def samples(self) -> int:
         """Computed by this peer for the present step."""
         return self._contribution.samples
@@ -223,7 +225,7 @@ class Coordinator:
             InputError: a swarm is there but nobody hands over its state
         """
         self.tracker.holds(self.step, self.version.lineage)
-        self._follow_orders()
+        self._orders.follow()
         self.tracker.start()
         if not self.tracker.exchange.wait_refreshed(FIRST_RECORDS_SECONDS):
             raise InputError("The DHT does not answer: check the connection to --initial-peers and try again.")
@@ -297,7 +299,7 @@ class Coordinator:
             self._attendance.listen()
             self.version.settled.clear()
             self.tracker.begin_ahead()
-            self._follow_orders()
+            self._orders.follow()
 
     def _catch_up_if_behind(self) -> bool:
         """Begin to catch up if somebody is ahead, or this peer's weights are refuted, or go on.
@@ -384,12 +386,12 @@ class Coordinator:
         """Begin or end a round, if it is time; True when an average has been handed over."""
         if self._inflight is not None:
             self._inflight.expect(self.tracker.swarm.members)
-            if self._inflight.future.done() or self._is_over or self._has_nothing_to_compute:
+            if self._inflight.future.done() or self._is_over or self._orders.has_nothing_to_compute:
                 return self._end_round()
             return False
         if self._catch_up_if_behind():
             return False
-        if self._has_nothing_to_compute or not self._is_over:
+        if self._orders.has_nothing_to_compute or not self._is_over:
             return False
         self._contribution.finish()
         if not self._contribution.is_finite and self._drop_unusable():
@@ -398,7 +400,7 @@ class Coordinator:
         if len(self.tracker.swarm.members) == 1 and not is_awaited:
             return self._update_alone(None)
         self._begin_round()
-        if self.averaging.overlaps and not self._has_nothing_to_compute:
+        if self.averaging.overlaps and not self._orders.has_nothing_to_compute:
             return False
         return self._end_round()
 
@@ -420,38 +422,26 @@ class Coordinator:
 
     # ---- what the organiser orders ----------------------------------------------------------------------------------
 
-    def _follow_orders(self) -> None:
-        """What counts for the step for which this peer computes."""
-        self._has_missed_orders |= self.control.look(self.step)
-        self.target = self.control.target(self.tracker.own.round)
-        self.tracker.aim(self.target, self.control.total_steps(math.inf))
-
-    @property
-    def _has_nothing_to_compute(self) -> bool:
-        """Whether the run is paused, or over."""
-        return self.control.is_paused(self.tracker.own.round) or self.control.is_over(self.tracker.own.round)
-
     def _make_up(self) -> None:
         """An update that others have made: on the orders that they had, which may have come while this one waited."""
-        self._follow_orders()
+        self._orders.follow()
         self._apply()
         self._contribution.note_update()
 
     def wait_while_paused(self) -> None:
         """Called before a micro-batch is computed. A round that is under way is settled by the micro-batch before."""
-        self._follow_orders()
-        if self._has_missed_orders:
-            self._has_missed_orders = False
-            if (donor := self._others_orders.find_donor(self.step)) is not None:
-                self.catch_up(donor)
-        if not self.control.is_paused(self.tracker.own.round):
+        self._orders.follow()
+        donor = self._orders.donor_of_missed()
+        if donor is not None:
+            self.catch_up(donor)
+        if not self._orders.is_paused:
             return
-        while self.control.is_paused(self.tracker.own.round) and self._inflight is None and not self._should_stop():
+        while self._orders.is_paused and self._inflight is None and not self._should_stop():
             self.tracker.report(urgent=self.tracker.own.phase != PAUSED, phase=PAUSED, samples=self.samples)
             self._catch_up_if_behind()
-            self._others_orders.compare()
+            self._orders.compare()
             time.sleep(POLL_SECONDS)
-            self._follow_orders()
+            self._orders.follow()
         self.resume()
 
     @property
@@ -482,7 +472,7 @@ class Coordinator:
         self._attendance.note_update()
         self._forget_round()
         self.tracker.begin_step(self.step, self.version.lineage, group)
-        self._follow_orders()
+        self._orders.follow()
 
     def _forget_round(self) -> None:
         """Its average is in the weights, or other weights are here: no round is under way, and the state is settled."""
@@ -508,7 +498,7 @@ class Coordinator:
             self._attendance.begin_step()
             self.version.settled.clear()
             self.tracker.begin_ahead()
-            self._follow_orders()
+            self._orders.follow()
         else:
             self.tracker.report(urgent=True, phase=AVERAGING)
 
@@ -608,12 +598,12 @@ class Coordinator:
         self._contribution.take_back(inflight.work)
         self.version.settled.set()
         self.tracker.end_ahead(self.step, self.version.lineage, self.samples)
-        self._follow_orders()
+        self._orders.follow()
 
     def _update_alone(self, report: RoundReport | None) -> bool:
         # If most others agree on other weights, this peer must not advance alone, or it would look furthest.
         may_not = self.tracker.is_odd_one_out or self._follower.waits_for_others
-        if may_not or not self.target.is_reached_by(self.samples) or not self._contribution.is_finite:
+        if may_not or not self._orders.target.is_reached_by(self.samples) or not self._contribution.is_finite:
             self.resume()
             return False
         ticket = self._ticket()
@@ -627,7 +617,7 @@ class Coordinator:
         """After a round that failed: the next micro-batch tries again, or this peer takes over the swarm's state."""
         if isinstance(error, OtherOrders):
             self.control.take(error.signed)
-            return self._follow_orders()
+            return self._orders.follow()
         if isinstance(error, Refused):
             return self._follower.refused_by(error.leader)
         if isinstance(error, RoundFailed) and not self._should_stop():
@@ -694,7 +684,7 @@ class Coordinator:
             self._forget_round()
             self._contribution.resume()
             self.tracker.end_ahead(self.step, self.version.lineage, self.samples, group)
-            self._follow_orders()
+            self._orders.follow()
         else:
             self._begin_step(group)
         if self._healer is not None:
