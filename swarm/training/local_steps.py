@@ -262,7 +262,7 @@ class LocalCoordinator(Coordinator):
             return False
         vector = self._gradients
         vector.samples += samples
-        may_begin = self._inflight is None and not self._catching_up.is_behind
+        may_begin = not self._round.is_running and not self._catching_up.is_behind
         is_last = may_begin and self._is_over  # a round begins with all that has been computed
         is_due = is_last or vector.samples >= self.local_batch_size
         if is_due:
@@ -270,7 +270,7 @@ class LocalCoordinator(Coordinator):
         if is_due and (dropped := vector.drop_own()):
             return self._leave_out(dropped)
         if not is_due:  # a round that began now would count samples that no local step has used
-            if self._inflight is not None:
+            if self._round.is_running:
                 self._synchronise_all()
             else:
                 self._catch_up_if_behind()
@@ -291,7 +291,7 @@ class LocalCoordinator(Coordinator):
         logger.warning(f"A local step after step {self.step} is not finite: its {samples} samples are dropped")
         self._weights_may_be_why |= self._contribution.discount(samples)
         self.tracker.report(samples=self.samples)
-        if self._weights_may_be_why and self._inflight is None:
+        if self._weights_may_be_why and not self._round.is_running:
             donor = self._follower.find_healer()
             self._weights_may_be_why = donor is None and bool(self.tracker.others)  # they may be making this update
             if donor is not None:
