@@ -117,11 +117,11 @@ class Contribution:
     def drop(self) -> bool:
         """Forget it, since it is not finite; true if that happens so often that the weights may be why."""
         self._vector.drop()
-        return self._throughput.drop()
+        return self._throughput.drop_all()
 
     def discount(self, samples: int) -> bool:
         """So many samples since `keep` were of no use; true if that happens so often that the weights may be why."""
-        return self._throughput.drop(samples)
+        return self._throughput.discount(samples)
 
     def withhold(self) -> None:
         """Forget it: the swarm takes nothing from this peer now."""

@@ -36,7 +36,7 @@ from swarm.training.audit.work_log import Loss
 from swarm.training.auto_averaging import AutoAveraging
 from swarm.training.averaging_mode import Averaging
 from swarm.training.contribution import Contribution
-from swarm.training.gradient_buffer import GradientVector, averaged_tensors
+from swarm.training.gradient_buffer import GradientVector, averaged_tensors, has_float_buffers
 from swarm.training.island.lead import Island
 from swarm.training.island.sharded.pieces import local_of
 from swarm.training.joining.attester import Attester
@@ -100,8 +100,7 @@ class Coordinator:
         plan: Plan | None,
     ):
         self.options, self.averaging = options, averaging
-        has_float_buffers = any(buffer.is_floating_point() for buffer in model.buffers())
-        auto = AutoAveraging(has_float_buffers, plan) if self.averaging.auto else None
+        auto = AutoAveraging(has_float_buffers(model), plan) if self.averaging.auto else None
         self.control = RunControl(self.options.admission, target_batch_size, max_step, auto)
         self._should_stop = should_stop
         self._gradients, state = self._share(model, optimizer)
@@ -479,7 +478,7 @@ class Coordinator:
         self._contribution.resume()
         self.tracker.resume()
 
-    # ---- how a round ends --------------------------------------------------------------------------------------------
+    # ---- how a round ends -------------------------------------------------------------------------------------------
 
     def _end_round(self) -> bool:
         """Wait for the round; True if its average is there to be applied."""

@@ -22,6 +22,11 @@ def averaged_tensors(
     return params, [buffer for buffer in model.buffers() if buffer.is_floating_point()]
 
 
+def has_float_buffers(model: nn.Module) -> bool:
+    """Whether the model has running statistics, which are averaged as well."""
+    return any(buffer.is_floating_point() for buffer in model.buffers())
+
+
 def in_a_row(buffers: Sequence[torch.Tensor]) -> torch.Tensor:
     """Shape [m], fp32, a copy on the CPU: these tensors, one after the other."""
     flat = [buffer.detach().reshape(-1).float().cpu() for buffer in buffers]

@@ -31,8 +31,10 @@ from swarm.training.audit.lot import chance_of_an_audit
 from swarm.training.gradient_buffer import GradientVector, Place
 from swarm.training.throughput import Noted, Work
 
-WORK_TOLERANCE, MIXED_WORK_TOLERANCE = 0.02, 0.2
-"""Relative distance between what was said and what comes out again, up to which it holds: float32 and bf16-mixed."""
+WORK_TOLERANCE = 0.02
+"""Relative distance between what was said and what comes out again, up to which it holds, in float32."""
+MIXED_WORK_TOLERANCE = 0.2
+"""The same in bf16-mixed."""
 
 logger = get_logger(__name__)
 
@@ -195,6 +197,6 @@ def distance(one: torch.Tensor, other: torch.Tensor) -> float:
     return float((one - other).norm()) / longer if longer else 0.0
 
 
-def signed(ticket: Ticket, own: OwnWork | None) -> Ticket:
-    """The same, with the name of the list."""
+def with_work_name(ticket: Ticket, own: OwnWork | None) -> Ticket:
+    """The same ticket, with the name of the list of this peer's work, if it has one."""
     return replace(ticket, work=name_of(own.listed)) if own is not None and own.listed else ticket

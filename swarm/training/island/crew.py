@@ -13,7 +13,7 @@ from swarm.training.island.channel import Channel, Word
 from swarm.training.island.lead import numbers_of, tensors_of
 from swarm.training.island.notes import agree_on_kind, lineage_from, table_of
 from swarm.training.run_control import RunControl
-from swarm.training.throughput import Noted
+from swarm.training.throughput import Noted, finite_or_zero
 
 
 class Crew:
@@ -119,8 +119,8 @@ class Crew:
         """
         self._vector.collect()
         self._noted += self._work_log.note(samples)
-        loss = torch.as_tensor(loss).detach().double()
-        self._loss_sum = self._loss_sum.to(loss.device) + samples * torch.where(torch.isfinite(loss), loss, 0.0)
+        loss = finite_or_zero(loss)
+        self._loss_sum = self._loss_sum.to(loss.device) + samples * loss
         self._samples += samples
         self._channel.add_up(samples)
         return False

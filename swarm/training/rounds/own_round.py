@@ -15,7 +15,7 @@ from swarm.membership.progress_tracker import ProgressTracker
 from swarm.protocol.messages import Behind, OtherOrders, Refused, RoundEnded, RoundFailed, ShortBatch, Ticket, WentBack
 from swarm.protocol.round_report import RoundEvent, RoundReport
 from swarm.state_sync.state_version import StateVersion
-from swarm.training.audit.work_log import signed
+from swarm.training.audit.work_log import with_work_name
 from swarm.training.contribution import Contribution
 from swarm.training.joining.second_word import Attendance
 from swarm.training.options import CoordinatorOptions
@@ -101,16 +101,16 @@ class OwnRound:
 
     def ticket(self) -> Ticket:
         """What this peer says of itself and of what it has computed."""
-        step = self._version.step
         contribution, client_mode = self._contribution, self._tracker.own.client_mode
         ticket = self._version.ticket(contribution.samples, contribution.loss, client_mode)
-        return self._going_back.sign(replace(ticket, orders=self._control.digest(step), pace=self._control.pace(step)))
+        ticket = replace(ticket, orders=self._control.digest(ticket.step), pace=self._control.pace(ticket.step))
+        return self._going_back.with_wish(ticket)
 
     def begin(self) -> None:
         """Meet and exchange in the background; what was accumulated comes back if that fails."""
         self._attendance.go_to_round()
         statement = self._contribution.statement()
-        ticket = signed(self.ticket(), statement)
+        ticket = with_work_name(self.ticket(), statement)
         order = RunRound(
             ticket=ticket,
             members=self._tracker.swarm.members,
