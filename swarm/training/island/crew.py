@@ -7,7 +7,7 @@ from torch import nn
 
 from recipe.training.replay import Replay
 from swarm.protocol.admission import OPEN
-from swarm.training.audit.work_log import NO_LOG, Loss, NotingLog, WorkLog
+from swarm.training.audit.work_log import NO_WORK_LOG, Loss, NotingLog, WorkLog
 from swarm.training.gradient_buffer import GradientVector, averaged_tensors
 from swarm.training.island.channel import Channel, Word
 from swarm.training.island.lead import numbers_of, tensors_of
@@ -41,7 +41,7 @@ class Crew:
         """Global updates that the weights have seen."""
         self.lineage = b""
         """Of the weights."""
-        self._work_log: WorkLog = NO_LOG
+        self._work_log: WorkLog = NO_WORK_LOG
         self._noted: list[Noted] = []
         self._samples, self._loss_sum = 0, torch.zeros((), dtype=torch.float64)
         self._is_over = False
