@@ -79,7 +79,7 @@ class RunControl:
 
     @property
     def orders(self) -> Orders:
-        """As they are followed now."""
+        """The orders that this peer follows now."""
         return self._orders
 
     def is_paused(self, step: int) -> bool:
@@ -91,12 +91,12 @@ class RunControl:
         return step >= self.total_steps(step)
 
     def target(self, step: int) -> BatchTarget:
-        """Of the update that ends this step."""
+        """Samples over all peers for the update that ends this step."""
         target = BatchTarget(self._orders.target_batch_size(step, self._target))
         return target if self.auto is None else target.in_mode(self.auto.local_steps(step))
 
     def total_steps(self, step: float) -> int:
-        """Of the run, as far as it is decided at this step; infinity: by all orders."""
+        """Steps of the run, as far as that is decided at this step; infinity: by all orders."""
         total = self._orders.total_steps(step, self._total)
         if self.auto is None or step == math.inf or self._orders.ends_by_order(step):
             return total
@@ -140,7 +140,7 @@ class RunControl:
             self.auto.note(report, computing_seconds)
 
     def learning_rate_factor(self, step: int) -> float:
-        """By which the learning rate of the update that ends this step is multiplied."""
+        """The factor on the learning rate of the update that ends this step."""
         return self._orders.learning_rate_factor(step)
 
     def schedule_position(self, step: int) -> float:

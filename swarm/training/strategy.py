@@ -118,7 +118,7 @@ class SwarmStrategy(SingleDeviceStrategy):
         self.plan: Plan | None = None
         """With the averaging auto, what this peer followed when it was here last."""
         self._total_steps = max_step
-        """Of the run, as the Trainer knows it."""
+        """Steps of the run, as the Trainer knows it."""
         self.coordinator: Coordinator | Crew | None = None
         self.parallel_devices: list[torch.device] = []  # Lightning puts the devices of the Trainer here
         self._micro_batch_samples = 0

@@ -31,7 +31,7 @@ class Noted:
 
 @dataclass
 class Work:
-    """Of one peer for one global update.
+    """What one peer has computed for one global update.
 
     Args:
         samples: whose gradients it has added up
@@ -96,7 +96,7 @@ class Throughput:
         self.samples_per_second = 0.0
         self._dropped_in_a_row, self._kept_loss_sum = 0, 0.0
         self.work = Work()
-        """For the present step."""
+        """What this peer has computed for the present step."""
         self._since = time.perf_counter()
 
     def resume(self) -> None:

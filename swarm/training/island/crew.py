@@ -40,7 +40,7 @@ class Crew:
         self.step = 0
         """Global updates that the weights have seen."""
         self.lineage = b""
-        """Of the weights."""
+        """Lineage of the weights."""
         self._work_log: WorkLog = NO_WORK_LOG
         self._noted: list[Noted] = []
         self._samples, self._loss_sum = 0, torch.zeros((), dtype=torch.float64)
@@ -107,7 +107,7 @@ class Crew:
         self._samples, self._loss_sum, self._noted = 0, torch.zeros_like(self._loss_sum), []
 
     def begin_backward(self, samples: int) -> None:
-        """As of `Coordinator`."""
+        """The backward pass of a micro-batch comes next, as in `Coordinator`."""
         self._vector.receive(samples)
         self._work_log.begin_backward()
 
@@ -129,7 +129,7 @@ class Crew:
         """The first process validates."""
 
     def after_validation(self) -> None:
-        """As before."""
+        """Training goes on in the first process."""
 
     def shared(self, state_dict: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """The first process keeps what is kept."""

@@ -79,7 +79,7 @@ class InflightRound:
         return self.future.result()
 
     def failed(self, error: RoundEnded) -> RoundEvent:
-        """It ended like this."""
+        """What is told of the round when it has ended with this error."""
         return RoundEvent.of_failure(self.ticket, error, self.work.seconds, self.blocked_seconds)
 
     def settle(self) -> None:
