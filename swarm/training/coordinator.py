@@ -102,7 +102,8 @@ class Coordinator:
         self.options, self.averaging = options, averaging
         auto = AutoAveraging(has_float_buffers(model), plan) if self.averaging.auto else None
         self.control = RunControl(self.options.admission, target_batch_size, max_step, auto)
-        self._should_stop = should_stop
+        self._should_stop, self._apply = should_stop, apply
+        # What it has, and what it computes.
         self._gradients, state = self._share(model, optimizer)
         self.version = StateVersion(state, step, self._gradients.weights, self.options.timeouts)
         self._contribution = Contribution(self._gradients, self.version)
@@ -113,6 +114,7 @@ class Coordinator:
         """Called for each round that has ended, with an average or without."""
         self.on_update: Callable[[StepReport], None] = lambda report: None
         """Called for each average that is applied."""
+        # Who else is there.
         self.tracker = ProgressTracker(
             dht=dht,
             namespace=namespace,
@@ -133,6 +135,7 @@ class Coordinator:
         )
         self._orders = StepOrders(self.control, self.version, self.tracker, self.averager)
         self.averager.set_step(step, self.version.lineage)
+        # Its rounds, and the updates that come out of them.
         self._round = OwnRound(
             averager=self.averager,
             tracker=self.tracker,
@@ -156,6 +159,7 @@ class Coordinator:
             probation=self._probation,
             tell=self._tell_of_update,
         )
+        # What it lacks, if others are further.
         self._listener = Listener(
             averager=self.averager,
             tracker=self.tracker,
@@ -163,7 +167,6 @@ class Coordinator:
             overlaps=averaging.overlaps,
             control=self.control,
         )
-        self._apply = apply
         self._follower = Follower(
             version=self.version,
             tracker=self.tracker,
