@@ -47,7 +47,7 @@ class AutoAveraging:
         return self.plan or Plan.first(step)
 
     def local_steps(self, step: int) -> int:
-        """For the update that follows this many; an update takes so many target batches."""
+        """Local steps of the update that follows this many updates, which takes so many target batches."""
         return self._plan(step).at(step).local_steps
 
     def position(self, step: int) -> int:

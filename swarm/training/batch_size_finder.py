@@ -178,7 +178,7 @@ class Probe:
             self._reserve = torch.empty((STATE_COPIES - 1) * num_parameters, device=device)
 
     def best_seconds(self, samples: int) -> float | None:
-        """Of a pass that nothing disturbed: one that would end the search is tried twice more."""
+        """Seconds of a pass that nothing disturbed: one that would end the search is tried twice more."""
         seconds = self.seconds(samples)
         for _ in range(REPETITIONS - 1):
             if seconds is None or 2 * seconds <= MAX_SECONDS:
@@ -188,7 +188,7 @@ class Probe:
         return seconds
 
     def seconds(self, samples: int) -> float | None:
-        """Of one pass; None when the memory does not suffice."""
+        """Seconds of one pass; None when the memory does not suffice."""
         if self._device.type == "cpu" and samples > 1 and psutil.virtual_memory().available < MIN_FREE_BYTES:
             return None
         try:

@@ -11,9 +11,9 @@ from recipe.training.replay import Replay
 from swarm.protocol.work import Assignment, OwnWork
 from swarm.state_sync.state_version import StateVersion
 from swarm.training.audit.earlier_weights import EarlierWeights
-from swarm.training.audit.work_log import NO_LOG, Loss, WorkLog
+from swarm.training.audit.work_log import NO_WORK_LOG, Loss, WorkLog
 from swarm.training.gradient_buffer import GradientVector
-from swarm.training.island.lead import ALONE, Island
+from swarm.training.island.lead import SINGLE_PROCESS, Island
 from swarm.training.throughput import Throughput, Work
 
 
@@ -30,9 +30,9 @@ class Contribution:
     def __init__(self, vector: GradientVector, version: StateVersion):
         self._vector, self._version = vector, version
         self._throughput = Throughput()
-        self._log: WorkLog = NO_LOG
+        self._log: WorkLog = NO_WORK_LOG
         """What members have to know to check each other's work."""
-        self._island = ALONE
+        self._island: Island = SINGLE_PROCESS
         """The other processes of this peer, if it has some."""
 
     def lead(self, island: Island, model: nn.Module) -> None:
@@ -117,11 +117,11 @@ class Contribution:
     def drop(self) -> bool:
         """Forget it, since it is not finite; true if that happens so often that the weights may be why."""
         self._vector.drop()
-        return self._throughput.drop()
+        return self._throughput.drop_all()
 
     def discount(self, samples: int) -> bool:
         """So many samples since `keep` were of no use; true if that happens so often that the weights may be why."""
-        return self._throughput.drop(samples)
+        return self._throughput.discount(samples)
 
     def withhold(self) -> None:
         """Forget it: the swarm takes nothing from this peer now."""

@@ -10,10 +10,8 @@ from __future__ import annotations
 
 import contextlib
 import math
-import os
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 
 import torch
 from hivemind import DHT
@@ -23,26 +21,22 @@ from hivemind.utils import get_logger
 from recipe.errors import InputError
 from recipe.training.replay import Replay
 from swarm.averaging.averager import SwarmAverager
-from swarm.averaging.commands import RunRound
 from swarm.averaging.rounds import AveragingOptions
-from swarm.membership.far_members import MANY, FarMembers
-from swarm.membership.progress_record import AVERAGING, MAX_GRANULARITY, PAUSED, TRAINING, VALIDATING, WAITING
+from swarm.membership.progress_record import PAUSED, TRAINING, VALIDATING, WAITING
 from swarm.membership.progress_tracker import ProgressTracker
 from swarm.protocol.auto_mode import Plan
 from swarm.protocol.batch_target import BatchTarget
 from swarm.protocol.messages import Behind, OtherOrders, Refused, RoundEnded, RoundFailed, ShortBatch, Ticket, WentBack
 from swarm.protocol.round_report import RoundEvent, RoundReport, StepReport
-from swarm.protocol.wire import LINEAGE_BYTES
 from swarm.runtime.async_utils import POLL_SECONDS
 from swarm.runtime.line_use import LineUse
 from swarm.state_sync.state_version import StateVersion
 from swarm.state_sync.training_state import SharedState
-from swarm.training.audit.work_log import Loss, signed
+from swarm.training.audit.work_log import Loss
 from swarm.training.auto_averaging import AutoAveraging
 from swarm.training.averaging_mode import Averaging
 from swarm.training.contribution import Contribution
-from swarm.training.gradient_buffer import GradientVector, averaged_tensors
-from swarm.training.inflight_round import InflightRound
+from swarm.training.gradient_buffer import GradientVector, averaged_tensors, has_float_buffers
 from swarm.training.island.lead import Island
 from swarm.training.island.sharded.pieces import local_of
 from swarm.training.joining.attempt import Progress
@@ -54,13 +48,19 @@ from swarm.training.joining.healers import Healers
 from swarm.training.joining.listener import Listener
 from swarm.training.joining.probation import Probation
 from swarm.training.options import CoordinatorOptions
-from swarm.training.run_control import OthersOrders, RunControl
+from swarm.training.rounds.own_round import OwnRound
+from swarm.training.rounds.own_update import OwnUpdate
+from swarm.training.run_control import RunControl, StepOrders
 from swarm.training.undo.going_back import GoingBack
 
 IF_IT_RISES_AGAIN = (
     ". If it rises again, lower the learning rate (swarm control learning-rate 0.5), or remove who sends gradients "
     "that are far from the others'"
 )
+FIRST_RECORDS_SECONDS = 20
+"""For the others' first records, when this peer joins."""
+NEWS_SECONDS = 5 * POLL_SECONDS
+"""For records that were written after a round ended."""
 
 logger = get_logger(__name__)
 
@@ -102,55 +102,91 @@ class Coordinator:
         plan: Plan | None,
     ):
         self.options, self.averaging = options, averaging
-        has_float_buffers = any(buffer.is_floating_point() for buffer in model.buffers())
-        auto = AutoAveraging(has_float_buffers, plan) if self.averaging.auto else None
+        auto = AutoAveraging(has_float_buffers(model), plan) if self.averaging.auto else None
         self.control = RunControl(self.options.admission, target_batch_size, max_step, auto)
-        self.target = self.control.target(step)
-        """Of the step for which this peer computes."""
-        self._has_missed_orders = False
-        self._should_stop = should_stop
+        self._should_stop, self._apply = should_stop, apply
+        # What it has, and what it computes.
         self._gradients, state = self._share(model, optimizer)
         self.version = StateVersion(state, step, self._gradients.weights, self.options.timeouts)
         self._contribution = Contribution(self._gradients, self.version)
         self._going_back = GoingBack(self.version, self.averaging.rule.clips, self.options.state_folder)
-        self._far_members = FarMembers()
-        self._attendance = Attendance(self.options.matchmaking_seconds)
-        self._inflight: InflightRound | None = None
-        self._strayed_from: PeerID | None = None
-        """Whose state this peer takes over after its update."""
-        self._is_shown = False
-        """Whether the average of this peer alone is kept for others."""
-        self.last_step: StepReport | None = None
+        self._attendance = Attendance(options.matchmaking_seconds)
         self.waited_seconds = 0.0  # for others, before it began to train
         self.on_round: Callable[[RoundEvent], None] = lambda event: None
+        """Called for each round that has ended, with an average or without."""
         self.on_update: Callable[[StepReport], None] = lambda report: None
         """Called for each average that is applied."""
+        # Who else is there.
         self.tracker = ProgressTracker(
-            dht, namespace, self.target, name, max_step, self.options.timeouts, self.options.admission
+            dht=dht,
+            namespace=namespace,
+            target=self.control.target(step),
+            name=name,
+            max_step=max_step,
+            timeouts=options.timeouts,
+            admission=options.admission,
         )
         self.tracker.report(helps=self.options.helps, profile=self.options.profile)
         self._attester = Attester(self.version, self._gradients.weights[0].device)
         self._probation = Probation(self.version, self.tracker, self._attester)
-        of_trainer = [*map(local_of, model.parameters()), *model.buffers(), *self._gradients.own_tensors]
-        averaged = self._averaging_options(namespace, BatchTarget(target_batch_size))
-        self.averager = SwarmAverager(dht, averaged, self.version.export, of_trainer)
-        self._others_orders = OthersOrders(self.control, self.tracker, self.averager)
+        self.averager = SwarmAverager(
+            dht=dht,
+            options=self._averaging_options(namespace, BatchTarget(target_batch_size)),
+            get_state=self.version.export,
+            of_trainer=[*map(local_of, model.parameters()), *model.buffers(), *self._gradients.own_tensors],
+        )
+        self._orders = StepOrders(self.control, self.version, self.tracker, self.averager)
         self.averager.set_step(step, self.version.lineage)
-        self._listener = Listener(self.averager, self.tracker, self.options, self.averaging.overlaps, self.control)
-        self._apply = apply
+        # Its rounds, and the updates that come out of them.
+        self._round = OwnRound(
+            averager=self.averager,
+            tracker=self.tracker,
+            version=self.version,
+            control=self.control,
+            orders=self._orders,
+            contribution=self._contribution,
+            going_back=self._going_back,
+            attendance=self._attendance,
+            options=options,
+            overlaps=averaging.overlaps,
+            should_stop=should_stop,
+            tell=lambda event: self.on_round(event),
+        )
+        self._update = OwnUpdate(
+            version=self.version,
+            gradients=self._gradients,
+            tracker=self.tracker,
+            averager=self.averager,
+            breaker=self._going_back.breaker,
+            probation=self._probation,
+            tell=self._tell_of_update,
+        )
+        # What it lacks, if others are further.
+        self._listener = Listener(
+            averager=self.averager,
+            tracker=self.tracker,
+            options=options,
+            overlaps=averaging.overlaps,
+            control=self.control,
+        )
         self._follower = Follower(
-            self.version,
-            self.tracker,
-            self.averager,
-            self._gradients,
-            self._make_up,
-            should_stop,
-            self._listener,
-            self._probation,
+            version=self.version,
+            tracker=self.tracker,
+            averager=self.averager,
+            gradients=self._gradients,
+            apply=self._make_up,
+            should_stop=should_stop,
+            listener=self._listener,
+            probation=self._probation,
         )
         self._healers = Healers(self.version, self.tracker, self._probation, self._gradients)
         self._catching_up = CatchUp(
-            self._follower, self.version, self.tracker, self.options, self.averaging.overlaps, should_stop
+            follower=self._follower,
+            version=self.version,
+            tracker=self.tracker,
+            options=options,
+            overlaps=averaging.overlaps,
+            should_stop=should_stop,
         )
 
     def _share(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> tuple[GradientVector, SharedState]:
@@ -160,19 +196,19 @@ class Coordinator:
 
     def _averaging_options(self, namespace: str, target: BatchTarget) -> AveragingOptions:
         return AveragingOptions(
-            namespace,
-            self._gradients.wire,
-            self._gradients.fragments,
-            target,
-            self.averaging.codec,
-            self.averaging.rule,
-            self.averaging.auto,
-            [param.shape for param in self._gradients.params],
-            self.options.line or LineUse(),
-            self.options.timeouts,
-            self.options.admission,
-            self.options.ledger,
-            self.options.slowest_line_mbps,
+            namespace=namespace,
+            vector=self._gradients.wire,
+            fragments=self._gradients.fragments,
+            target=target,
+            codec=self.averaging.codec,
+            rule=self.averaging.rule,
+            auto=self.averaging.auto,
+            shapes=[param.shape for param in self._gradients.params],
+            line=self.options.line or LineUse(),
+            timeouts=self.options.timeouts,
+            admission=self.options.admission,
+            ledger=self.options.ledger,
+            slowest_line_mbps=self.options.slowest_line_mbps,
         )
 
     @property
@@ -183,7 +219,7 @@ class Coordinator:
     @property
     def is_averaging(self) -> bool:
         """Whether a round is under way."""
-        return self._inflight is not None
+        return self._round.is_running
 
     @property
     def is_catching_up(self) -> bool:
@@ -191,9 +227,29 @@ class Coordinator:
         return self._catching_up.is_running
 
     @property
+    def last_step(self) -> StepReport | None:
+        """How the last global update came about; None before the first one."""
+        return self._update.last_step
+
+    @property
+    def target(self) -> BatchTarget:
+        """Samples over all peers for the update that ends the present step."""
+        return self._orders.target
+
+    @property
     def samples(self) -> int:
         """Computed by this peer for the present step."""
         return self._contribution.samples
+
+    def lead(self, island: Island, model: torch.nn.Module) -> None:
+        """This peer is several processes, of which this is the first."""
+        self._contribution.lead(island, model)
+
+    def check_work(self, replay: Replay, loss: Loss) -> None:
+        """Members compute parts of each other's work again, by lot."""
+        self._contribution.check_work(replay, loss, self.averaging.overlaps and not self.options.helps)
+
+    # ---- joining and catching up ------------------------------------------------------------------------------------
 
     def join(self) -> None:
         """Become a member: take over the swarm's state if there is a swarm, else begin with this peer's own.
@@ -202,9 +258,9 @@ class Coordinator:
             InputError: a swarm is there but nobody hands over its state
         """
         self.tracker.holds(self.step, self.version.lineage)
-        self._follow_orders()
+        self._orders.follow()
         self.tracker.start()
-        if not self.tracker.exchange.wait_refreshed(20):
+        if not self.tracker.exchange.wait_refreshed(FIRST_RECORDS_SECONDS):
             raise InputError("The DHT does not answer: check the connection to --initial-peers and try again.")
         if self.tracker.swarm.superiors:
             self._wait_for_state()
@@ -250,11 +306,12 @@ class Coordinator:
         Returns:
             whether this peer holds other weights already
         """
-        has_changed = self._settle(self._catching_up.begin(donor, is_told, corroboration))
+        has_changed = self._apply_progress(self._catching_up.begin(donor, is_told, corroboration))
         self._attendance.resume()
         return has_changed
 
-    def _settle(self, progress: Progress) -> bool:
+    def _apply_progress(self, progress: Progress) -> bool:
+        """Go on with what catching up has come to; whether this peer holds other weights now."""
         if progress is Progress.OTHER_WEIGHTS:
             self._begin_step()
             self._go_on_with_the_round()
@@ -273,11 +330,7 @@ class Coordinator:
             self._gradients.depart()
             if self.averaging.local_steps is None:  # else what it has computed is in its weights
                 self._contribution.forget_samples()
-            self._inflight = listened
-            self._attendance.listen()
-            self.version.settled.clear()
-            self.tracker.begin_ahead()
-            self._follow_orders()
+            self._round.take_over(listened)
 
     def _catch_up_if_behind(self) -> bool:
         """Begin to catch up if somebody is ahead, or this peer's weights are refuted, or go on.
@@ -285,22 +338,23 @@ class Coordinator:
         Returns:
             whether there is no round to be begun now
         """
+        return self._has_caught_up() or self._catching_up.is_behind
+
+    def _has_caught_up(self) -> bool:
+        """Begin, or go on; whether this peer holds other weights now."""
         if self._catching_up.is_running:
-            has_changed = self._settle(self._catching_up.go_on())
+            has_changed = self._apply_progress(self._catching_up.go_on())
             self._attendance.resume()  # it has waited for an answer, and not made others wait
-        elif self._probation.refuters and (donor := self._healers.find_healer_of_refuted()) is not None:
-            has_changed = self.catch_up(donor)
-        else:
-            has_changed = self.tracker.swarm.seconded_step > self.step and self.catch_up()
-        return has_changed or self._catching_up.is_behind
+            return has_changed
+        if self._probation.refuters:
+            donor = self._healers.find_healer_of_refuted()
+            if donor is not None:
+                return self.catch_up(donor)
+        if self.tracker.swarm.seconded_step > self.step:
+            return self.catch_up()
+        return False
 
-    def lead(self, island: Island, model: torch.nn.Module) -> None:
-        """This peer is several processes, of which this is the first."""
-        self._contribution.lead(island, model)
-
-    def check_work(self, replay: Replay, loss: Loss) -> None:
-        """Members compute parts of each other's work again, by lot."""
-        self._contribution.check_work(replay, loss, self.averaging.overlaps and not self.options.helps)
+    # ---- every micro-batch ------------------------------------------------------------------------------------------
 
     def begin_micro_batch(self) -> bool:
         """Its forward pass comes next, on the weights of this moment, in all processes of this peer; always True."""
@@ -355,66 +409,64 @@ class Coordinator:
 
     def _synchronise(self) -> bool:
         """Begin or end a round, if it is time; True when an average has been handed over."""
-        if self._inflight is not None:
-            self._inflight.expect(self.tracker.swarm.members)
-            return (self._inflight.future.done() or self._is_over or self._stands) and self._end_round()
-        if self._catch_up_if_behind() or self._stands or not self._is_over:
+        if self._round.is_running:
+            self._round.expect()
+            if self._round.is_done or self._is_over or self._orders.has_nothing_to_compute:
+                return self._end_round()
+            return False
+        if self._catch_up_if_behind():
+            return False
+        if self._orders.has_nothing_to_compute or not self._is_over:
             return False
         self._contribution.finish()
-        if not self._contribution.is_finite:  # this peer only listens this time
-            logger.warning(f"The gradients of step {self.step} are not finite: {self.samples} samples are dropped")
-            is_often = self._contribution.drop()
-            self.tracker.report(samples=0, loss=math.nan)
-            self._going_back.breaker.note_unusable()
-            if is_often and (donor := self._healers.find_healer(self._follower.last_donor)):
-                self.catch_up(donor)
-                return False
+        if not self._contribution.is_finite and self._drop_unusable():
+            return False
         is_awaited = self.averager.has_company or self.averager.waiting_step >= self.step  # by whom no record told us
         if len(self.tracker.swarm.members) == 1 and not is_awaited:
             return self._update_alone(None)
-        self._begin_round()
-        return (not self.averaging.overlaps or self._stands) and self._end_round()
-
-    # ---- what the organiser orders ----------------------------------------------------------------------------------
-
-    def _follow_orders(self) -> None:
-        """What counts for the step for which this peer computes."""
-        self._has_missed_orders |= self.control.look(self.step)
-        self.target = self.control.target(self.tracker.own.round)
-        self.tracker.aim(self.target, self.control.total_steps(math.inf))
-
-    @property
-    def _stands(self) -> bool:
-        """Whether there is nothing to be computed: the run is paused, or over."""
-        return self.control.is_paused(self.tracker.own.round) or self.control.is_over(self.tracker.own.round)
-
-    def _make_up(self) -> None:
-        """An update that others have made: on the orders that they had, which may have come while this one waited."""
-        self._follow_orders()
-        self._apply()
-        self._contribution.note_update()
-
-    def wait_while_paused(self) -> None:
-        """Called before a micro-batch is computed. A round that is under way is settled by the micro-batch before."""
-        self._follow_orders()
-        if self._has_missed_orders:
-            self._has_missed_orders = False
-            if (donor := self._others_orders.find_donor(self.step)) is not None:
-                self.catch_up(donor)
-        if not self.control.is_paused(self.tracker.own.round):
-            return
-        while self.control.is_paused(self.tracker.own.round) and self._inflight is None and not self._should_stop():
-            self.tracker.report(urgent=self.tracker.own.phase != PAUSED, phase=PAUSED, samples=self.samples)
-            self._catch_up_if_behind()
-            self._others_orders.compare()
-            time.sleep(POLL_SECONDS)
-            self._follow_orders()
-        self.resume()
+        self._round.begin()
+        if self.averaging.overlaps and not self._orders.has_nothing_to_compute:
+            return False
+        return self._end_round()
 
     @property
     def _is_over(self) -> bool:
         """Whether the samples of the present step are complete, or somebody waits for us to end it."""
         return self.tracker.swarm.step_is_over or self.averager.waiting_step >= self.tracker.own.round
+
+    def _drop_unusable(self) -> bool:
+        """Gradients are not finite: this peer only listens to the round, or takes over a state in place of it.
+
+        Returns:
+            whether there is no round to be begun now
+        """
+        logger.warning(f"The gradients of step {self.step} are not finite: {self.samples} samples are dropped")
+        is_often = self._contribution.drop()
+        self.tracker.report(samples=0, loss=math.nan)
+        self._going_back.breaker.note_unusable()
+        donor = self._healers.find_healer(self._follower.last_donor) if is_often else None
+        if donor is None:
+            return False
+        self.catch_up(donor)
+        return True
+
+    # ---- pauses, validation, checkpoints ----------------------------------------------------------------------------
+
+    def wait_while_paused(self) -> None:
+        """Called before a micro-batch is computed. A round that is under way is settled by the micro-batch before."""
+        self._orders.follow()
+        donor = self._orders.donor_of_missed()
+        if donor is not None:
+            self.catch_up(donor)
+        if not self._orders.is_paused:
+            return
+        while self._orders.is_paused and not self._round.is_running and not self._should_stop():
+            self.tracker.report(urgent=self.tracker.own.phase != PAUSED, phase=PAUSED, samples=self.samples)
+            self._catch_up_if_behind()
+            self._orders.compare()
+            time.sleep(POLL_SECONDS)
+            self._orders.follow()
+        self.resume()
 
     def before_validation(self) -> None:
         """The model that is validated is the swarm's."""
@@ -433,87 +485,69 @@ class Coordinator:
         self._contribution.resume()
         self.tracker.resume()
 
-    def _begin_step(self, group=frozenset()) -> None:
-        self._contribution.begin()
-        self._inflight = None
-        self.version.settled.set()
-        self._attendance.begin_step()
-        self._attendance.note_update()
-        self.averager.set_step(self.step, self.version.lineage)
-        self.tracker.begin_step(self.step, self.version.lineage, group)
-        self._follow_orders()
-
-    def _begin_round(self) -> None:
-        """Meet and exchange in the background; what was accumulated comes back if that fails."""
-        self._attendance.go_to_round()
-        statement = self._contribution.statement()
-        ticket = signed(self._ticket(), statement)
-        order = RunRound(
-            ticket,
-            self.tracker.swarm.members,
-            self.control.target(ticket.step),
-            self._going_back.steps,
-            statement,
-            self.tracker.left_out_leaders,
-        )
-        self._inflight = InflightRound(self.averager, order, self.options, self._contribution.give())
-        if self.averaging.overlaps:
-            self._attendance.begin_step()
-            self.version.settled.clear()
-            self.tracker.begin_ahead()
-            self._follow_orders()
-        else:
-            self.tracker.report(urgent=True, phase=AVERAGING)
-
-    def _ticket(self) -> Ticket:
-        ticket = self.version.ticket(self.samples, self._contribution.loss, self.tracker.own.client_mode)
-        orders, pace = self.control.digest(self.step), self.control.pace(self.step)
-        return self._going_back.sign(replace(ticket, orders=orders, pace=pace))
+    # ---- how a round ends -------------------------------------------------------------------------------------------
 
     def _end_round(self) -> bool:
         """Wait for the round; True if its average is there to be applied."""
-        inflight = self._inflight
         try:
-            report = inflight.wait(lambda: self.tracker.swarm.members, self._should_stop)
-            if report.group.lineage != inflight.ticket.lineage:  # it listened to the round of other weights
-                self.tracker.blame(report.blamed)
-                raise Behind(self.step)
-            self.tracker.met(report.group.peer_ids, inflight.expected, report.lost)
-            self.tracker.blame(report.blamed)
-            self._name_who_is_far(report)
-            self.control.note(report, inflight.work.seconds)
-        except ShortBatch as short:
-            self.control.met(short.group)
-            self.tracker.met(short.group.peer_ids, inflight.expected)
-            self._note_failure(short)
-            self._take_back()
-            self.tracker.recount(short.group)  # somebody's pace was overestimated or samples are lost: the step goes on
-            self.resume()
-            return False
-        except WentBack as back:
-            if self._going_back.is_convinced(back):
-                self._note_failure(back)
-                self._go_back(back)
-            else:  # if they do go back, they are ahead, and this peer finds that
-                self.tracker.blame(back.blamed)
-                self._give_up(RoundFailed(f"most of the group go back to step {back.step}, and show no reason"))
-            return False
-        except (Behind, OtherOrders, Refused, RoundFailed) as error:
-            self._give_up(error)
-            return False
-        finally:
+            ended = self._round.wait()
+            match ended.error:
+                case ShortBatch() as short:
+                    self._compute_on(short)
+                case WentBack() as back:
+                    self._go_back_if_convinced(back)
+                case RoundEnded() as error:
+                    self._give_up(error)
+        finally:  # none of this was computing, and nobody has waited for this peer meanwhile
             self._contribution.resume()
             self._attendance.resume()
-        if len(report.group.peer_ids) > 1:
-            self._contribution.check(report.to_check)
-            self._gradients.from_wire()
-            return self._hand_over(inflight.ticket, inflight.work.seconds, inflight.blocked_seconds, report)
-        self._take_back()
-        self.tracker.exchange.wait_refreshed(5 * POLL_SECONDS)  # nobody came: gone, or have they gone on without us?
+        if ended.error is not None:
+            return False
+        if ended.found_nobody:
+            return self._go_on_without_others(ended.report)
+        self._contribution.check(ended.report.to_check)
+        self._gradients.from_wire()
+        own = ended.round
+        self._prepare_update(own.ticket, own.work.seconds, own.blocked_seconds, ended.report)
+        return True
+
+    def _compute_on(self, short: ShortBatch) -> None:
+        """Somebody's pace was overestimated, or samples are lost: the step goes on."""
+        self._round.note_failure(short)
+        self._round.take_back()
+        self.tracker.recount(short.group)
+        self.resume()
+
+    def _go_on_without_others(self, report: RoundReport) -> bool:
+        """Nobody came: gone, or have they gone on without this peer? True if it makes the update alone."""
+        self._round.take_back()
+        self.tracker.exchange.wait_refreshed(NEWS_SECONDS)
         if self.tracker.swarm.latest_step > self.step:
             self.catch_up(is_told=True)
             return False
         return self._update_alone(report)
+
+    def _update_alone(self, report: RoundReport | None) -> bool:
+        """Make the update with nobody, if this peer may and has enough samples; True if its average is there."""
+        # If most others agree on other weights, this peer must not advance alone, or it would look furthest.
+        may_not = self.tracker.is_odd_one_out or self._follower.waits_for_others
+        if may_not or not self._orders.target.is_reached_by(self.samples) or not self._contribution.is_finite:
+            self.resume()
+            return False
+        ticket = self._round.ticket()
+        computed_seconds = self._contribution.give_alone()
+        self._update.show()
+        self._prepare_update(ticket, computed_seconds, 0.0, report)
+        return True
+
+    def _go_back_if_convinced(self, back: WentBack) -> None:
+        """The group wants to go back: with it, if this peer has a reason as well."""
+        if self._going_back.is_convinced(back):
+            self._round.note_failure(back)
+            self._go_back(back)
+        else:  # if they do go back, they are ahead, and this peer finds that
+            self.tracker.blame(back.blamed)
+            self._give_up(RoundFailed(f"most of the group go back to step {back.step}, and show no reason"))
 
     def _go_back(self, back: WentBack) -> None:
         """The group has made an earlier state that of the next step; what was computed on the spoilt one is dropped."""
@@ -525,7 +559,7 @@ class Coordinator:
                 self._gradients.adopt()  # with local steps it is what others download and compare
                 self._attester.note_update()
         if not has_gone:
-            self._take_back()
+            self._round.take_back()
             self.catch_up(is_told=True)
             return
         advice = "" if back.liars else IF_IT_RISES_AGAIN
@@ -533,79 +567,31 @@ class Coordinator:
         self._begin_step(frozenset(back.group.peer_ids))
 
     def _give_up(self, error: RoundEnded) -> None:
-        self._note_failure(error)
+        self._round.note_failure(error)
         self._attendance.note_failed(error.group_id)
-        self._take_back()
+        self._round.take_back()
         self._recover(error)
-
-    def _note_failure(self, error: RoundEnded) -> None:
-        self.on_round(self._inflight.failed(error))
-        self.tracker.note_failure(self._inflight.ticket.step + 1, error)
-        self.tracker.blame(error.blamed)
-
-    def _name_who_is_far(self, report: RoundReport) -> None:
-        for peer in self._far_members.note(report):
-            is_own = peer == self.tracker.peer_id
-            who = "This peer" if is_own else self.tracker.name_of(peer)
-            why = (
-                "Look whether its images are those of the others, and whether its machine is in order."
-                if is_own
-                else "It has other images, is far faster than the others, is not in order, or lies: ask its owner."
-            )
-            found = f"its gradients were far from the others' in {MANY} of its latest rounds, and count for little"
-            logger.warning(f"{who}: {found}. {why}")
-
-    def _take_back(self) -> None:
-        """The round has ended in vain: its samples count for the next one."""
-        inflight, self._inflight = self._inflight, None
-        self._contribution.take_back(inflight.work)
-        self.version.settled.set()
-        self.tracker.end_ahead(self.step, self.version.lineage, self.samples)
-        self._follow_orders()
-
-    def _update_alone(self, report: RoundReport | None) -> bool:
-        is_odd = self.tracker.is_odd_one_out  # then those who agree with each other have to get further than this peer
-        may_not = is_odd or self._follower.waits_for_others
-        if may_not or not self.target.is_reached_by(self.samples) or not self._contribution.is_finite:
-            self.resume()
-            return False
-        ticket = self._ticket()
-        computed_seconds = self._contribution.give_alone()
-        self._is_shown = self.averager.is_followed
-        if self._is_shown:
-            self._gradients.show()
-        return self._hand_over(ticket, computed_seconds, 0.0, report)
 
     def _recover(self, error: RoundEnded) -> None:
         """After a round that failed: the next micro-batch tries again, or this peer takes over the swarm's state."""
         if isinstance(error, OtherOrders):
             self.control.take(error.signed)
-            return self._follow_orders()
+            return self._orders.follow()
         if isinstance(error, Refused):
             return self._healers.refused_by(error.leader)
         if isinstance(error, RoundFailed) and not self._should_stop():
             self.tracker.missed(error.lost)
             logger.warning(f"The round of step {self.step} failed and is tried again: {self.tracker.why(error)}")
         if not (isinstance(error, RoundFailed) and error.lost):  # else the others are here, and their leader knows
-            self.tracker.exchange.wait_refreshed(5 * POLL_SECONDS)
+            self.tracker.exchange.wait_refreshed(NEWS_SECONDS)
         if isinstance(error, Behind):
             self.catch_up(is_told=True, corroboration=self._attendance.corroboration_for(error.leader, self.tracker))
 
-    def _hand_over(self, ticket: Ticket, computed: float, blocked: float, report: RoundReport | None) -> bool:
-        """An average is there: `updating` puts it where the optimizer finds it."""
-        self._strayed_from = self._stray(ticket, report)
-        self.last_step = StepReport.of(ticket, computed, blocked, report)
-        if ticket.samples:
-            granularity = min(self.last_step.granularity, MAX_GRANULARITY)
-            self.tracker.report(loss=ticket.loss, granularity=granularity)
-        return True
+    # ---- updates ----------------------------------------------------------------------------------------------------
 
-    def _stray(self, ticket: Ticket, report: RoundReport | None) -> PeerID | None:
-        """Whose state this peer has to take over, because its weights are not those of the others."""
-        healer = self.version.strayed_from(ticket, report.group, self._follower.last_donor) if report else None
-        if healer is not None:
-            self._probation.note_stray()
-        return healer
+    def _prepare_update(self, ticket: Ticket, computed: float, blocked: float, report: RoundReport | None) -> None:
+        """An average is there: `updating` puts it where the optimizer finds it."""
+        self._update.prepare(ticket, computed, blocked, report, self._follower.last_donor)
 
     @contextlib.contextmanager
     def updating(self) -> Iterator[None]:
@@ -618,42 +604,47 @@ class Coordinator:
             self._gradients.hand_over()
             yield
             self._contribution.note_update()
-            self.last_step = replace(self.last_step, apply_seconds=time.perf_counter() - began)
-            self._note_update()
+            self._update.applied(time.perf_counter() - began)
+            self._attendance.note_update()
+            self._attester.note_update()
+            self._probation.note_update()
         self.go_on()
 
-    def _note_update(self) -> None:
-        """The weights have been updated."""
-        self.on_round(RoundEvent.of_update(self.last_step))
-        self.on_update(self.last_step)
-        report, own = self.last_step.round, self.last_step.ticket
-        if own.samples:
-            self._going_back.breaker.note(own.loss)
-        lineage = report.group.group_id if report else os.urandom(LINEAGE_BYTES)
-        is_alone = report is None or len(report.group.peer_ids) == 1
-        if is_alone and self._is_shown:
-            self.averager.keep_average(self.step, self.version.lineage, lineage)
-        self.version.advance(lineage)
-        self._attendance.note_update()
-        self._attester.note_update()
-        self._probation.note_update()
+    def _tell_of_update(self, step: StepReport) -> None:
+        self.on_round(RoundEvent.of_update(step))
+        self.on_update(step)
 
     def go_on(self) -> None:
         """The next step begins, or goes on if it has begun already."""
-        report = self.last_step.round
-        group = frozenset(report.group.peer_ids if report else [self.tracker.peer_id])
         self._gradients.release()
         if self.tracker.own.ahead:
-            self._inflight = None
-            self.version.settled.set()
+            self._round.forget()
             self._contribution.resume()
-            self.averager.set_step(self.step, self.version.lineage)
-            self.tracker.end_ahead(self.step, self.version.lineage, self.samples, group)
-            self._follow_orders()
+            self.tracker.end_ahead(self.step, self.version.lineage, self.samples, self._update.group)
+            self._orders.follow()
         else:
-            self._begin_step(group)
-        if self._strayed_from is not None:
-            self.catch_up(self._strayed_from)
+            self._begin_step(self._update.group)
+        if self._update.healer is not None:
+            self.catch_up(self._update.healer)
+
+    def _begin_step(self, group: frozenset[PeerID] = frozenset()) -> None:
+        """A step begins on weights that this peer has just come to; nothing is left of what it has computed before.
+
+        Args:
+            group: who has made the update together with this peer
+        """
+        self._contribution.begin()
+        self._attendance.begin_step()
+        self._attendance.note_update()
+        self._round.forget()
+        self.tracker.begin_step(self.step, self.version.lineage, group)
+        self._orders.follow()
+
+    def _make_up(self) -> None:
+        """An update that others have made: on the orders that they had, which may have come while this one waited."""
+        self._orders.follow()
+        self._apply()
+        self._contribution.note_update()
 
     def leave(self) -> None:
         """Say goodbye and stop; the others train on."""
@@ -661,8 +652,7 @@ class Coordinator:
         self._catching_up.cancel()
         self._attester.close()
         self._listener.leave()
-        if self._inflight is not None:
-            self._inflight.settle()
+        self._round.leave()
         self.tracker.close()
         if self.averager.is_alive():
             self.averager.shutdown()

@@ -11,7 +11,7 @@ from torch import nn
 from swarm.averaging.compression.fragments import Fragments
 
 Place = tuple[int, int]
-"""Of a number in a gradient: (number of the parameter, place in it)."""
+"""Where a number is in a gradient: (number of the parameter, place in it)."""
 
 
 def averaged_tensors(
@@ -20,6 +20,11 @@ def averaged_tensors(
     """The parameters that the optimizer changes, and the model's float buffers."""
     params = [param for group in optimizer.param_groups for param in group["params"] if param.requires_grad]
     return params, [buffer for buffer in model.buffers() if buffer.is_floating_point()]
+
+
+def has_float_buffers(model: nn.Module) -> bool:
+    """Whether the model has running statistics, which are averaged as well."""
+    return any(buffer.is_floating_point() for buffer in model.buffers())
 
 
 def in_a_row(buffers: Sequence[torch.Tensor]) -> torch.Tensor:
@@ -31,7 +36,7 @@ def in_a_row(buffers: Sequence[torch.Tensor]) -> torch.Tensor:
 def numbers_at(
     places: Sequence[Place], gradients: Mapping[int, torch.Tensor | None], device: torch.device
 ) -> torch.Tensor:
-    """Of the gradients of these parameters, fp32, on this device; 0 where there is none."""
+    """Numbers of the gradients of these parameters, fp32, on this device; 0 where there is no gradient."""
     zero = torch.zeros((), device=device)
     found = [zero if gradients.get(tensor) is None else gradients[tensor].flatten()[place] for tensor, place in places]
     return torch.stack([number.float() for number in found])
@@ -61,7 +66,7 @@ class GradientVector:
         num_params, num_buffers = sum(sizes), sum(buffer.numel() for buffer in buffers)
         self.fragments = Fragments.of(sizes, fragments, num_buffers)
         self._sum = torch.zeros(num_params, dtype=torch.float32, device=params[0].device)
-        self._unit = 1  # each number in the sum counts for so many samples
+        self._unit = 1
         self.average = torch.zeros_like(self._sum) if overlap else self._sum
         self.views = self.views_of(self._sum)
         self.wire = torch.zeros(max(self.fragments.sizes), dtype=torch.float32).share_memory_()
@@ -113,7 +118,7 @@ class GradientVector:
         return self._sum
 
     def watch(self, places: Sequence[Place]) -> None:
-        """Of the backward pass that comes next, `watched` is asked at these places."""
+        """Before a backward pass: `watched` will be asked what it has added at these places."""
         if places is not self._places:
             offsets = [0, *accumulate(self.sizes)]
             index = [offsets[number] + place for number, place in places]
@@ -135,7 +140,7 @@ class GradientVector:
 
     @property
     def unit(self) -> int:
-        """For how many samples each number of the sum counts."""
+        """The sum is stored divided by `unit`: sum over samples = `_sum` × `unit`."""
         return self._unit
 
     @property

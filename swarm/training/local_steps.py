@@ -52,7 +52,8 @@ class PseudoGradient(GradientVector):
         self.samples = 0
         """Whose gradients have not been used for a local step yet."""
         self._owed: torch.Tensor | None = None
-        """Of this fragment, sums over samples: what earlier roundings left out, and a failed round took along."""
+        """Sum over samples, shape of the current fragment: error feedback that a failed round had already added to the
+        wire. Added to the next round."""
         self._good_buffers: list[torch.Tensor] = []
         self._has_given = False
         """The round has what this peer had done to the fragment when it began; else all of that stays for the next."""
@@ -70,7 +71,7 @@ class PseudoGradient(GradientVector):
         return [self._sum, *self.anchors, *self._sent]
 
     def _now(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """Of the tensors of all parameters, those of the fragment whose turn it is."""
+        """Those of these tensors, one for each parameter, that belong to the fragment whose turn it is."""
         return [tensors[place] for place in self.fragments.tensors_at(self._step_of())]
 
     @property
@@ -138,7 +139,7 @@ class PseudoGradient(GradientVector):
 
     @torch.no_grad()
     def _write_pseudo_gradient(self) -> None:
-        """And the buffers. Local steps go on from here."""
+        """Write how far the weights have come, and the buffers. Local steps go on from here."""
         params, anchors, sent = self._now(self.params), self._now(self.anchors), self._now(self._sent)
         numbers, buffers = self._split(self._averaged)
         for param, anchor, kept, view in zip(params, anchors, sent, self.views_of(numbers, params), strict=True):
@@ -212,16 +213,18 @@ class PseudoGradient(GradientVector):
     @torch.no_grad()
     def hand_over(self) -> None:
         """Make the outer step; what local steps have done since the round began stays, on top of it."""
-        params, anchors, progress = self._now(self.params), self._now(self.anchors), self._now(self._sent)
+        params, anchors = self._now(self.params), self._now(self.anchors)
+        # Reuses `_sent`, which the next round overwrites: first it holds what was sent, then the local progress since.
+        progress = self._now(self._sent)
         since = progress if self._has_given else anchors
-        for param, before, more in zip(params, since, progress, strict=True):
-            torch.sub(param, before, out=more)  # what was sent is not needed any more: the next round writes it anew
+        for param, before, local_progress in zip(params, since, progress, strict=True):
+            torch.sub(param, before, out=local_progress)
         self._hand_over(anchors, self.average)
         self.average = self.wire  # what was downloaded is not needed any more
         self.outer.step()
-        for param, anchor, more in zip(params, anchors, progress, strict=True):
+        for param, anchor, local_progress in zip(params, anchors, progress, strict=True):
             anchor.grad = None
-            param.copy_(anchor).add_(more)
+            param.copy_(anchor).add_(local_progress)
 
 
 def _nothing() -> None:
@@ -267,7 +270,7 @@ class LocalCoordinator(Coordinator):
             return False
         vector = self._gradients
         vector.samples += samples
-        may_begin = self._inflight is None and not self._catching_up.is_behind
+        may_begin = not self._round.is_running and not self._catching_up.is_behind
         is_last = may_begin and self._is_over  # a round begins with all that has been computed
         is_due = is_last or vector.samples >= self.local_batch_size
         if is_due:
@@ -275,7 +278,7 @@ class LocalCoordinator(Coordinator):
         if is_due and (dropped := vector.drop_own()):
             return self._leave_out(dropped)
         if not is_due:  # a round that began now would count samples that no local step has used
-            if self._inflight is not None:
+            if self._round.is_running:
                 self._synchronise_all()
             else:
                 self._catch_up_if_behind()
@@ -296,7 +299,7 @@ class LocalCoordinator(Coordinator):
         logger.warning(f"A local step after step {self.step} is not finite: its {samples} samples are dropped")
         self._weights_may_be_why |= self._contribution.discount(samples)
         self.tracker.report(samples=self.samples)
-        if self._weights_may_be_why and self._inflight is None:
+        if self._weights_may_be_why and not self._round.is_running:
             donor = self._healers.find_healer(self._follower.last_donor)
             self._weights_may_be_why = donor is None and bool(self.tracker.others)  # they may be making this update
             if donor is not None:

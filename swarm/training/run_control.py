@@ -21,6 +21,7 @@ from swarm.protocol.messages import Group, Ticket
 from swarm.protocol.orders import Orders
 from swarm.protocol.round_report import RoundReport
 from swarm.protocol.signed_lists import ORDERS
+from swarm.state_sync.state_version import StateVersion
 from swarm.training.auto_averaging import AutoAveraging
 
 ASK_SECONDS = 1.0
@@ -78,7 +79,7 @@ class RunControl:
 
     @property
     def orders(self) -> Orders:
-        """As they are followed now."""
+        """The orders that this peer follows now."""
         return self._orders
 
     def is_paused(self, step: int) -> bool:
@@ -90,12 +91,12 @@ class RunControl:
         return step >= self.total_steps(step)
 
     def target(self, step: int) -> BatchTarget:
-        """Of the update that ends this step."""
+        """Samples over all peers for the update that ends this step."""
         target = BatchTarget(self._orders.target_batch_size(step, self._target))
         return target if self.auto is None else target.in_mode(self.auto.local_steps(step))
 
     def total_steps(self, step: float) -> int:
-        """Of the run, as far as it is decided at this step; infinity: by all orders."""
+        """Steps of the run, as far as that is decided at this step; infinity: by all orders."""
         total = self._orders.total_steps(step, self._total)
         if self.auto is None or step == math.inf or self._orders.ends_by_order(step):
             return total
@@ -139,7 +140,7 @@ class RunControl:
             self.auto.note(report, computing_seconds)
 
     def learning_rate_factor(self, step: int) -> float:
-        """By which the learning rate of the update that ends this step is multiplied."""
+        """The factor on the learning rate of the update that ends this step."""
         return self._orders.learning_rate_factor(step)
 
     def schedule_position(self, step: int) -> float:
@@ -183,3 +184,46 @@ class OthersOrders:
         swarm, own = self._tracker.swarm, self._tracker.own
         donors = swarm.donors(min_step=step)
         return next((donor for donor in donors if swarm.records[donor].lineage != own.lineage), None)
+
+
+class StepOrders:
+    """What the organiser has ordered for the step for which this peer computes.
+
+    Args:
+        control: what this peer follows
+        version: the weights that it has
+        tracker: knows for which step it computes, and who does what
+        averager: can call others
+    """
+
+    def __init__(self, control: RunControl, version: StateVersion, tracker: ProgressTracker, averager: SwarmAverager):
+        self._control, self._version, self._tracker = control, version, tracker
+        self._others = OthersOrders(control, tracker, averager)
+        self._has_missed_some = False
+        self.target = control.target(version.step)
+        """Samples over all peers for the update that ends this step."""
+
+    def follow(self) -> None:
+        """Look at the newest orders: this peer, and what it tells the others, go by them from now on."""
+        self._has_missed_some |= self._control.look(self._version.step)
+        self.target = self._control.target(self._tracker.own.round)
+        self._tracker.aim(self.target, self._control.total_steps(math.inf))
+
+    @property
+    def is_paused(self) -> bool:
+        """Whether nobody computes for this step."""
+        return self._control.is_paused(self._tracker.own.round)
+
+    @property
+    def has_nothing_to_compute(self) -> bool:
+        """Whether the run is paused, or over."""
+        return self.is_paused or self._control.is_over(self._tracker.own.round)
+
+    def donor_of_missed(self) -> PeerID | None:
+        """Once after orders came too late: whose weights came out of updates that followed them; None if nobody's."""
+        has_missed, self._has_missed_some = self._has_missed_some, False
+        return self._others.find_donor(self._version.step) if has_missed else None
+
+    def compare(self) -> None:
+        """Ask who trains where this peer is paused, as `OthersOrders` does."""
+        self._others.compare()

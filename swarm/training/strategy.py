@@ -43,6 +43,7 @@ from swarm.runtime import fault_injection as faults
 from swarm.runtime.processes import keep_signal_handlers
 from swarm.training.averaging_mode import Averaging
 from swarm.training.coordinator import Coordinator
+from swarm.training.gradient_buffer import has_float_buffers
 from swarm.training.island.channel import Channel
 from swarm.training.island.crew import Crew
 from swarm.training.island.lead import Lead
@@ -117,7 +118,7 @@ class SwarmStrategy(SingleDeviceStrategy):
         self.plan: Plan | None = None
         """With the averaging auto, what this peer followed when it was here last."""
         self._total_steps = max_step
-        """Of the run, as the Trainer knows it."""
+        """Steps of the run, as the Trainer knows it."""
         self.coordinator: Coordinator | Crew | None = None
         self.parallel_devices: list[torch.device] = []  # Lightning puts the devices of the Trainer here
         self._micro_batch_samples = 0
@@ -222,8 +223,8 @@ class SwarmStrategy(SingleDeviceStrategy):
             raise InputError(
                 "SwarmStrategy cannot share loss scales between peers: use precision 'bf16-mixed' or '32'."
             )
-        has_float_buffers = any(buffer.is_floating_point() for buffer in self.lightning_module.buffers())
-        if (codec := self.averaging.codec.name) in TOO_COARSE_FOR_BUFFERS and has_float_buffers:
+        codec = self.averaging.codec.name
+        if codec in TOO_COARSE_FOR_BUFFERS and has_float_buffers(self.lightning_module):
             raise InputError(
                 f"The codec {codec} is too coarse for this model's running statistics (float buffers): use 'fp16'."
             )

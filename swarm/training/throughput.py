@@ -31,7 +31,7 @@ class Noted:
 
 @dataclass
 class Work:
-    """Of one peer for one global update.
+    """What one peer has computed for one global update.
 
     Args:
         samples: whose gradients it has added up
@@ -49,6 +49,17 @@ class Work:
     def loss(self) -> float:
         """Mean over its samples. A GPU computes all of them before it can answer."""
         return float(self.loss_sum) / max(1, self.samples)
+
+
+def finite_or_zero(loss: torch.Tensor | float) -> torch.Tensor:
+    """This loss as fp64, without dimensions; 0 if it is not finite: it would spoil the mean over all samples."""
+    loss = torch.as_tensor(loss).detach().double()
+    return torch.where(torch.isfinite(loss), loss, 0.0)
+
+
+def is_power_of_two(number: int) -> bool:
+    """Whether this is 1, 2, 4, 8, …"""
+    return number.bit_count() == 1
 
 
 class OneAhead:
@@ -85,7 +96,7 @@ class Throughput:
         self.samples_per_second = 0.0
         self._dropped_in_a_row, self._kept_loss_sum = 0, 0.0
         self.work = Work()
-        """For the present step."""
+        """What this peer has computed for the present step."""
         self._since = time.perf_counter()
 
     def resume(self) -> None:
@@ -98,11 +109,11 @@ class Throughput:
         Args:
             loss: mean over these samples, without dimensions
         """
-        loss = torch.as_tensor(loss).detach().double()
+        loss = finite_or_zero(loss)
         self._ahead.launched(loss.device)
         seconds = self._count_seconds()
         self.work.samples += samples
-        self.work.loss_sum = self.work.loss_sum + samples * torch.where(torch.isfinite(loss), loss, 0.0)
+        self.work.loss_sum = self.work.loss_sum + samples * loss
         rate, before = samples / seconds, self.samples_per_second
         self.samples_per_second = (1 - SMOOTHING) * before + SMOOTHING * rate if before else rate
 
@@ -140,10 +151,18 @@ class Throughput:
         """All that has been computed so far was of use, in a local step."""
         self._dropped_in_a_row, self._kept_loss_sum = 0, self.work.loss_sum
 
-    def drop(self, samples: int | None = None) -> bool:
-        """All samples are of no use, or so many since `keep`; true if so often that the weights may be why."""
-        kept = (0, 0.0) if samples is None else (max(0, self.work.samples - samples), self._kept_loss_sum)
-        self.work = Work(*kept, self.work.seconds)
+    def drop_all(self) -> bool:
+        """No sample of the present step is of use; true if that happens so often that the weights may be why."""
+        self.work = Work(seconds=self.work.seconds)
+        return self._note_drop()
+
+    def discount(self, samples: int) -> bool:
+        """So many samples since `keep` are of no use; true if that happens so often that the weights may be why."""
+        left = max(0, self.work.samples - samples)
+        self.work = Work(left, self._kept_loss_sum, self.work.seconds)
+        return self._note_drop()
+
+    def _note_drop(self) -> bool:
         self._dropped_in_a_row += 1
         times, rest = divmod(self._dropped_in_a_row, MAX_DROPPED)
-        return rest == 0 and times & (times - 1) == 0  # 3, 6, 12, 24, …: if it did not help, it is not the weights
+        return rest == 0 and is_power_of_two(times)  # 3, 6, 12, 24, …: if it did not help, it is not the weights

@@ -9,6 +9,7 @@ import lightning as L
 
 from swarm.averaging.compression.codec import TOO_COARSE_FOR_BUFFERS, Codec
 from swarm.training.averaging_mode import Averaging
+from swarm.training.gradient_buffer import has_float_buffers
 
 ROUNDS = 5
 """That are looked at, before and after which nothing is said."""
@@ -43,21 +44,20 @@ class SlowLineAdvice(L.Callback):
         self._rounds.append((report.compute_seconds, report.round.exchange_seconds))
         if len(self._rounds) == ROUNDS:
             compute, exchange = (median(seconds) for seconds in zip(*self._rounds, strict=True))
-            has_float_buffers = any(buffer.is_floating_point() for buffer in pl_module.buffers())
             if exchange > max(compute, SHORT_SECONDS):
-                self._say(advice(compute, exchange, self._averaging, has_float_buffers))
+                self._say(advice(compute, exchange, self._averaging, has_float_buffers(pl_module)))
 
 
-def advice(compute_seconds: float, exchange_seconds: float, averaging: Averaging, has_float_buffers: bool) -> str:
+def advice(compute_seconds: float, exchange_seconds: float, averaging: Averaging, has_statistics: bool) -> str:
     """What to say when an average takes longer than the computing for an update.
 
     Args:
         averaging: of the run
-        has_float_buffers: whether the model has running statistics, for which small codecs are too coarse
+        has_statistics: whether the model has running statistics, for which small codecs are too coarse
     """
     said = f"An average takes {exchange_seconds:.0f} s and the computing for it {compute_seconds:.0f} s."
     bytes_before, bytes_after = (codec.payload_bytes([(1,)]) for codec in (averaging.codec, Codec(SMALLEST)))
-    is_refused = has_float_buffers and SMALLEST in TOO_COARSE_FOR_BUFFERS
+    is_refused = has_statistics and SMALLEST in TOO_COARSE_FOR_BUFFERS
     if is_refused or bytes_before <= bytes_after or averaging.codec.name == "powersgd":
         return f"{said} A run with a larger --target-batch-size needs fewer averages."
     times = bytes_before / bytes_after

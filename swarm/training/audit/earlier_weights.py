@@ -24,7 +24,7 @@ class EarlierWeights:
         self._params, self._lock = params, lock
         self._kept = [param.detach().clone() for param in params]
         self.lineage = b""
-        """Of these."""
+        """Lineage of the weights that are kept."""
         self._lineage_after = b""
 
     def is_not_of(self, lineage: bytes) -> bool:

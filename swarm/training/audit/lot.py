@@ -18,5 +18,5 @@ cost more."""
 
 
 def chance_of_an_audit(num_micro_batches: int) -> float:
-    """Of a peer that has computed so many for an update: that it computes one of another member again."""
+    """The chance that a peer that has computed so many for an update computes one of another member again."""
     return min(1.0, max(AUDIT_SHARE * num_micro_batches, min(LEAST_CHANCE, MOST_SHARE * num_micro_batches)))

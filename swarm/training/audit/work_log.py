@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
@@ -31,8 +32,10 @@ from swarm.training.audit.lot import chance_of_an_audit
 from swarm.training.gradient_buffer import GradientVector, Place
 from swarm.training.throughput import Noted, Work
 
-WORK_TOLERANCE, MIXED_WORK_TOLERANCE = 0.02, 0.2
-"""Relative distance between what was said and what comes out again, up to which it holds: float32 and bf16-mixed."""
+WORK_TOLERANCE = 0.02
+"""Relative distance between what was said and what comes out again, up to which it holds, in float32."""
+MIXED_WORK_TOLERANCE = 0.2
+"""The same in bf16-mixed."""
 
 logger = get_logger(__name__)
 
@@ -41,26 +44,27 @@ Loss = Callable[[Batch], torch.Tensor]
 
 
 class Weights(Protocol):
-    """On which a peer computes."""
+    """The weights on which a peer computes."""
 
     lineage: bytes
 
 
-class WorkLog:
-    """Of a peer whose work nobody can compute again, and that looks at nobody's."""
+class WorkLog(ABC):
+    """What a process notes of its micro-batches, so that members can compute them again."""
 
+    @abstractmethod
     def begin_backward(self) -> None:
         """The backward pass of a micro-batch comes next, and adds to the sum."""
 
+    @abstractmethod
     def note(self, samples: int) -> list[Noted]:
         """What there is to say of the micro-batch whose gradients have been added, means over `samples`."""
-        return []
 
     def own(self, work: Work, num_processes: int) -> OwnWork | None:
         """What the averaging process has to know before a round, of a peer of so many processes; None for nothing."""
         return None
 
-    def check(self, assignment: Assignment | None) -> None:
+    def check(self, assignment: Assignment | None) -> None:  # noqa: B027 (most logs look at nobody's work)
         """Compute again what the lot has drawn, on weights that have not been updated yet."""
 
     def updating(self) -> AbstractContextManager[None]:
@@ -68,11 +72,21 @@ class WorkLog:
         return nullcontext()
 
 
-NO_LOG = WorkLog()
+class NoWorkLog(WorkLog):
+    """A peer whose work nobody can compute again, and that looks at nobody's: it notes nothing."""
+
+    def begin_backward(self) -> None:
+        pass
+
+    def note(self, samples: int) -> list[Noted]:
+        return []
+
+
+NO_WORK_LOG = NoWorkLog()
 
 
 class NotingLog(WorkLog):
-    """Of a process that trains a recipe: it notes what it computes.
+    """Notes what a process computes that trains a recipe.
 
     Args:
         replay: knows which micro-batch that is
@@ -96,7 +110,9 @@ class NotingLog(WorkLog):
 
 
 class CheckedLog(NotingLog):
-    """Of a peer that trains a recipe, in a swarm whose members check each other; a helper has one, with nothing in it.
+    """Notes what a peer computes that trains a recipe, and computes again what other members say they have.
+
+    A helper has one with nothing in it.
 
     Args:
         replay: makes anybody's micro-batches
@@ -144,7 +160,7 @@ class CheckedLog(NotingLog):
 
     @property
     def _known_lineages(self) -> set[bytes]:
-        """Of the weights on which others can compute again what this peer has."""
+        """Lineages of the weights on which others can compute again what this peer has."""
         own, earlier = self._version.lineage, self._earlier
         return {own} if earlier is None or earlier.is_not_of(own) else {own, earlier.lineage}
 
@@ -182,7 +198,7 @@ class CheckedLog(NotingLog):
 
 
 def listed_in(lines: list[Line], num_before: int, kind: str) -> WorkList:
-    """Of these micro-batches, the first ones of which were computed before the latest update."""
+    """The list of these micro-batches, the first ones of which were computed before the latest update."""
     before, after = lines[:num_before], lines[num_before:]
     if len(lines) > MAX_LINES:
         before, after = shortened(before, MAX_LINES // 2), shortened(after, MAX_LINES // 2)
@@ -195,6 +211,6 @@ def distance(one: torch.Tensor, other: torch.Tensor) -> float:
     return float((one - other).norm()) / longer if longer else 0.0
 
 
-def signed(ticket: Ticket, own: OwnWork | None) -> Ticket:
-    """The same, with the name of the list."""
+def with_work_name(ticket: Ticket, own: OwnWork | None) -> Ticket:
+    """The same ticket, with the name of the list of this peer's work, if it has one."""
     return replace(ticket, work=name_of(own.listed)) if own is not None and own.listed else ticket

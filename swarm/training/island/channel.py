@@ -23,7 +23,7 @@ from recipe.training.launched import Launched, meet
 from swarm.training.island.lost import IslandLost
 
 BACKENDS = {"cpu": "gloo", "cuda": "nccl"}
-"""Of torch: what carries tensors between the processes of an island, by the kind of device that they are on."""
+"""What of torch carries tensors between the processes of an island, by the kind of device that they are on."""
 MEET_SECONDS = 120.0
 """Seconds for which the processes wait for each other at the start."""
 WORK_SECONDS = 600.0
@@ -106,13 +106,13 @@ class Channel:
         self._closing, self._broken = threading.Event(), False
         self._last_word: dist.Work | None = None
         self.is_heard = False
-        """Of the first process: the others wait for a word of it."""
+        """In the first process: whether the others wait for a word of it."""
         if self.is_first:
             threading.Thread(target=self._pulse, name="island", daemon=True).start()
 
     @classmethod
     def connect(cls, wanted: str = "auto", divides: bool = False) -> Channel:
-        """To the processes that torchrun has started with this one.
+        """A channel to the processes that torchrun has started with this one.
 
         Args:
             wanted: auto, cpu or cuda
@@ -157,12 +157,12 @@ class Channel:
             yield
 
     def tell(self, word: Word, *numbers: int) -> None:
-        """Of the first process, while the others listen: it goes on when all have heard it."""
+        """The first process says this while the others listen, and goes on when all have heard it."""
         with self.speaking():
             self.say(word, *numbers).wait()
 
     def say(self, word: Word, *numbers: int) -> dist.Work:
-        """The same, and it does not wait; `close` does, for a few seconds."""
+        """Like `tell`, but the first process does not wait; `close` does, for a few seconds."""
         with self.speaking():
             said = torch.tensor([word, *numbers, *[0] * NUMBERS][: 1 + NUMBERS])
             self._last_word = self._words.broadcast(said, 0)
@@ -261,7 +261,7 @@ class Channel:
         self._lock.acquire()
 
     def release(self) -> None:
-        """By the thread that holds it."""
+        """The thread that has called `hold` lets others speak again."""
         self._lock.release()
 
     @contextlib.contextmanager

@@ -7,13 +7,13 @@ from torch import nn
 
 from recipe.training.replay import Replay
 from swarm.protocol.admission import OPEN
-from swarm.training.audit.work_log import NO_LOG, Loss, NotingLog, WorkLog
+from swarm.training.audit.work_log import NO_WORK_LOG, Loss, NotingLog, WorkLog
 from swarm.training.gradient_buffer import GradientVector, averaged_tensors
 from swarm.training.island.channel import Channel, Word
 from swarm.training.island.lead import numbers_of, tensors_of
 from swarm.training.island.notes import agree_on_kind, lineage_from, table_of
 from swarm.training.run_control import RunControl
-from swarm.training.throughput import Noted
+from swarm.training.throughput import Noted, finite_or_zero
 
 
 class Crew:
@@ -40,8 +40,8 @@ class Crew:
         self.step = 0
         """Global updates that the weights have seen."""
         self.lineage = b""
-        """Of the weights."""
-        self._work_log: WorkLog = NO_LOG
+        """Lineage of the weights."""
+        self._work_log: WorkLog = NO_WORK_LOG
         self._noted: list[Noted] = []
         self._samples, self._loss_sum = 0, torch.zeros((), dtype=torch.float64)
         self._is_over = False
@@ -107,7 +107,7 @@ class Crew:
         self._samples, self._loss_sum, self._noted = 0, torch.zeros_like(self._loss_sum), []
 
     def begin_backward(self, samples: int) -> None:
-        """As of `Coordinator`."""
+        """The backward pass of a micro-batch comes next, as in `Coordinator`."""
         self._vector.receive(samples)
         self._work_log.begin_backward()
 
@@ -119,8 +119,8 @@ class Crew:
         """
         self._vector.collect()
         self._noted += self._work_log.note(samples)
-        loss = torch.as_tensor(loss).detach().double()
-        self._loss_sum = self._loss_sum.to(loss.device) + samples * torch.where(torch.isfinite(loss), loss, 0.0)
+        loss = finite_or_zero(loss)
+        self._loss_sum = self._loss_sum.to(loss.device) + samples * loss
         self._samples += samples
         self._channel.add_up(samples)
         return False
@@ -129,7 +129,7 @@ class Crew:
         """The first process validates."""
 
     def after_validation(self) -> None:
-        """As before."""
+        """Training goes on in the first process."""
 
     def shared(self, state_dict: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """The first process keeps what is kept."""

@@ -9,6 +9,7 @@ all hold the same bits, in every averaging mode, and only one of them keeps the 
 from __future__ import annotations
 
 import contextlib
+from abc import ABC, abstractmethod
 
 import torch
 from torch import nn
@@ -23,54 +24,83 @@ from swarm.training.island.notes import agree_on_kind, gathered, numbers_for
 from swarm.training.throughput import Noted
 
 
-class Island:
-    """Of a peer of one process: there is nobody to talk to."""
+class Island(ABC):
+    """The processes of a peer, as its first one sees them."""
 
     size = 1
-    """Processes."""
+    """How many processes there are."""
 
+    @abstractmethod
     def attach(self, model: nn.Module, vector: GradientVector) -> None:
-        """What is computed, and where it is added up."""
+        """The processes compute this model, and add up its gradients in this vector."""
 
+    @abstractmethod
     def kind_of(self, replay: Replay) -> str:
-        """Of device on which all processes compute, where members check each other's work; all of them say theirs."""
-        return replay.kind
+        """The kind of device on which all processes compute, where members check each other's work; all say theirs."""
 
     def log_of(
         self, replay: Replay, loss: Loss, vector: GradientVector, version: Weights, earlier: EarlierWeights | None
     ) -> CheckedLog:
-        """Of what this peer computes, where members check each other's work; arguments as of `CheckedLog`."""
+        """The log of what this peer computes, where members check each other's work; arguments as of `CheckedLog`."""
         return CheckedLog(replay, loss, vector, version, self.kind_of(replay), earlier)
 
+    @abstractmethod
     def begin_micro_batch(self, step: int, lineage: bytes) -> None:
-        """The others compute, on the weights of this moment."""
+        """The other processes compute, on the weights of this moment."""
 
+    @abstractmethod
     def add_up(self, samples: int, loss: torch.Tensor | float) -> tuple[int, torch.Tensor | float]:
         """What a micro-batch of all processes has: its samples, and the mean loss with those of the others as 0."""
-        return samples, loss
 
+    @abstractmethod
     def gather(self, vector: GradientVector, noted: list[Noted]) -> float:
         """The others' gradients are added to this sum, and float buffers are averaged; returns their losses' sum.
 
         Args:
             noted: of the micro-batches in the sum; those of the others are put between
         """
-        return 0.0
 
+    @abstractmethod
     def note_update(self) -> None:
         """The optimizer has changed the weights; a fused one leaves no trace of that in them."""
 
+    @abstractmethod
     def end(self) -> None:
         """This peer leaves."""
 
 
-ALONE = Island()
+class SingleProcess(Island):
+    """A peer of one process: every method does nothing or returns what it was given."""
+
+    def attach(self, model: nn.Module, vector: GradientVector) -> None:
+        pass
+
+    def kind_of(self, replay: Replay) -> str:
+        return replay.kind
+
+    def begin_micro_batch(self, step: int, lineage: bytes) -> None:
+        pass
+
+    def add_up(self, samples: int, loss: torch.Tensor | float) -> tuple[int, torch.Tensor | float]:
+        return samples, loss
+
+    def gather(self, vector: GradientVector, noted: list[Noted]) -> float:
+        return 0.0
+
+    def note_update(self) -> None:
+        pass
+
+    def end(self) -> None:
+        pass
+
+
+SINGLE_PROCESS = SingleProcess()
 NOT_AS_HERE = -1
 """Whatever the others have, they are to get the weights and buffers anew."""
 
 
 class Lead(Island):
-    """Of the first of several processes.
+    """The first of several processes tells the others what to do, and gathers what they have computed.
 
     Args:
         channel: to the others

@@ -30,7 +30,7 @@ def lineage_from(numbers: Sequence[int]) -> bytes:
 
 
 def agree_on_kind(channel: Channel, replay: Replay) -> str:
-    """Of device, as of `Replay.kind`; where the processes have several, one that no other peer has."""
+    """The kind of device of all processes, as `Replay.kind`; where they have several, one that no other peer has."""
     if not replay.kind:  # of the model, so all say the same
         return ""
     kinds = set(channel.exchange(replay.kind))

@@ -16,8 +16,8 @@ from swarm.averaging.averager import SwarmAverager
 from swarm.averaging.commands import RunRound
 from swarm.membership.progress_tracker import ProgressTracker
 from swarm.protocol.messages import Behind, Blame, OtherOrders, RoundEnded, Ticket
-from swarm.training.inflight_round import InflightRound
 from swarm.training.options import CoordinatorOptions
+from swarm.training.rounds.inflight_round import InflightRound
 from swarm.training.run_control import RunControl
 from swarm.training.throughput import Work
 

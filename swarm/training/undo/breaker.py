@@ -10,24 +10,38 @@ from __future__ import annotations
 import math
 import statistics
 from collections import deque
+from dataclasses import dataclass, replace
 
 WINDOW = 16
 """Updates whose median loss is looked at. Two windows in a row have to be bad: a peak that passes is no reason."""
 GAINED_SHARE = 0.5
-"""Of the first window's loss, that training has to have gained. Where less was gained, noise could look like a loss."""
+"""Share of the first window's loss that training has to have gained. Where less was gained, noise could look like a
+loss."""
 LOST_SHARE = 0.5
-"""Of that gain, that has to be lost again."""
+"""Share of that gain that has to be lost again."""
 UNUSABLE = 2
 """Gradients in a row that are not finite, without an update in between."""
 
 
+@dataclass(frozen=True)
+class Gained:
+    """What training has gained up to a step: median losses of windows, nan where there is none yet.
+
+    Args:
+        first: of the first window
+        best: of the best one so far
+    """
+
+    first: float = math.nan
+    best: float = math.nan
+
+
 class Breaker:
-    """Of one peer."""
+    """Compares the latest losses of one peer with what training has gained."""
 
     def __init__(self) -> None:
         self._losses: deque[float] = deque(maxlen=2 * WINDOW)
-        self._first = self._best = math.nan
-        """Median losses of the first window and of the best one so far."""
+        self.gained = Gained()
         self._unusable = 0
 
     def note(self, loss: float) -> None:
@@ -40,9 +54,9 @@ class Breaker:
         if len(self._losses) < WINDOW:
             return
         median = statistics.median([*self._losses][-WINDOW:])
-        if math.isnan(self._first):
-            self._first = self._best = median
-        self._best = min(self._best, median)
+        if math.isnan(self.gained.first):
+            self.gained = Gained(first=median, best=median)
+        self.gained = replace(self.gained, best=min(self.gained.best, median))
 
     def note_unusable(self) -> None:
         """This peer's gradients are not finite."""
@@ -54,7 +68,7 @@ class Breaker:
 
     @property
     def has_risen(self) -> bool:
-        """For good; or nothing finite comes out of these weights any more."""
+        """Whether the loss has risen for good, or nothing finite comes out of these weights any more."""
         if self._unusable >= UNUSABLE:
             return True
         if len(self._losses) < 2 * WINDOW:
@@ -65,21 +79,17 @@ class Breaker:
     @property
     def may_have_risen(self) -> bool:
         """Whether this peer believes it of others: half as much is lost, or it cannot tell, having given too little."""
-        if self.has_risen or math.isnan(self._best):
+        if self.has_risen or math.isnan(self.gained.best):
             return True
         return len(self._losses) >= WINDOW and self._has_lost([*self._losses][-WINDOW:], LOST_SHARE / 2)
 
     def _has_lost(self, losses: list[float], share: float) -> bool:
-        """Of what training has gained."""
-        gained = self._first - self._best
-        return gained > GAINED_SHARE * abs(self._first) and statistics.median(losses) > self._best + share * gained
+        """Whether these losses have lost this share of what training has gained."""
+        first, best = self.gained.first, self.gained.best
+        gained = first - best
+        return gained > GAINED_SHARE * abs(first) and statistics.median(losses) > best + share * gained
 
-    @property
-    def gained(self) -> tuple[float, float]:
-        """Median losses of the first window and of the best one so far; nan where there is none yet."""
-        return self._first, self._best
-
-    def went_back(self, gained: tuple[float, float] | None = None) -> None:
+    def went_back(self, gained: Gained | None = None) -> None:
         """The weights are those of an earlier step.
 
         Args:
@@ -89,9 +99,9 @@ class Breaker:
         self._losses.clear()
         self._unusable = 0
         if gained is not None:
-            self._first, self._best = gained
+            self.gained = gained
 
     def begin(self) -> None:
         """The weights are those of another peer: there is nothing to compare with yet."""
         self.went_back()
-        self._first = self._best = math.nan
+        self.gained = Gained()

@@ -21,14 +21,16 @@ from swarm.training.undo.sound_states import SoundStates
 
 logger = get_logger(__name__)
 
-MOST, WITHIN = 4, 256
-"""Times that a peer wants to go back in so many updates: in an open run, a liar comes back under another name."""
+MAX_TIMES_BACK = 4
+"""Times that a peer wants to go back within `WITHIN_UPDATES`: in an open run, a liar comes back under another name."""
+WITHIN_UPDATES = 256
+"""Updates in which `MAX_TIMES_BACK` are counted."""
 NOTICED_AFTER = 3
-"""Windows of the breaker: so long ago a loss that has risen for good was sound."""
+"""Go back at least this many breaker windows: the breaker notices late, so younger states may be spoilt."""
 
 
 class GoingBack:
-    """Of one peer.
+    """Keeps the states to which one peer can go back, says to which it wants to, and takes one over.
 
     Args:
         version: the state of this peer
@@ -40,9 +42,9 @@ class GoingBack:
         self._version, self._is_on = version, is_on
         self._states = SoundStates(version.state, folder)
         self.breaker = breaker.Breaker()
-        self._gained: dict[int, tuple[float, float]] = {}
+        self._gained: dict[int, breaker.Gained] = {}
         """What this peer's loss had gained by the step of each state that it keeps."""
-        self._went_at: deque[int] = deque(maxlen=MOST)
+        self._went_at: deque[int] = deque(maxlen=MAX_TIMES_BACK)
         version.on_change = self._note
 
     def begin(self) -> None:
@@ -64,12 +66,13 @@ class GoingBack:
 
     @property
     def steps(self) -> tuple[int, ...]:
-        """To which this peer would go back now; none if it has done so too often lately."""
-        is_often = len(self._went_at) == MOST and self._went_at[0] > self._version.step - WITHIN
+        """Steps of the states to which this peer would go back now; none if it has done so too often lately."""
+        has_gone_often = len(self._went_at) == MAX_TIMES_BACK
+        is_often = has_gone_often and self._went_at[0] > self._version.step - WITHIN_UPDATES
         return () if is_often else self._states.steps
 
-    def sign(self, ticket: Ticket) -> Ticket:
-        """The same, with where this peer wants to go if its loss has risen: it takes a while until that is known.
+    def with_wish(self, ticket: Ticket) -> Ticket:
+        """The same ticket, with the step to which this peer wants to go back if its loss has risen.
 
         What proofs say of it is added in the averaging process, where they are.
         """

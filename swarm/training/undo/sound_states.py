@@ -17,12 +17,16 @@ from swarm.state_sync.training_state import SharedState
 logger = get_logger(__name__)
 
 MAX_SMALL_BYTES = 2**23
-"""Of a model whose states are kept in memory. Those of larger ones are written to disk, and less often."""
-KEEP_EVERY, NUM_KEPT = 16, 4
-"""Updates from one state that is kept to the next, and how many there are. What follows from the model alone is equal
-on all peers, or they could not name the same one."""
-KEEP_LARGE_EVERY, NUM_LARGE_KEPT = 64, 2
-"""The same of a large model: a ViT-B writes 16 MB an update."""
+"""Size of a model whose states are kept in memory. Those of larger ones are written to disk, and less often."""
+KEEP_EVERY = 16
+"""Updates from one state that is kept to the next. What follows from the model alone is equal on all peers, or they
+could not name the same one."""
+NUM_KEPT = 4
+"""States that are kept."""
+KEEP_LARGE_EVERY = 64
+"""Updates from one state of a large model to the next: a ViT-B writes 16 MB an update."""
+NUM_LARGE_KEPT = 2
+"""States of a large model that are kept."""
 
 
 @dataclass
@@ -52,7 +56,7 @@ class Kept:
 
 
 class SoundStates:
-    """Of one peer: the last few that a multiple of `every` updates has made.
+    """Keeps the last few states of one peer that a multiple of `every` updates has made.
 
     All peers who have made the same updates keep the same ones. Files have no name, so that nothing stays behind.
 
@@ -72,7 +76,7 @@ class SoundStates:
 
     @property
     def steps(self) -> tuple[int, ...]:
-        """To which this peer can go back, in order."""
+        """Steps of the states to which this peer can go back, in order."""
         return tuple(self._kept)
 
     def note(self, step: int, lineage: bytes) -> None:

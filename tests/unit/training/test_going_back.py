@@ -13,7 +13,7 @@ from swarm.state_sync.state_version import StateVersion
 from swarm.state_sync.training_state import SharedState
 from swarm.training.undo import sound_states
 from swarm.training.undo.breaker import WINDOW
-from swarm.training.undo.going_back import MOST, GoingBack
+from swarm.training.undo.going_back import MAX_TIMES_BACK, GoingBack
 from swarm.training.undo.sound_states import KEEP_EVERY, KEEP_LARGE_EVERY, NUM_KEPT
 
 MEMBERS = tuple(PeerID(bytes([number] * 32)) for number in range(3))
@@ -138,7 +138,7 @@ def test_who_has_taken_over_a_state_names_none_of_its_own():
 
 def test_it_is_not_wanted_again_and_again():
     peer = Peer()
-    for number in range(MOST):
+    for number in range(MAX_TIMES_BACK):
         assert peer.going_back.steps, f"it has gone back {number} times"
         peer.come_to(peer.version.step + 2)
         assert peer.going_back.go(peer.back(peer.going_back.steps[0]))
@@ -182,12 +182,12 @@ def test_a_large_model_keeps_fewer_states_and_less_often(monkeypatch):
 def test_a_peer_whose_loss_has_risen_names_a_state_from_before_that():
     peer = Peer().come_to(3 * KEEP_EVERY + 3 * WINDOW)
     ticket = Ticket(peer.version.step, 8, False, 1.0, peer.version.lineage)
-    assert peer.going_back.sign(ticket) == ticket
+    assert peer.going_back.with_wish(ticket) == ticket
     for loss in [*[2.0] * WINDOW, *[0.1] * WINDOW, *[5.0] * 2 * WINDOW]:
         peer.going_back.breaker.note(loss)
-    assert peer.going_back.sign(ticket).back_to == 3 * KEEP_EVERY
+    assert peer.going_back.with_wish(ticket).back_to == 3 * KEEP_EVERY
     assert peer.going_back.go(peer.back(3 * KEEP_EVERY))
-    assert peer.going_back.sign(ticket) == ticket, "it is looked at anew"
+    assert peer.going_back.with_wish(ticket) == ticket, "it is looked at anew"
 
 
 def test_a_peer_does_not_go_back_on_the_word_of_others_alone():

@@ -16,9 +16,9 @@ from swarm.protocol.messages import Member, RoundFailed, Ticket
 from swarm.protocol.wire import LINEAGE_BYTES
 from swarm.runtime.async_utils import wait_a_little
 from swarm.runtime.timeouts import DEFAULT_TIMEOUTS
-from swarm.training import inflight_round as pending
-from swarm.training.inflight_round import InflightRound
 from swarm.training.options import CoordinatorOptions
+from swarm.training.rounds import inflight_round as pending
+from swarm.training.rounds.inflight_round import InflightRound
 from swarm.training.throughput import Work
 from tests.helpers.hurry import shorter
 

@@ -1,5 +1,7 @@
 """What the trainer follows: the newest list that it has looked at, and whether that came too late."""
 
+from types import SimpleNamespace
+
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
@@ -7,7 +9,7 @@ from swarm.network.signed_records import peer_of
 from swarm.protocol.certificates import Right, Signer, warrant
 from swarm.protocol.order_book import MAX_DEPUTIES, revoke
 from swarm.protocol.orders import Order, Orders, What
-from swarm.training.run_control import RunControl
+from swarm.training.run_control import RunControl, StepOrders
 from tests.helpers.owners import Organiser, subkey_of
 
 ORGANISER = Organiser()
@@ -74,3 +76,21 @@ def test_a_deputy_whose_orders_take_the_place_of_others_is_followed_too():
     control.look(5)
     assert control.is_paused(40)
     assert control.digest(60) == admission.lists.orders.digest(60)
+
+
+def test_who_has_missed_an_order_looks_once_for_weights_that_have_followed_it(control):
+    others = {"same": SimpleNamespace(lineage=b"own"), "other": SimpleNamespace(lineage=b"other")}
+    own = SimpleNamespace(round=8, lineage=b"own")
+    tracker = SimpleNamespace(
+        own=own, swarm=SimpleNamespace(records=others, donors=lambda min_step: [*others]), aim=lambda *ordered: None
+    )
+    orders = StepOrders(control, SimpleNamespace(step=8), tracker, averager=None)
+    orders.follow()
+    assert orders.donor_of_missed() is None, "nothing was ordered"
+    control.take(SIGNED)
+    orders.follow()
+    assert (orders.target.samples, orders.has_nothing_to_compute) == (128, False)
+    assert (orders.donor_of_missed(), orders.donor_of_missed()) == ("other", None)
+    own.round = 9
+    assert orders.has_nothing_to_compute, "the run is over"
+    assert not orders.is_paused

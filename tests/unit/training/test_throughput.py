@@ -84,5 +84,5 @@ def test_samples_that_are_withheld_leave_no_loss_behind():
     throughput.keep()
     throughput.withhold()
     throughput.note(10, 3.0)
-    throughput.drop(10)
+    throughput.discount(10)
     assert throughput.work.loss == 0

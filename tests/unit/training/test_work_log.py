@@ -13,7 +13,7 @@ from recipe.training.replay import Replay
 from swarm.protocol.messages import Ticket
 from swarm.protocol.work import MAX_LINES, NUM_PLACES, Line, places, places_in_vector
 from swarm.training.audit.lot import chance_of_an_audit
-from swarm.training.audit.work_log import WORK_TOLERANCE, CheckedLog, distance, listed_in, signed
+from swarm.training.audit.work_log import WORK_TOLERANCE, CheckedLog, distance, listed_in, with_work_name
 from swarm.training.gradient_buffer import averaged_tensors
 from tests.helpers.attacks.work_trainer import BATCH_NORM, LINEAGE, RECIPES, TEXTS, VIT, Trainer, X, Y
 
@@ -214,7 +214,7 @@ def test_samples_that_are_of_no_use_are_not_in_the_list():
     worker.throughput.withhold()
     worker.compute()
     assert [one.first_position for one in worker.listed().lines] == [16]
-    worker.throughput.drop()
+    worker.throughput.drop_all()
     worker.compute()
     assert [one.first_position for one in worker.listed().lines] == [24]
 
@@ -254,7 +254,7 @@ def test_a_peer_that_gives_nothing_has_no_list():
     own = worker.log.own(worker.throughput.work, 1)
     assert (own.listed, own.chance) == (b"", 0.0)
     ticket = Ticket(0, 0, False, 0.0, LINEAGE)
-    assert signed(ticket, own) == signed(ticket, None) == ticket
+    assert with_work_name(ticket, own) == with_work_name(ticket, None) == ticket
 
 
 def test_only_data_that_all_have_can_be_computed_again(tmp_path):

@@ -26,7 +26,7 @@ CHANGE_GRADIENTS = ("configure_gradient_clipping", "on_before_optimizer_step", "
 
 
 class Divided:
-    """Of one process.
+    """What the strategy asks in each process of a peer whose processes share one model.
 
     Args:
         averaging: how the swarm averages
@@ -82,13 +82,13 @@ class Divided:
             self._lead = ShardedLead(channel, module, self._roots, optimizer)
 
     def coordinator(self, *arguments: Any, **options: Any) -> Coordinator:
-        """Of the first process; arguments as of `Coordinator`."""
+        """The coordinator, which the first process has; arguments as of `Coordinator`."""
         coordinator = ShardedCoordinator(*arguments, lead=self._lead, clip=self._clip, **options)
         coordinator.lead(self._lead, self._lead.module)
         return coordinator
 
     def crew(self, channel: Channel, module: LightningModule, *arguments: Any) -> Crew:
-        """Of the others; arguments as of `Crew`."""
+        """What the other processes have in its place; arguments as of `Crew`."""
         return ShardedCrew(channel, module, self._roots, *arguments)
 
     # ---- checkpoints ------------------------------------------------------------------------------------------------
@@ -106,11 +106,11 @@ class Divided:
                 self._kept = state.whole(), state.whole_optimizer()
 
     def model_state(self, coordinator: ShardedCoordinator | None) -> dict[str, Any]:
-        """The whole `state_dict`."""
+        """The `state_dict` of the whole module."""
         return self._last[0] if coordinator is None else coordinator.version.state.whole()
 
     def optimizer_state(self, coordinator: ShardedCoordinator | None) -> dict[str, Any]:
-        """The same of the optimizer."""
+        """The `state_dict` of the optimizer, with the whole of each statistic."""
         return self._last[1] if coordinator is None else coordinator.version.state.whole_optimizer()
 
     @property

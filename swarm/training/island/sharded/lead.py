@@ -30,7 +30,7 @@ class ShardedLog(CheckedLog):
 
 
 class ShardedLead(Lead):
-    """Of the first of several processes.
+    """The first of several processes that share one model tells the others what to do with their pieces.
 
     All of what it does with the others happens while these listen, also what another thread asks for: from a word that
     lets all compute until all have, this process's lock is held.
@@ -125,7 +125,7 @@ class ShardedLead(Lead):
         return not self._is_computing and self._channel.is_heard and not self._channel.is_lost
 
     def _count_changes(self) -> int:
-        """Of the buffers: weights never travel."""
+        """How often buffers have changed: weights never travel."""
         return self._updates
 
     def _travelling(self, is_first_time: bool) -> list[torch.Tensor]:

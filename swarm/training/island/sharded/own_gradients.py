@@ -17,7 +17,7 @@ from swarm.training.gradient_buffer import Place
 
 
 class OwnGradients:
-    """Of one process.
+    """Finds what one process has computed of gradients that all processes add up.
 
     Args:
         model: divided

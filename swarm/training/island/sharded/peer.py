@@ -19,7 +19,7 @@ from swarm.training.island.sharded.pieces import STATISTICS, WEIGHT, is_divided
 
 
 class ShardedCoordinator(Coordinator):
-    """Of the first process.
+    """The first process takes part in the swarm for all processes that share its model.
 
     Args:
         lead: to the others
@@ -156,7 +156,7 @@ class ShardedState(SharedState):
         return {name: self.read(tensor) for name, tensor in self._all.items()}
 
     def whole_optimizer(self) -> dict[str, Any]:
-        """The same of the optimizer."""
+        """The optimizer's `state_dict` as that of a peer of one process."""
         self.held()
         found = self.optimizers[0].state_dict()
         whole = {

@@ -43,7 +43,7 @@ def piece_of(whole: torch.Tensor, rank: int, size: int) -> torch.Tensor:
 
 
 class Pieces:
-    """Of one process.
+    """What one process holds of the weights, of their gradients and of the optimizer's statistics.
 
     Args:
         channel: to the others
@@ -58,7 +58,7 @@ class Pieces:
         self.params, _ = averaged_tensors(model, optimizer)
         """Those whose gradients are averaged."""
         self.sums: list[torch.Tensor | None] = [None] * len(self.params)
-        """Of their gradients, over samples; None where nothing has come yet."""
+        """Sums of their gradients over samples; None where nothing has come yet."""
         self.own = OwnGradients(model, self.params)
 
     # ---- gradients --------------------------------------------------------------------------------------------------
@@ -145,7 +145,7 @@ class Pieces:
 
     @torch.no_grad()
     def step(self, settings: list[dict[str, Any]]) -> None:
-        """As the first process has made its own."""
+        """Make the optimizer step that the first process has made on its own pieces."""
         for group, given in zip(self.groups, settings, strict=True):
             group.update({name: tuple(value) if isinstance(value, list) else value for name, value in given.items()})
         self.optimizer.step()

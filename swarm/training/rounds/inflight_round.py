@@ -6,6 +6,8 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+from hivemind.p2p import PeerID
+
 from swarm.averaging.averager import SwarmAverager
 from swarm.averaging.commands import RunRound
 from swarm.protocol.messages import Member, RoundEnded, RoundFailed
@@ -13,6 +15,11 @@ from swarm.protocol.round_report import RoundEvent, RoundReport
 from swarm.runtime.async_utils import POLL_SECONDS, wait_a_little
 from swarm.training.options import CoordinatorOptions
 from swarm.training.throughput import Work
+
+
+def awaited_ids(members: Sequence[Member]) -> set[PeerID]:
+    """Who of these members is waited for."""
+    return {member.peer_id for member in members if member.awaited}
 
 
 class InflightRound:
@@ -27,7 +34,7 @@ class InflightRound:
 
     def __init__(self, averager: SwarmAverager, order: RunRound, options: CoordinatorOptions, work: Work):
         self.ticket, self.work, self.blocked_seconds = order.ticket, work, 0.0
-        self.expected = {member.peer_id for member in order.members if member.awaited}
+        self.expected = awaited_ids(order.members)
         self._averager = averager
         timeout_seconds = averager.longest_round_seconds(options.averaging_timeout_seconds, order.members)
         if order.ticket.listens:  # the round before may have to end first
@@ -43,8 +50,8 @@ class InflightRound:
         )
 
     def expect(self, members: Sequence[Member]) -> None:
-        """As peers come and go."""
-        expected = {member.peer_id for member in members if member.awaited}
+        """Tell the averaging process whom to wait for, as peers come and go."""
+        expected = awaited_ids(members)
         if expected != self.expected:
             self.expected = expected
             self._averager.expect(expected)
@@ -72,7 +79,7 @@ class InflightRound:
         return self.future.result()
 
     def failed(self, error: RoundEnded) -> RoundEvent:
-        """It ended like this."""
+        """What is told of the round when it has ended with this error."""
         return RoundEvent.of_failure(self.ticket, error, self.work.seconds, self.blocked_seconds)
 
     def settle(self) -> None:

@@ -1,0 +1,202 @@
+"""The round of this peer's present step: it gives what it has computed, and gets that back if nothing comes of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from hivemind.utils import get_logger
+
+from swarm.averaging.averager import SwarmAverager
+from swarm.averaging.commands import RunRound
+from swarm.membership.far_members import MANY, FarMembers
+from swarm.membership.progress_record import AVERAGING
+from swarm.membership.progress_tracker import ProgressTracker
+from swarm.protocol.messages import Behind, OtherOrders, Refused, RoundEnded, RoundFailed, ShortBatch, Ticket, WentBack
+from swarm.protocol.round_report import RoundEvent, RoundReport
+from swarm.state_sync.state_version import StateVersion
+from swarm.training.audit.work_log import with_work_name
+from swarm.training.contribution import Contribution
+from swarm.training.joining.corroboration import Attendance
+from swarm.training.options import CoordinatorOptions
+from swarm.training.rounds.inflight_round import InflightRound
+from swarm.training.run_control import RunControl, StepOrders
+from swarm.training.undo.going_back import GoingBack
+
+logger = get_logger(__name__)
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a round ended: with an average, or with an error that says why there is none.
+
+    Args:
+        round: with what this peer brought to it, which is not taken back yet
+        report: of the average; None without one
+        error: why there is none; None with one
+    """
+
+    round: InflightRound
+    report: RoundReport | None = None
+    error: RoundEnded | None = None
+
+    @property
+    def found_nobody(self) -> bool:
+        """Whether no other peer came: the average is this peer's own."""
+        return self.report is not None and len(self.report.group.peer_ids) == 1
+
+
+class OwnRound:
+    """At most one round runs in the background: this peer has begun it, or has listened to it before it was a member.
+
+    Args:
+        averager: runs it
+        tracker: knows who is expected, and tells the others what this peer does
+        version: the weights of this peer
+        control: what the organiser has ordered
+        orders: the same for the step for which this peer computes
+        contribution: what it has computed
+        going_back: whether it wants to go back to an earlier state, and to which it could
+        attendance: whether it comes in time
+        options: how patient it is
+        overlaps: it computes for the next step while the round runs
+        should_stop: asked while waiting; a true answer ends the wait
+        tell: called with each round that has failed
+    """
+
+    def __init__(
+        self,
+        *,
+        averager: SwarmAverager,
+        tracker: ProgressTracker,
+        version: StateVersion,
+        control: RunControl,
+        orders: StepOrders,
+        contribution: Contribution,
+        going_back: GoingBack,
+        attendance: Attendance,
+        options: CoordinatorOptions,
+        overlaps: bool,
+        should_stop: Callable[[], bool],
+        tell: Callable[[RoundEvent], None],
+    ):
+        self._averager, self._tracker, self._version = averager, tracker, version
+        self._control, self._orders = control, orders
+        self._contribution, self._going_back, self._attendance = contribution, going_back, attendance
+        self._options, self._overlaps, self._should_stop, self._tell = options, overlaps, should_stop, tell
+        self._far_members = FarMembers()
+        self._inflight: InflightRound | None = None
+
+    @property
+    def is_running(self) -> bool:
+        """Whether a round is under way, or has ended and nobody has looked at how."""
+        return self._inflight is not None
+
+    @property
+    def is_done(self) -> bool:
+        """Whether `wait` would not have to wait for the round that is under way."""
+        return self._inflight.future.done()
+
+    # ---- it begins --------------------------------------------------------------------------------------------------
+
+    def ticket(self) -> Ticket:
+        """What this peer says of itself and of what it has computed."""
+        contribution, client_mode = self._contribution, self._tracker.own.client_mode
+        ticket = self._version.ticket(contribution.samples, contribution.loss, client_mode)
+        ticket = replace(ticket, orders=self._control.digest(ticket.step), pace=self._control.pace(ticket.step))
+        return self._going_back.with_wish(ticket)
+
+    def begin(self) -> None:
+        """Meet and exchange in the background; what was accumulated comes back if that fails."""
+        self._attendance.go_to_round()
+        statement = self._contribution.statement()
+        ticket = with_work_name(self.ticket(), statement)
+        order = RunRound(
+            ticket=ticket,
+            members=self._tracker.swarm.members,
+            target=self._control.target(ticket.step),
+            sound=self._going_back.steps,
+            work=statement,
+            left_out=self._tracker.left_out_leaders,
+        )
+        self._inflight = InflightRound(self._averager, order, self._options, self._contribution.give())
+        if self._overlaps:
+            self._attendance.begin_step()
+            self._go_ahead()
+        else:
+            self._tracker.report(urgent=True, phase=AVERAGING)
+
+    def take_over(self, listened: InflightRound) -> None:
+        """A round to which this peer has listened is its own from now on; it has given nothing to it."""
+        self._inflight = listened
+        self._attendance.listen()
+        self._go_ahead()
+
+    def _go_ahead(self) -> None:
+        """While the round runs, this peer computes for the next step."""
+        self._version.settled.clear()
+        self._tracker.begin_ahead()
+        self._orders.follow()
+
+    # ---- it ends ----------------------------------------------------------------------------------------------------
+
+    def expect(self) -> None:
+        """Tell the round who is here, as peers come and go."""
+        self._inflight.expect(self._tracker.swarm.members)
+
+    def wait(self) -> Ended:
+        """Wait until it has ended, and note who has come and who has spoilt it."""
+        inflight = self._inflight
+        try:
+            report = inflight.wait(lambda: self._tracker.swarm.members, self._should_stop)
+        except ShortBatch as short:
+            self._control.met(short.group)
+            self._tracker.met(short.group.peer_ids, inflight.expected)
+            return Ended(inflight, error=short)
+        except (WentBack, Behind, OtherOrders, Refused, RoundFailed) as error:
+            return Ended(inflight, error=error)
+        if report.group.lineage != inflight.ticket.lineage:  # it listened to the round of other weights
+            self._tracker.blame(report.blamed)
+            return Ended(inflight, error=Behind(self._version.step))
+        self._tracker.met(report.group.peer_ids, inflight.expected, report.lost)
+        self._tracker.blame(report.blamed)
+        self._name_who_is_far(report)
+        self._control.note(report, inflight.work.seconds)
+        return Ended(inflight, report=report)
+
+    def _name_who_is_far(self, report: RoundReport) -> None:
+        for peer in self._far_members.note(report):
+            is_own = peer == self._tracker.peer_id
+            who = "This peer" if is_own else self._tracker.name_of(peer)
+            why = (
+                "Look whether its images are those of the others, and whether its machine is in order."
+                if is_own
+                else "It has other images, is far faster than the others, is not in order, or lies: ask its owner."
+            )
+            found = f"its gradients were far from the others' in {MANY} of its latest rounds, and count for little"
+            logger.warning(f"{who}: {found}. {why}")
+
+    def note_failure(self, error: RoundEnded) -> None:
+        """It has given no average: people can read why, and who has spoilt it is left out."""
+        self._tell(self._inflight.failed(error))
+        self._tracker.note_failure(self._inflight.ticket.step + 1, error)
+        self._tracker.blame(error.blamed)
+
+    def take_back(self) -> None:
+        """It has ended in vain: its samples count for the next one."""
+        inflight, self._inflight = self._inflight, None
+        self._contribution.take_back(inflight.work)
+        self._version.settled.set()
+        self._tracker.end_ahead(self._version.step, self._version.lineage, self._contribution.samples)
+        self._orders.follow()
+
+    def forget(self) -> None:
+        """Its average is in the weights, or other weights are here: no round is under way, and the state is settled."""
+        self._inflight = None
+        self._version.settled.set()
+        self._averager.set_step(self._version.step, self._version.lineage)
+
+    def leave(self) -> None:
+        """This peer leaves: a round that is nearly done may end, for the sake of the others."""
+        if self._inflight is not None:
+            self._inflight.settle()
