@@ -26,6 +26,7 @@ from swarm.averaging.commands import (
     RunRound,
     SetAdmission,
     SetStep,
+    TookOver,
 )
 from swarm.averaging.compression.codec import Codec, bytes_of_member
 from swarm.averaging.rounds import AveragingOptions, RoundSignals
@@ -159,6 +160,10 @@ class SwarmAverager:
         future = MPFuture()
         self._process.send(DownloadState(tuple(donors), request, future))
         return future
+
+    def took_over(self) -> None:
+        """What was downloaded is in place of this peer's weights: what rounds of the old ones left out is forgotten."""
+        self._process.send(TookOver())
 
     def cancel_download(self) -> None:
         """Nobody waits for it any more."""

@@ -89,6 +89,11 @@ class DownloadState:
 
 
 @dataclass(frozen=True)
+class TookOver:
+    """The trainer holds other weights: what rounds of the old ones have left out is forgotten."""
+
+
+@dataclass(frozen=True)
 class CancelDownload:
     """Nobody waits for it any more."""
 

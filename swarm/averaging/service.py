@@ -21,6 +21,7 @@ from swarm.averaging.commands import (
     RunRound,
     SetAdmission,
     SetStep,
+    TookOver,
 )
 from swarm.averaging.rounds import AveragingOptions, Rounds, RoundSignals
 from swarm.ledger.calls import caller_of
@@ -120,8 +121,9 @@ class AveragingService:
                 await self._server.keep_average(step, before, after, self._options.averaged_at(step))
                 future.set_result(None)
             case DownloadState(donors, request, future):
-                if await self._downloader.download(donors, request, future):
-                    self._rounds.took_over()
+                await self._downloader.download(donors, request, future)
+            case TookOver():
+                self._rounds.took_over()
             case CancelDownload():
                 self._downloader.cancel()
             case Finish(future):

@@ -60,16 +60,13 @@ class StateDownloader:
         if self._running is not None:
             self._running.cancel()
 
-    async def download(self, donors: Sequence[PeerID], request: DownloadRequest, future: MPFuture) -> bool:
+    async def download(self, donors: Sequence[PeerID], request: DownloadRequest, future: MPFuture) -> None:
         """Instead of the one that is under way.
 
         Args:
             donors: who may have it, the best first; where one is slow, others are tried beside it
             request: what is asked for
             future: becomes a `Downloaded`, or raises a `NoState`
-
-        Returns:
-            whether a state has arrived
         """
         self.cancel()
         self._running = asyncio.current_task()
@@ -83,7 +80,6 @@ class StateDownloader:
                 self._keep_broken(race)
                 raise
             future.set_result(await self._unpacked(download))
-            return request.average_of is None
         except asyncio.CancelledError:
             future.set_exception(NoState({}, "it was given up"))
         except RoundFailed as error:

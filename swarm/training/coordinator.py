@@ -324,7 +324,12 @@ class Coordinator:
         return progress is Progress.OTHER_WEIGHTS
 
     def _go_on_with_the_round(self) -> None:
-        """The round to which this peer listens is its own from now on, if it has the weights that it belongs to."""
+        """The round to which this peer listens is its own from now on, if it has the weights that it belongs to.
+
+        While it still catches up, it may get them: the others' round fails without its share.
+        """
+        if self._catching_up.is_running:
+            return
         listened = self._listener.take(self.step, self.version.lineage)
         if listened is not None:
             self._gradients.depart()
@@ -423,7 +428,7 @@ class Coordinator:
             return False
         is_awaited = self.averager.has_company or self.averager.waiting_step >= self.step  # by whom no record told us
         if len(self.tracker.swarm.members) == 1 and not is_awaited:
-            return self._update_alone(None)
+            return self._update_alone()
         self._round.begin()
         if self.averaging.overlaps and not self._orders.has_nothing_to_compute:
             return False
@@ -455,9 +460,10 @@ class Coordinator:
     def wait_while_paused(self) -> None:
         """Called before a micro-batch is computed. A round that is under way is settled by the micro-batch before."""
         self._orders.follow()
-        donor = self._orders.donor_of_missed()
-        if donor is not None:
-            self.catch_up(donor)
+        if not self._round.is_running:  # else it would go on, and average what this peer writes for the next one
+            donor = self._orders.donor_of_missed()
+            if donor is not None:
+                self.catch_up(donor)
         if not self._orders.is_paused:
             return
         while self._orders.is_paused and not self._round.is_running and not self._should_stop():
@@ -525,10 +531,13 @@ class Coordinator:
         if self.tracker.swarm.latest_step > self.step:
             self.catch_up(is_told=True)
             return False
-        return self._update_alone(report)
+        return self._update_alone()
 
-    def _update_alone(self, report: RoundReport | None) -> bool:
-        """Make the update with nobody, if this peer may and has enough samples; True if its average is there."""
+    def _update_alone(self) -> bool:
+        """Make the update with nobody, if this peer may and has enough samples; True if its average is there.
+
+        What was computed while it waited for others in vain counts as well.
+        """
         # If most others agree on other weights, this peer must not advance alone, or it would look furthest.
         may_not = self.tracker.is_odd_one_out or self._follower.waits_for_others
         if may_not or not self._orders.target.is_reached_by(self.samples) or not self._contribution.is_finite:
@@ -537,7 +546,7 @@ class Coordinator:
         ticket = self._round.ticket()
         computed_seconds = self._contribution.give_alone()
         self._update.show()
-        self._prepare_update(ticket, computed_seconds, 0.0, report)
+        self._prepare_update(ticket, computed_seconds, 0.0, None)
         return True
 
     def _go_back_if_convinced(self, back: WentBack) -> None:

@@ -223,6 +223,7 @@ class StateTakeover:
                 examined = self._probation.examine(donor, description, tensors)
                 version.load(description, tensors)
                 self._gradients.adopt()  # with local steps it is what the next one downloads
+                self._averager.took_over()
                 self._probation.begin(donor, examined)
         except RoundFailed as error:
             raise NoState({donor: str(error)}) from error

@@ -1,5 +1,6 @@
 """Whose state a peer takes over when the first attempt fails, and that it trains on meanwhile."""
 
+import contextlib
 from concurrent.futures import Future
 from threading import Event
 from types import SimpleNamespace
@@ -58,7 +59,7 @@ class Donor:
 
     def __init__(self, source: StateVersion, failures: int, busy_seconds: float = 0.0):
         self.source, self.failures, self.busy_seconds, self.asked = source, failures, busy_seconds, 0
-        self.vector, self.cancelled = torch.zeros(3), 0
+        self.vector, self.cancelled, self.times_taken_over = torch.zeros(3), 0, 0
 
     def download_state(self, donors, request: DownloadRequest) -> Future:
         future: Future = Future()
@@ -79,8 +80,21 @@ class Donor:
     def cancel_download(self) -> None:
         self.cancelled += 1
 
+    def took_over(self) -> None:
+        self.times_taken_over += 1
+
     def check_alive(self) -> None:
         pass
+
+
+@pytest.mark.parametrize(("reach", "times"), [(10**9, 1), (0, 0)])
+def test_what_rounds_left_out_is_forgotten_with_the_weights_and_not_when_a_state_is_refused(reach, times):
+    donor, tracker = Donor(make(7), failures=0), Tracker()
+    tracker.reach = reach
+    with contextlib.suppress(InputError):
+        catch_up(make(0), tracker, donor, timeout_seconds=0.1)
+    assert donor.asked
+    assert donor.times_taken_over == times
 
 
 class Tracker:
