@@ -24,6 +24,7 @@ from recipe.durations import positive
 from recipe.errors import InputError
 from recipe.run_folder import check_name, make_writable
 from swarm.enrolment.join_line import whom_to_join
+from swarm.network.addresses import VARIABLE
 from swarm.peer.status import Status
 from swarm.runtime.processes import die_with_parent
 
@@ -54,8 +55,9 @@ def preview(address: str | Sequence[str] = "", *, device: str = "auto", data_dir
     """
     platform, addresses = detect(), _addresses(address)
     command = [sys.executable, "-m", "swarm", "doctor", "--json", "--device", device, "--data-dir", str(data_dir)]
-    command += ["--output-dir", str(platform.storage), "--initial-peers", *addresses]
-    done = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL)
+    command += ["--output-dir", str(platform.storage)]
+    environment = _environment(addresses)
+    done = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL, env=environment)
     try:
         report = json.loads(done.stdout)
     except ValueError:
@@ -102,17 +104,18 @@ def join(
         name = _kept_name(folder, public_name)
     except InputError as error:
         raise CannotJoin(str(error)) from None
-    arguments = ["--initial-peers", *_addresses(address), "--public-name", name, "--output-dir", str(folder)]
-    arguments += ["--device", device, "--data-dir", str(data_dir), *options]
+    addresses = _addresses(address)
+    arguments = ["--public-name", name, "--output-dir", str(folder), "--device", device]
+    arguments += ["--data-dir", str(data_dir), *options]
     if limit := max_time or _before_the_end(platform):
         arguments += ["--max-time", limit]
-    return _Volunteer(folder, name, arguments).run()
+    return _Volunteer(folder, name, addresses, arguments).run()
 
 
 class _Volunteer:
     """A peer process and what is shown of it."""
 
-    def __init__(self, folder: Path, name: str, arguments: list[str]):
+    def __init__(self, folder: Path, name: str, addresses: list[str], arguments: list[str]):
         self._folder, self._name = folder, name
         self._log = folder / f"{name}.log"
         self._began = time.time()
@@ -125,7 +128,7 @@ class _Volunteer:
                 stderr=subprocess.STDOUT,
                 start_new_session=True,  # an interrupted cell reaches this process, which asks the peer to leave
                 preexec_fn=lambda: die_with_parent(signal.SIGTERM, parent),
-                env={**os.environ, "PYTHONUNBUFFERED": "1"},
+                env={**_environment(addresses), "PYTHONUNBUFFERED": "1"},
             )
 
     def run(self) -> dict:
@@ -191,6 +194,11 @@ def _addresses(address: str | Sequence[str]) -> list[str]:
             "There is no join line yet: ask the organiser for one, it looks like swarm://… or /ip4/…/tcp/…/p2p/…."
         )
     return found if line is None else [str(line)]
+
+
+def _environment(addresses: list[str]) -> dict[str, str]:
+    """Of a child that is told whom to join. Others on this machine can read its command line, but not this."""
+    return os.environ | {VARIABLE: " ".join(addresses)}
 
 
 def _kept_name(folder: Path, public_name: str | None) -> str:

@@ -1,12 +1,22 @@
 """What a notebook says of a peer that has ended, without a swarm."""
 
 import sys
+from pathlib import Path
 
 import pytest
 
-from peers.notebook import CannotJoin, join
+from peers.notebook import CannotJoin, join, preview
+from swarm.enrolment.join_line import JoinLine
 
 PEER = "/ip4/127.0.0.1/tcp/1/p2p/QmYyQSo1c1Ym7orWxLYvCrM2EmxFTANf8wXmmE7DWjhx5N"
+
+
+def program(folder: Path, script: str) -> str:
+    """In the place of the peer, or of the doctor."""
+    path = folder / "program"
+    path.write_text(f"#!/bin/sh\n{script}\n")
+    path.chmod(0o755)
+    return str(path)
 
 
 def test_a_peer_that_leaves_no_summary(tmp_path, monkeypatch):
@@ -14,3 +24,21 @@ def test_a_peer_that_leaves_no_summary(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "executable", "/bin/true")
     with pytest.raises(CannotJoin, match=r"could not write its summary: is the disk full\? See .*ada\.log"):
         join(PEER, public_name="ada", output_dir=tmp_path)
+
+
+def test_the_join_line_is_on_no_command_line(tmp_path, monkeypatch):
+    """Others on the same hub can read that; they cannot read the environment of a process."""
+    line = str(JoinLine("run", bytes(32), (PEER,), bytes(16)))
+    monkeypatch.setattr(
+        "peers.notebook.sys.executable", program(tmp_path, 'echo "$@" > words; echo $INITIAL_PEERS > line')
+    )
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(CannotJoin, match="could not write its summary"):
+        join(line, public_name="ada", output_dir=tmp_path)
+    assert "swarm://" not in (tmp_path / "words").read_text()
+    assert (tmp_path / "line").read_text().strip() == line
+    (tmp_path / "line").unlink()
+    with pytest.raises(CannotJoin, match="The check of this machine failed"):
+        preview(line)
+    assert "swarm://" not in (tmp_path / "words").read_text()
+    assert (tmp_path / "line").read_text().strip() == line
