@@ -409,6 +409,14 @@ class History:
         ends = now if now - last_at > 2 * usual else last_at
         return 60 * (last - first) / (ends - first_at) if ends - first_at >= PACE_SECONDS else None
 
+    @property
+    def last_updates_per_second(self) -> float:
+        """While updates were seen, however long ago that is; 0 as long as there are not two."""
+        if len(self._advances) < 2:
+            return 0.0
+        (first_at, first), (last_at, last) = self._advances[0], self._advances[-1]
+        return (last - first) / max(1.0, last_at - first_at)  # two looks may follow each other at once
+
     def still_seconds(self, now: float) -> float:
         """Since the last update, or the first look."""
         return max(0.0, now - (self.updated_at or self.began_at))
