@@ -23,7 +23,7 @@ from peers.platforms import Platform, detect
 from recipe.durations import positive
 from recipe.errors import InputError
 from recipe.run_folder import check_name, make_writable
-from swarm.enrolment.join_line import whom_to_join
+from swarm.enrolment.join_line import is_join_line, whom_to_join
 from swarm.network.addresses import VARIABLE
 from swarm.peer.status import Status
 from swarm.runtime.processes import die_with_parent
@@ -67,6 +67,8 @@ def preview(address: str | Sequence[str] = "", *, device: str = "auto", data_dir
     left = platform.seconds_left()
     print(f"{'session':>14}  {'no limit known' if left is None else f'{left / 3600:.1f} h left'} on {platform.name}")
     print(f"{'storage':>14}  {platform.storage}: {platform.hint}")
+    if is_join_line(addresses[0]):
+        print(f"{'invitation':>14}  a new name uses up one more use of it: come back under the name that you have")
     return report["can_join"]
 
 

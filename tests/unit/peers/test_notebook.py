@@ -42,3 +42,11 @@ def test_the_join_line_is_on_no_command_line(tmp_path, monkeypatch):
         preview(line)
     assert "swarm://" not in (tmp_path / "words").read_text()
     assert (tmp_path / "line").read_text().strip() == line
+
+
+def test_a_preview_says_that_a_new_name_uses_up_an_invitation(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "executable", program(tmp_path, """echo '{"checks": [], "can_join": true}'"""))
+    assert preview(PEER)
+    assert "invitation" not in capsys.readouterr().out, "an open run has none"
+    assert preview(str(JoinLine("run", bytes(32), (PEER,), bytes(16))))
+    assert "a new name uses up one more use of it" in capsys.readouterr().out
