@@ -5,8 +5,10 @@ from pathlib import Path
 
 import pytest
 
+from peers.display import WidgetDisplay
 from peers.notebook import CannotJoin, join, preview
 from swarm.enrolment.join_line import JoinLine
+from swarm.peer.status import Status
 
 PEER = "/ip4/127.0.0.1/tcp/1/p2p/QmYyQSo1c1Ym7orWxLYvCrM2EmxFTANf8wXmmE7DWjhx5N"
 
@@ -50,3 +52,16 @@ def test_a_preview_says_that_a_new_name_uses_up_an_invitation(tmp_path, monkeypa
     assert "invitation" not in capsys.readouterr().out, "an open run has none"
     assert preview(str(JoinLine("run", bytes(32), (PEER,), bytes(16))))
     assert "a new name uses up one more use of it" in capsys.readouterr().out
+
+
+def test_a_notebook_that_shows_no_widgets_prints_a_line_a_minute(capsys):
+    """As one that has the widgets of another version."""
+    pytest.importorskip("ipywidgets")
+    now = 0.0
+    display = WidgetDisplay(lambda: now)
+    capsys.readouterr()
+    for now in range(0, 150, 10):
+        display.show(Status("ada", "run", f"training for {now} s"))
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[-2] for line in lines if "training for" in line] == ["0", "60", "120"]
+    assert len(lines) == 3
