@@ -30,6 +30,7 @@ from swarm.runtime.processes import die_with_parent
 
 POLL_SECONDS = 0.5
 LEAVE_SECONDS = 20.0
+INTERRUPTED = (130, -signal.SIGINT)  # the second one while Python itself starts
 SPARE_SECONDS = 600.0  # a session that ends by itself takes the goodbye along
 
 
@@ -94,7 +95,7 @@ def join(
         options: further options of `python -m swarm.peer`
 
     Returns:
-        the content of summary.json
+        the content of summary.json; empty if the cell was interrupted and the peer had none to write
 
     Raises:
         CannotJoin: one sentence that says why, and what to do
@@ -121,6 +122,8 @@ class _Volunteer:
         self._folder, self._name = folder, name
         self._log = folder / f"{name}.log"
         self._began = time.time()
+        self._end: str | None = None
+        """In words, if this process has asked the peer to leave, and it could not write its summary."""
         parent = os.getpid()
         with self._log.open("wb") as log:
             self._process = subprocess.Popen(
@@ -141,14 +144,17 @@ class _Volunteer:
                 self._wait(POLL_SECONDS)
         except KeyboardInterrupt:
             self._leave()
+        if self._end is not None and self._process.returncode in (*INTERRUPTED, -signal.SIGKILL):
+            display.close(self._end)
+            return self._summary() or {}
         if self._process.returncode:
             sentence = self._last_words()
             display.close(sentence)
             raise CannotJoin(sentence)
         display.close(self._farewell())
-        if (summary := self._newest("summary.json")) is None:
+        if (summary := self._summary()) is None:
             raise CannotJoin(f"The peer has left and could not write its summary: is the disk full? See {self._log}.")
-        return json.loads(summary.read_text())
+        return summary
 
     def _wait(self, seconds: float) -> bool:
         try:
@@ -159,11 +165,14 @@ class _Volunteer:
 
     def _leave(self) -> None:
         """As Ctrl-C in a terminal."""
+        self._end = "Left before the training began."
         self._process.send_signal(signal.SIGINT)
         try:
             if not self._wait(LEAVE_SECONDS):
+                self._end = f"Ended by force after {LEAVE_SECONDS:g} s. The others train on."
                 self._process.kill()
         except KeyboardInterrupt:  # twice: at once
+            self._end = "Ended by force. The others train on."
             self._process.kill()
         self._process.wait()
 
@@ -171,6 +180,10 @@ class _Volunteer:
         """Of this session: in OUTPUT_DIR/RUN_ID/NAME, and the run's name comes from the swarm."""
         found = [path for path in self._folder.glob(f"*/{self._name}/{file}") if path.stat().st_mtime >= self._began]
         return max(found, key=lambda path: path.stat().st_mtime, default=None)
+
+    def _summary(self) -> dict | None:
+        path = self._newest("summary.json")
+        return None if path is None else json.loads(path.read_text())
 
     def _status(self) -> Status:
         path = self._newest("status.json")

@@ -65,3 +65,42 @@ def test_a_notebook_that_shows_no_widgets_prints_a_line_a_minute(capsys):
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[-2] for line in lines if "training for" in line] == ["0", "60", "120"]
     assert len(lines) == 3
+
+
+class Screen:
+    """On which a person looks on until the peer is there, and then interrupts the cell."""
+
+    def __init__(self, there: Path):
+        self.there, self.last_words = there, ""
+
+    def show(self, status: Status) -> None:
+        if self.there.exists():
+            raise KeyboardInterrupt
+
+    def close(self, last_words: str) -> None:
+        self.last_words = last_words
+
+
+@pytest.mark.parametrize(
+    ("at_interrupt", "words"),
+    [("exit 130", "Left before the training began."), ("", "Ended by force after 0.3 s. The others train on.")],
+)
+def test_who_interrupts_the_cell_sees_no_error(tmp_path, monkeypatch, at_interrupt, words):
+    screen = Screen(tmp_path / "there")
+    script = f"trap '{at_interrupt}' INT; touch {screen.there}; while :; do sleep 0.05; done"
+    monkeypatch.setattr(sys, "executable", program(tmp_path, script))
+    monkeypatch.setattr("peers.notebook.make_display", lambda: screen)
+    monkeypatch.setattr("peers.notebook.LEAVE_SECONDS", 0.3)
+    monkeypatch.setattr("peers.notebook.POLL_SECONDS", 0.05)
+    assert join(PEER, public_name="ada", output_dir=tmp_path) == {}
+    assert screen.last_words == words
+
+
+def test_a_peer_that_fails_while_the_cell_is_interrupted_says_why(tmp_path, monkeypatch):
+    screen = Screen(tmp_path / "there")
+    script = f"trap 'echo error: no room; exit 2' INT; touch {screen.there}; while :; do sleep 0.05; done"
+    monkeypatch.setattr(sys, "executable", program(tmp_path, script))
+    monkeypatch.setattr("peers.notebook.make_display", lambda: screen)
+    monkeypatch.setattr("peers.notebook.POLL_SECONDS", 0.05)
+    with pytest.raises(CannotJoin, match="no room"):
+        join(PEER, public_name="ada", output_dir=tmp_path)
