@@ -7,8 +7,10 @@ import pytest
 
 from peers.display import WidgetDisplay
 from peers.notebook import CannotJoin, join, preview
+from peers.platforms import detect
 from swarm.enrolment.join_line import JoinLine
 from swarm.peer.status import Status
+from tests.helpers.paths import ROOT
 
 PEER = "/ip4/127.0.0.1/tcp/1/p2p/QmYyQSo1c1Ym7orWxLYvCrM2EmxFTANf8wXmmE7DWjhx5N"
 
@@ -104,3 +106,9 @@ def test_a_peer_that_fails_while_the_cell_is_interrupted_says_why(tmp_path, monk
     monkeypatch.setattr("peers.notebook.POLL_SECONDS", 0.05)
     with pytest.raises(CannotJoin, match="no room"):
         join(PEER, public_name="ada", output_dir=tmp_path)
+
+
+def test_who_saves_a_notebook_on_kaggle_is_told_that_a_key_is_in_it(monkeypatch):
+    monkeypatch.setenv("KAGGLE_KERNEL_RUN_TYPE", "Interactive")
+    for text in (detect().hint, (ROOT / "peers" / "kaggle.ipynb").read_text()):
+        assert "Keep this notebook private: its output holds your key" in text
