@@ -251,6 +251,16 @@ def test_an_order_is_asked_for_twice_and_given(house):
     assert "… is to come" in page
 
 
+def test_a_run_that_is_paused_goes_on_where_it_stands(house):
+    """No update comes from which it could go on otherwise."""
+    house.controls.orders = house.controls.orders.with_order(Order(5, What.PAUSE))
+    browser = house.logged_in()
+    asked = browser.get("/order?what=resume").text
+    assert re.search(r'<input type="hidden" name="step" value="\d+">', asked)
+    assert "From update" not in asked
+    assert "From update" in browser.get("/order?what=end").text
+
+
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
