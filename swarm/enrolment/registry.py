@@ -257,6 +257,8 @@ class Registry:
     def certify(self, member: Member, signer: Signer, authority: Authority, days: float) -> bytes:
         """A certificate of what the books say of a member, as it was signed; its end is noted.
 
+        That of a deputy ends with the deputy's warrant at the latest.
+
         Args:
             signer: the organiser's key, or that of a deputy who may do this
             days: for which it counts
@@ -266,7 +268,7 @@ class Registry:
         """
         now = self._clock()
         check_right(signer, authority, Right.ENROL, now)
-        begin, end = int(now - CLOCK_SECONDS), int(now + days * 24 * 3600)
+        begin, end = int(now - CLOCK_SECONDS), min(int(now + days * 24 * 3600), authority.end_of(signer))
         made = Certificate(authority.run_id, member.peer_id, member.serial, member.roles, begin, end, member.name)
         self.note_certificate(member.serial, end)
         return made.signed_by(signer)

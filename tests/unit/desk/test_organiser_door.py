@@ -3,6 +3,7 @@
 import re
 import time
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -10,6 +11,7 @@ from fastapi.testclient import TestClient
 
 from recipe.errors import InputError
 from swarm.desk.app import build_app
+from swarm.desk.organiser.controls import SwarmControls
 from swarm.desk.organiser.door import MAX_SESSIONS, MAX_VISITS, SESSION_SECONDS, Door
 from swarm.desk.organiser.login import LOGIN_SECONDS, Login
 from swarm.desk.organiser.web import TRIES_AT_ONCE
@@ -299,6 +301,18 @@ def test_a_desk_without_a_key_shows_what_to_type(house):
     browser = house.logged_in()
     assert "swarm control pause --run-id letters" in browser.get("/organiser").text
     assert browser.post("/order", data={"token": token_in(browser), "what": "pause", "step": "7"}).status_code == 403
+
+
+def test_a_deputy_whose_time_is_over_cannot_order(monkeypatch):
+    """While the desk runs."""
+    dht = SimpleNamespace(take_part=lambda *_: None)
+    manifest = SimpleNamespace(run_id="letters", key_prefix="run", authority=AUTHORITY)
+    controls = SwarmControls(dht, manifest, deputy(Right.CONTROL, end=NOW + 3600))
+    assert controls.can_order
+    assert SwarmControls(dht, manifest, ORGANISER).can_order
+    monkeypatch.setattr("swarm.desk.organiser.controls.time.time", lambda: NOW + 3601.0)
+    assert not controls.can_order
+    assert not SwarmControls(dht, manifest).can_order
 
 
 def test_who_tries_again_and_again_has_to_wait(house):
