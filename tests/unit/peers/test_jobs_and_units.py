@@ -1,13 +1,21 @@
 """The job script and the service units, without Slurm and systemd."""
 
 import os
+import re
 import subprocess
+from pathlib import Path
 
 import pytest
 
 from tests.helpers.paths import ROOT
 
 SLURM = ROOT / "peers" / "slurm" / "join.sbatch"
+UNITS = sorted((ROOT / "peers" / "systemd").glob("*.service"))
+
+
+def settings(unit: Path, name: str) -> list[str]:
+    """Of a unit, as often as it is set."""
+    return re.findall(rf"^{name}=(.*)$", unit.read_text(), re.MULTILINE)
 
 
 @pytest.mark.parametrize(
@@ -27,3 +35,16 @@ def test_a_job_with_a_name_comes_back_as_the_same_member(environment, name):
     done = subprocess.run(["bash", "-c", script], env=given, capture_output=True, text=True)
     words = done.stdout.split()
     assert words[words.index("--public-name") + 1] == name
+
+
+@pytest.mark.parametrize("unit", UNITS, ids=lambda path: path.stem)
+def test_what_a_unit_writes_is_where_it_may(unit):
+    """Of all other folders, /tmp and the home folder too, it can only read."""
+    assert settings(unit, "ProtectSystem") == ["strict"]
+    assert (settings(unit, "StateDirectory"), settings(unit, "PrivateTmp")) == (["swarm-vit"], ["yes"])
+    (command,) = settings(unit, "ExecStart")
+    folders = re.findall(r"--(?:output|data)-dir (\S+)", command)
+    if unit.stem != "swarm-desk":  # which loads no weights
+        folders += re.findall(r"^Environment=HF_HOME=(.*)$", unit.read_text(), re.MULTILINE)
+        assert len(folders) >= 2
+    assert all(folder.startswith("/var/lib/swarm-vit/") for folder in folders)
