@@ -154,7 +154,7 @@ def test_the_image_runs_as_nobody_special():
 def test_the_unit_starts_a_peer():
     text = UNIT.read_text()
     command = re.search(r"^ExecStart=(.*)$", text, re.MULTILINE)[1]
-    words = shlex.split(command.replace("%l", "box"))
+    words = shlex.split(command.replace("${NAME}", "box"))
     options = parse_options(words[words.index("swarm.peer") + 1 :])
     assert (options.machine.public_name, options.connection.port) == ("box", 31337)
     for setting in ("KillSignal=SIGINT", "Restart=on-failure", "MemoryMax=", "Nice="):

@@ -48,3 +48,13 @@ def test_what_a_unit_writes_is_where_it_may(unit):
         folders += re.findall(r"^Environment=HF_HOME=(.*)$", unit.read_text(), re.MULTILINE)
         assert len(folders) >= 2
     assert all(folder.startswith("/var/lib/swarm-vit/") for folder in folders)
+
+
+def test_no_unit_tells_the_others_the_name_of_its_machine():
+    for unit in UNITS:
+        (command,) = settings(unit, "ExecStart")
+        assert not re.search(r"%[HlqmMb]", command)
+    unit = ROOT / "peers" / "systemd" / "swarm-vit.service"
+    assert "--public-name ${NAME} " in settings(unit, "ExecStart")[0]
+    assert "NAME=volunteer" in settings(unit, "Environment")[0], "without a name, each start would be another peer"
+    assert re.search(r"^#       NAME=ada ", unit.read_text(), re.MULTILINE)
