@@ -24,6 +24,7 @@ from swarm.enrolment.contact import BOOKS_FILE
 from swarm.enrolment.join_line import TOKEN_BYTES
 from swarm.enrolment.messages import printable
 from swarm.enrolment.organiser_key import CLOCK_SECONDS, check_right
+from swarm.enrolment.removed import SAID
 from swarm.protocol import certificates
 from swarm.protocol.certificates import MAX_REMOVED, Authority, Certificate, Removals, Right, Role, Signer, shown_date
 
@@ -418,7 +419,7 @@ class Registry:
 
 def removed_sentence(member: Member) -> str:
     """What a volunteer reads who was removed; the end of a sentence."""
-    return f"the organiser has removed this peer: {member.why_removed or 'no reason given'}"
+    return f"{SAID}: {member.why_removed or 'no reason given'}"
 
 
 def _digest(token: bytes) -> bytes:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from swarm.enrolment.removed import EXIT_STATUS
 from tests.helpers.paths import ROOT
 
 SLURM = ROOT / "peers" / "slurm" / "join.sbatch"
@@ -58,3 +59,8 @@ def test_no_unit_tells_the_others_the_name_of_its_machine():
     assert "--public-name ${NAME} " in settings(unit, "ExecStart")[0]
     assert "NAME=volunteer" in settings(unit, "Environment")[0], "without a name, each start would be another peer"
     assert re.search(r"^#       NAME=ada ", unit.read_text(), re.MULTILINE)
+
+
+def test_a_peer_that_was_removed_is_not_started_again():
+    unit = ROOT / "peers" / "systemd" / "swarm-vit.service"
+    assert settings(unit, "RestartPreventExitStatus") == [str(EXIT_STATUS)]
