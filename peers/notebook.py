@@ -15,12 +15,10 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from datetime import timedelta
 from pathlib import Path
 
 from peers.display import make_display
 from peers.platforms import Platform, detect
-from recipe.durations import positive
 from recipe.errors import InputError
 from recipe.run_folder import check_name, make_writable
 from swarm.enrolment.join_line import is_join_line, whom_to_join
@@ -32,6 +30,7 @@ POLL_SECONDS = 0.5
 LEAVE_SECONDS = 20.0
 INTERRUPTED = (130, -signal.SIGINT)  # the second one while Python itself starts
 SPARE_SECONDS = 600.0  # a session that ends by itself takes the goodbye along
+LEAST_SECONDS = 60.0  # for less it is not worth joining
 
 
 class CannotJoin(InputError):  # noqa: N818 (reads as what happened)
@@ -91,7 +90,7 @@ def join(
         device: auto, cpu or cuda
         data_dir: folder of the data set
         output_dir: folder for runs, name and identity; by default what outlives the session on this platform
-        max_time: leave after HH:MM:SS; by default shortly before the session ends
+        max_time: leave after HH:MM:SS; by default ten minutes before the longest possible session ends
         options: further options of `python -m swarm.peer`
 
     Returns:
@@ -230,9 +229,20 @@ def _kept_name(folder: Path, public_name: str | None) -> str:
 
 
 def _before_the_end(platform: Platform) -> str | None:
+    """Time to train, as HH:MM:SS; None without a limit, or where the longest session should be over already."""
     left = platform.seconds_left()
     if left is None:
         return None
-    limit = positive(timedelta(seconds=max(60, int(left - SPARE_SECONDS))))
-    minutes, seconds = divmod(int(limit.total_seconds()), 60)
-    return f"{minutes // 60:02}:{minutes % 60:02}:{seconds:02}"
+    if left < SPARE_SECONDS + LEAST_SECONDS:
+        print(
+            f"A session on {platform.name} lasts {platform.session_hours:g} h at most, and {left / 60:.0f} min of them "
+            "are left. So no limit is set: interrupt this cell to leave in order."
+        )
+        return None
+    minutes, seconds = divmod(int(left - SPARE_SECONDS), 60)
+    limit = f"{minutes // 60:02}:{minutes % 60:02}:{seconds:02}"
+    print(
+        f"This peer leaves after {limit}, ten minutes before the longest session on {platform.name} ends; "
+        "max_time sets another limit."
+    )
+    return limit

@@ -1,7 +1,9 @@
 """What a notebook says of a peer that has ended, without a swarm."""
 
 import sys
+import time
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
@@ -112,3 +114,39 @@ def test_who_saves_a_notebook_on_kaggle_is_told_that_a_key_is_in_it(monkeypatch)
     monkeypatch.setenv("KAGGLE_KERNEL_RUN_TYPE", "Interactive")
     for text in (detect().hint, (ROOT / "peers" / "kaggle.ipynb").read_text()):
         assert "Keep this notebook private: its output holds your key" in text
+
+
+@pytest.mark.parametrize(
+    ("hours", "words", "said"),
+    [
+        (
+            1.0,
+            "--max-time 10:50:00",
+            "This peer leaves after 10:50:00, ten minutes before the longest session on Kaggle",
+        ),
+        (11.8, "--max-time 00:02:00", "This peer leaves after 00:02:00"),
+        (11.85, "", "lasts 12 h at most, and 9 min of them are left. So no limit is set"),
+        (14.0, "", "and 0 min of them are left. So no limit is set"),
+    ],
+)
+def test_the_limit_is_said_and_who_comes_late_in_a_session_has_none(tmp_path, monkeypatch, capsys, hours, words, said):
+    """It trained for a minute, and said that the time was up."""
+    monkeypatch.setenv("KAGGLE_KERNEL_RUN_TYPE", "Interactive")
+    monkeypatch.setattr(sys, "executable", program(tmp_path, f'echo "$@" > {tmp_path}/words'))
+    now = time.time()
+    monkeypatch.setattr("peers.platforms.psutil.Process", lambda pid: Began(now - 3600 * hours))
+    monkeypatch.setattr("peers.platforms.time.time", lambda: now)
+    with pytest.raises(CannotJoin, match="could not write its summary"):
+        join(PEER, public_name="ada", output_dir=tmp_path)
+    given = (tmp_path / "words").read_text()
+    assert words in given if words else "--max-time" not in given
+    assert said in capsys.readouterr().out
+
+
+class Began(NamedTuple):
+    """The first process of a session."""
+
+    at: float
+
+    def create_time(self) -> float:
+        return self.at
