@@ -241,6 +241,11 @@ def test_a_deputy_that_was_revoked_lets_nobody_in_and_those_whom_it_let_in_are_o
     assert is_in(house.logged_in()), "the organiser"
 
 
+def test_a_screen_reader_is_not_interrupted_by_numbers(house):
+    page = house.logged_in().get("/organiser").text
+    assert re.findall(r'<p id="(\w+)"[^>]* role="status"[^>]*>(.*?)</p>', page) == [("status", "The run is well.")]
+
+
 def test_an_order_is_asked_for_twice_and_given(house):
     browser = house.logged_in()
     asked = browser.get("/order?what=learning-rate&value=0.5").text
