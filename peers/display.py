@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import html
+import math
+import time
+from collections.abc import Callable
 from typing import Protocol
 
 from swarm.cli.demo import Lines, wide_console
 from swarm.peer.status import Status
+
+LINE_SECONDS = 60.0
 
 
 class Display(Protocol):
@@ -30,9 +35,13 @@ def make_display() -> Display:
 
 
 class WidgetDisplay:
-    """Two bars and a line of text."""
+    """Two bars and a line of text; and once a minute a plain line, for where no widget is shown.
 
-    def __init__(self) -> None:
+    Args:
+        clock: seconds
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         import ipywidgets
         from IPython.display import display
 
@@ -41,12 +50,16 @@ class WidgetDisplay:
         self._batch = ipywidgets.IntProgress(description="next update", layout=layout, bar_style="info")
         self._text = ipywidgets.HTML("Starting …")
         display(ipywidgets.VBox([self._run, self._batch, self._text]))
+        self._clock, self._printed_at = clock, -math.inf
 
     def show(self, status: Status) -> None:
         self._run.max, self._run.value = max(1, status.total_steps), status.step
         self._batch.max, self._batch.value = status.target_batch_size, min(status.samples, status.target_batch_size)
         given = f"<br>You gave {status.contributed:,} samples so far." if status.contributed else ""
         self._text.value = f"{html.escape(status.line())}{given}"
+        if self._clock() - self._printed_at >= LINE_SECONDS:
+            self._printed_at = self._clock()
+            print(status.line(), flush=True)
 
     def close(self, last_words: str) -> None:
         self._text.value = html.escape(last_words).replace("\n", "<br>")

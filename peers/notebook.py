@@ -15,21 +15,22 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from datetime import timedelta
 from pathlib import Path
 
 from peers.display import make_display
 from peers.platforms import Platform, detect
-from recipe.durations import positive
 from recipe.errors import InputError
 from recipe.run_folder import check_name, make_writable
-from swarm.enrolment.join_line import whom_to_join
+from swarm.enrolment.join_line import is_join_line, whom_to_join
+from swarm.network.addresses import VARIABLE
 from swarm.peer.status import Status
 from swarm.runtime.processes import die_with_parent
 
 POLL_SECONDS = 0.5
 LEAVE_SECONDS = 20.0
+INTERRUPTED = (130, -signal.SIGINT)  # the second one while Python itself starts
 SPARE_SECONDS = 600.0  # a session that ends by itself takes the goodbye along
+LEAST_SECONDS = 60.0  # for less it is not worth joining
 
 
 class CannotJoin(InputError):  # noqa: N818 (reads as what happened)
@@ -54,8 +55,9 @@ def preview(address: str | Sequence[str] = "", *, device: str = "auto", data_dir
     """
     platform, addresses = detect(), _addresses(address)
     command = [sys.executable, "-m", "swarm", "doctor", "--json", "--device", device, "--data-dir", str(data_dir)]
-    command += ["--output-dir", str(platform.storage), "--initial-peers", *addresses]
-    done = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL)
+    command += ["--output-dir", str(platform.storage)]
+    environment = _environment(addresses)
+    done = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL, env=environment)
     try:
         report = json.loads(done.stdout)
     except ValueError:
@@ -65,6 +67,8 @@ def preview(address: str | Sequence[str] = "", *, device: str = "auto", data_dir
     left = platform.seconds_left()
     print(f"{'session':>14}  {'no limit known' if left is None else f'{left / 3600:.1f} h left'} on {platform.name}")
     print(f"{'storage':>14}  {platform.storage}: {platform.hint}")
+    if is_join_line(addresses[0]):
+        print(f"{'invitation':>14}  a new name uses up one more use of it: come back under the name that you have")
     return report["can_join"]
 
 
@@ -86,11 +90,11 @@ def join(
         device: auto, cpu or cuda
         data_dir: folder of the data set
         output_dir: folder for runs, name and identity; by default what outlives the session on this platform
-        max_time: leave after HH:MM:SS; by default shortly before the session ends
+        max_time: leave after HH:MM:SS; by default ten minutes before the longest possible session ends
         options: further options of `python -m swarm.peer`
 
     Returns:
-        the content of summary.json
+        the content of summary.json; empty if the cell was interrupted and the peer had none to write
 
     Raises:
         CannotJoin: one sentence that says why, and what to do
@@ -102,20 +106,23 @@ def join(
         name = _kept_name(folder, public_name)
     except InputError as error:
         raise CannotJoin(str(error)) from None
-    arguments = ["--initial-peers", *_addresses(address), "--public-name", name, "--output-dir", str(folder)]
-    arguments += ["--device", device, "--data-dir", str(data_dir), *options]
+    addresses = _addresses(address)
+    arguments = ["--public-name", name, "--output-dir", str(folder), "--device", device]
+    arguments += ["--data-dir", str(data_dir), *options]
     if limit := max_time or _before_the_end(platform):
         arguments += ["--max-time", limit]
-    return _Volunteer(folder, name, arguments).run()
+    return _Volunteer(folder, name, addresses, arguments).run()
 
 
 class _Volunteer:
     """A peer process and what is shown of it."""
 
-    def __init__(self, folder: Path, name: str, arguments: list[str]):
+    def __init__(self, folder: Path, name: str, addresses: list[str], arguments: list[str]):
         self._folder, self._name = folder, name
         self._log = folder / f"{name}.log"
         self._began = time.time()
+        self._end: str | None = None
+        """In words, if this process has asked the peer to leave, and it could not write its summary."""
         parent = os.getpid()
         with self._log.open("wb") as log:
             self._process = subprocess.Popen(
@@ -125,7 +132,7 @@ class _Volunteer:
                 stderr=subprocess.STDOUT,
                 start_new_session=True,  # an interrupted cell reaches this process, which asks the peer to leave
                 preexec_fn=lambda: die_with_parent(signal.SIGTERM, parent),
-                env={**os.environ, "PYTHONUNBUFFERED": "1"},
+                env={**_environment(addresses), "PYTHONUNBUFFERED": "1"},
             )
 
     def run(self) -> dict:
@@ -136,14 +143,17 @@ class _Volunteer:
                 self._wait(POLL_SECONDS)
         except KeyboardInterrupt:
             self._leave()
+        if self._end is not None and self._process.returncode in (*INTERRUPTED, -signal.SIGKILL):
+            display.close(self._end)
+            return self._summary() or {}
         if self._process.returncode:
             sentence = self._last_words()
             display.close(sentence)
             raise CannotJoin(sentence)
         display.close(self._farewell())
-        if (summary := self._newest("summary.json")) is None:
+        if (summary := self._summary()) is None:
             raise CannotJoin(f"The peer has left and could not write its summary: is the disk full? See {self._log}.")
-        return json.loads(summary.read_text())
+        return summary
 
     def _wait(self, seconds: float) -> bool:
         try:
@@ -154,11 +164,14 @@ class _Volunteer:
 
     def _leave(self) -> None:
         """As Ctrl-C in a terminal."""
+        self._end = "Left before the training began."
         self._process.send_signal(signal.SIGINT)
         try:
             if not self._wait(LEAVE_SECONDS):
+                self._end = f"Ended by force after {LEAVE_SECONDS:g} s. The others train on."
                 self._process.kill()
         except KeyboardInterrupt:  # twice: at once
+            self._end = "Ended by force. The others train on."
             self._process.kill()
         self._process.wait()
 
@@ -166,6 +179,10 @@ class _Volunteer:
         """Of this session: in OUTPUT_DIR/RUN_ID/NAME, and the run's name comes from the swarm."""
         found = [path for path in self._folder.glob(f"*/{self._name}/{file}") if path.stat().st_mtime >= self._began]
         return max(found, key=lambda path: path.stat().st_mtime, default=None)
+
+    def _summary(self) -> dict | None:
+        path = self._newest("summary.json")
+        return None if path is None else json.loads(path.read_text())
 
     def _status(self) -> Status:
         path = self._newest("status.json")
@@ -193,6 +210,11 @@ def _addresses(address: str | Sequence[str]) -> list[str]:
     return found if line is None else [str(line)]
 
 
+def _environment(addresses: list[str]) -> dict[str, str]:
+    """Of a child that is told whom to join. Others on this machine can read its command line, but not this."""
+    return os.environ | {VARIABLE: " ".join(addresses)}
+
+
 def _kept_name(folder: Path, public_name: str | None) -> str:
     """The given name, else that of last time, else a new one; kept for the next time.
 
@@ -207,9 +229,20 @@ def _kept_name(folder: Path, public_name: str | None) -> str:
 
 
 def _before_the_end(platform: Platform) -> str | None:
+    """Time to train, as HH:MM:SS; None without a limit, or where the longest session should be over already."""
     left = platform.seconds_left()
     if left is None:
         return None
-    limit = positive(timedelta(seconds=max(60, int(left - SPARE_SECONDS))))
-    minutes, seconds = divmod(int(limit.total_seconds()), 60)
-    return f"{minutes // 60:02}:{minutes % 60:02}:{seconds:02}"
+    if left < SPARE_SECONDS + LEAST_SECONDS:
+        print(
+            f"A session on {platform.name} lasts {platform.session_hours:g} h at most, and {left / 60:.0f} min of them "
+            "are left. So no limit is set: interrupt this cell to leave in order."
+        )
+        return None
+    minutes, seconds = divmod(int(left - SPARE_SECONDS), 60)
+    limit = f"{minutes // 60:02}:{minutes % 60:02}:{seconds:02}"
+    print(
+        f"This peer leaves after {limit}, ten minutes before the longest session on {platform.name} ends; "
+        "max_time sets another limit."
+    )
+    return limit

@@ -2,8 +2,9 @@
 
 import contextlib
 import os
+import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
 import tyro
@@ -14,6 +15,8 @@ from recipe.errors import InputError
 T = TypeVar("T")
 
 HELP_COLUMNS = "110"
+JOIN_LINE, HIDDEN = "swarm://", "…"
+_USER_INFO = re.compile(r"://[^/\s]*@")
 
 
 def arg(metavar: str, default: str | None = None, text: str | None = None) -> Any:
@@ -51,6 +54,29 @@ def exit_status(run: Callable[[], int | None], interrupted: str = "Interrupted."
     except KeyboardInterrupt:
         print(interrupted, file=sys.stderr)
         return 130
+
+
+def without_secrets(arguments: Sequence[str]) -> list[str]:
+    """A command line that can be kept and shown: join lines, certificates and passwords in URLs are left out of it."""
+    shown, in_line, hides_next = [], False, False
+    for word in arguments:
+        option, has_value, _ = word.partition("=")
+        is_certificate = option.lstrip("-") == "certificate" and option.startswith("-")
+        if JOIN_LINE in word:
+            before = word.partition(JOIN_LINE)[0].strip("'\"")
+            shown.append(f"{before}{JOIN_LINE}{HIDDEN}")
+            in_line = True
+        elif hides_next:
+            shown.append(HIDDEN)
+        elif in_line and not word.startswith("--"):
+            continue  # a line that was pasted with spaces is several words
+        elif is_certificate and has_value:
+            shown.append(f"{option}={HIDDEN}")
+        else:
+            in_line = False
+            shown.append(_USER_INFO.sub(f"://{HIDDEN}@", word))
+        hides_next = is_certificate and not has_value
+    return shown
 
 
 def at_least(options: object, least: int, *names: str) -> None:

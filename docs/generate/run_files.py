@@ -12,7 +12,7 @@ from generate.source import dataclass_fields, docstring, find, table, tree_of
 
 FILES = {
     "recipe": ("all", "The [recipe](recipe.md) that is trained; `--recipe` reads it."),
-    "environment": ("all", "Versions, hardware, commit and command line of this peer; not the machine's name."),
+    "environment": ("all", "Versions, hardware, commit and command line, without the machine's name and secrets."),
     "metrics": ("all", "One line of JSON per global update and per validation: [metrics](metrics.md)."),
     "rounds": (
         "peers",

@@ -1,4 +1,4 @@
-"""What a run ran on: versions, hardware, commit and command line, without the machine's name."""
+"""What a run ran on: versions, hardware, commit and command line, without the machine's name and without secrets."""
 
 import importlib.metadata
 import os
@@ -12,6 +12,7 @@ from typing import Any
 import psutil
 import torch
 
+from recipe.command_line import without_secrets
 from recipe.training.pacing import paced_samples_per_second
 
 _PACKAGES = ("torch", "torchvision", "hivemind", "timm", "lightning", "torchmetrics", "numpy")
@@ -29,7 +30,7 @@ def describe_environment() -> dict[str, Any]:
         "paced_samples_per_second": paced_samples_per_second(),
         "versions": {package: _version(package) for package in _PACKAGES},
         "git_commit": _git_commit(),
-        "command_line": sys.argv,
+        "command_line": without_secrets(sys.argv),
         "started_at": datetime.now(UTC).isoformat(timespec="seconds"),
     }
 

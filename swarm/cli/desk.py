@@ -11,6 +11,7 @@ again goes on from there. It ends with Ctrl-C.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import signal
@@ -130,7 +131,7 @@ def _watch_and_serve(
         manifest = choose_manifest(read_manifests(dht, given, run_id, organiser), run_id, organiser)
         card = run_card(manifest, given, line, invitation)
         if signer is not None:
-            _check_deputy(signer, manifest)
+            signer = able_to_order(signer, manifest)
         folder = output_dir / manifest.run_id
         make_writable(folder)
         books = Bookkeeper.of_run(dht, manifest, folder, options.ledger_mib * 2**20) if options.ledger_mib else None
@@ -175,14 +176,29 @@ def _deputy(file: Path) -> Signer:
     return signer
 
 
-def _check_deputy(signer: Signer, manifest: RunManifest) -> None:
-    """Raises InputError: the key cannot sign orders for this run"""
+def able_to_order(signer: Signer, manifest: RunManifest) -> Signer | None:
+    """The deputy's key; None, with a warning, if its time is over, for the page is of use without it.
+
+    Raises:
+        InputError: the key could never sign orders for this run
+    """
     from swarm.enrolment.organiser_key import check_right
-    from swarm.protocol.certificates import Right
+    from swarm.protocol.certificates import NotSigned, Right, shown_date
 
     if manifest.authority is None:
         raise InputError(f"Run {manifest.run_id} has no organiser, so nobody can give it orders: leave out --deputy.")
+    with contextlib.suppress(NotSigned):  # which is said below
+        end = manifest.authority.end_of(signer)
+        if end < time.time():
+            print(
+                f"warning: The warrant of --deputy has ended on {shown_date(end)}, so nobody can give orders at this "
+                "desk: make another key with swarm deputy FILE --rights control, and start the desk again with it.",
+                file=sys.stderr,
+                flush=True,
+            )
+            return None
     check_right(signer, manifest.authority, Right.CONTROL)
+    return signer
 
 
 def _invitation(text: str, line: JoinLine | None) -> JoinLine:

@@ -23,7 +23,16 @@ from swarm.desk.ledger.credits import Credits
 from swarm.desk.organiser.controls import Controls
 from swarm.desk.organiser.door import Door
 from swarm.desk.page import MAX_LEADERS, Snapshot
-from swarm.desk.report import RunCard, history_report, leaders_report, peers_report, plan, swarm_report, timeline_report
+from swarm.desk.report import (
+    Plan,
+    RunCard,
+    history_report,
+    leaders_report,
+    peers_report,
+    plan,
+    swarm_report,
+    timeline_report,
+)
 from swarm.membership.progress_record import PeerProgress
 from swarm.network.addresses import check_port_free, host_and_port
 from swarm.protocol.certificates import Certificate
@@ -90,7 +99,7 @@ class Desk:
         if self._credits is not None:
             self._credits.look()
         if records is not None:
-            self.history.look(records, self._clock())
+            self.history.look(records, self._clock(), self._plan().is_paused)
         self.newest = self._snapshot()
         if self._clock() - self._saved_at >= SAVE_SECONDS:
             self.save()
@@ -119,8 +128,11 @@ class Desk:
                 self.history.note(f"An order of a deputy who was revoked fell away: {order}.", self._clock())
         self._orders, self._knows_orders = orders, True
 
+    def _plan(self) -> Plan:
+        return plan(self._card, self._orders, self.history.step or 0)
+
     def _snapshot(self) -> Snapshot:
-        now, run = self._clock(), plan(self._card, self._orders, self.history.step or 0)
+        now, run = self._clock(), self._plan()
         self.history.target_batch_size = run.target_batch_size
         found = findings(self.history, run.total_steps, self._still_minutes, now, run.is_paused, self._ending)
         found += self._disk()

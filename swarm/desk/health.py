@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -14,6 +15,8 @@ RISEN_TIMES, RISEN_BY = 2.0, 0.5
 """A training loss that is both above the lowest one seen is a reason to look."""
 LOST_UPDATES = 3
 """Updates without any finite loss."""
+LAST_SECONDS = 5.0
+"""Before they leave, in which peers make updates that no record tells of any more."""
 DEAF_SECONDS = 30.0
 """Without an answer from the swarm."""
 
@@ -42,10 +45,11 @@ def loss_has_risen(loss: float, lowest: float) -> bool:
 
 
 def is_over(history: History, total_steps: int) -> bool:
-    """Whether the run has made all its updates; peers that have made the last one leave, often before they say so."""
+    """Whether the run has made all its updates; peers that have made the last ones leave, often before they say so."""
     if history.step is None:
         return False
-    return history.step >= total_steps or (history.step == total_steps - 1 and not history.here)
+    unseen = 0 if history.here else max(1, math.ceil(LAST_SECONDS * history.last_updates_per_second))
+    return history.step >= total_steps - unseen
 
 
 def findings(

@@ -182,6 +182,7 @@ class History:
         began_at: when the first look was, seconds since 1970
         looked_at: when the last look was that found somebody's answer
         updated_at: when the last update was seen
+        still_since: until when nobody was to make an update: the run was paused, or nobody was there who trains
         lower_since: since when most peers are at an earlier update than `step`
         finite_at_step: the last one at which a peer had a finite loss
         lowest_loss: that was seen
@@ -198,6 +199,7 @@ class History:
     looked_at: float | None = None
     step: int | None = None
     updated_at: float | None = None
+    still_since: float | None = None
     lower_since: float | None = None
     loss: float | None = None
     accuracy: float | None = None
@@ -213,7 +215,8 @@ class History:
 
     def __post_init__(self):
         self._advances: deque[tuple[float, int]] = deque(maxlen=MAX_ADVANCES)
-        """When updates were seen, and which, since the desk was started."""
+        """When updates were seen, and which, since the desk was started and nobody rested."""
+        self._rested = False
         self._attentive_since = -math.inf
         """Since when there was no long time between two looks: nobody is lost because nobody looked."""
         self._traffic: deque[tuple[float, int]] = deque()
@@ -221,12 +224,13 @@ class History:
 
     # ---- looking ------------------------------------------------------------------------------------------------
 
-    def look(self, records: Mapping[str, PeerProgress], now: float) -> None:
+    def look(self, records: Mapping[str, PeerProgress], now: float, is_paused: bool = False) -> None:
         """What everybody says now.
 
         Args:
             records: by peer id
             now: seconds since 1970
+            is_paused: by the run's organiser, whatever peers say
         """
         unseen = now - (self.looked_at or now)
         if unseen > LOST_SECONDS or math.isinf(self._attentive_since):
@@ -235,6 +239,7 @@ class History:
         self._miss(records, now)
         before = self.step
         self._advance(now, unseen)
+        self._rest(now, is_paused)
         self.timeline.look(self.peers, self.step or 0, max(0, (self.step or 0) - (before or self.step or 0)), now)
         self._note_tests()
         self._summarise(now)
@@ -304,6 +309,18 @@ class History:
             self.note(f"The run went back from update {self.step:,} to {step:,}.", now)
             self.step, self.lower_since, self.finite_at_step = step, None, min(self.finite_at_step, step)
             self._advances.clear()
+
+    def _rest(self, now: float, is_paused: bool) -> None:
+        """While nobody is to make an update, the run does not stand still, and the time tells nothing of its pace."""
+        here = self.here
+        rests = is_paused or all(peer.helps or peer.phase in (PAUSED, WAITING) for peer in here)
+        if rests:
+            self.still_since = now
+        if here and (rests or self._rested):  # of who has left, the pace tells whether the run has ended
+            self._advances.clear()
+            if self.step is not None:
+                self._advances.append((now, self.step))
+        self._rested = rests
 
     def _credit(self, here: list[PeerSeen], updates: int, seconds: float) -> None:
         """All compute for the same time, so each has given in proportion to its pace, and about what it can compute."""
@@ -409,9 +426,17 @@ class History:
         ends = now if now - last_at > 2 * usual else last_at
         return 60 * (last - first) / (ends - first_at) if ends - first_at >= PACE_SECONDS else None
 
+    @property
+    def last_updates_per_second(self) -> float:
+        """While updates were seen, however long ago that is; 0 as long as there are not two."""
+        if len(self._advances) < 2:
+            return 0.0
+        (first_at, first), (last_at, last) = self._advances[0], self._advances[-1]
+        return (last - first) / max(1.0, last_at - first_at)  # two looks may follow each other at once
+
     def still_seconds(self, now: float) -> float:
-        """Since the last update, or the first look."""
-        return max(0.0, now - (self.updated_at or self.began_at))
+        """Since the last update, or the first look, or since somebody is there again who is to make one."""
+        return max(0.0, now - max(self.updated_at or self.began_at, self.still_since or 0.0))
 
     # ---- on disk ------------------------------------------------------------------------------------------------
 

@@ -15,6 +15,7 @@ import segno
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from swarm.desk.chart import HEIGHT, WIDTH, Chart, chart
+from swarm.desk.health import Kind, Level
 from swarm.desk.peer_table import COLUMNS, TEXTS
 from swarm.desk.report import HistoryReport, Leaders, PeersReport, RunCard, SwarmReport, TimelineReport
 from swarm.desk.timeline import CELLS, runs_of, said_of, share
@@ -25,6 +26,22 @@ MAX_ROWS = 50
 MAX_LEADERS, MAX_EVENTS, MAX_ROUNDS = 10, 12, 8
 SIGNS = {"good": "✓", "warning": "!", "bad": "✕", "paused": "Ⅱ"}
 """Beside the colour, for who does not see it."""
+
+SAID: dict[Level, str] = {
+    "good": "The run is well.",
+    "warning": "Look at the run.",
+    "bad": "The run is not well.",
+    "paused": "The run is paused.",
+}
+SAID_OF: dict[Kind, str] = {
+    "deaf": "the swarm does not answer",
+    "nobody": "nobody trains",
+    "still": "no update is made",
+    "loss": "the loss is not as it should be",
+    "reachable": "too few peers can be called",
+    "certificate": "a certificate ends",
+    "disk": "the desk's disk",
+}
 
 T = TypeVar("T")
 
@@ -71,6 +88,7 @@ def render(template: str, snapshot: Snapshot, **more: object) -> str:
         share=share,
         charts=snapshot.once("charts", lambda: _charts(snapshot.history)),
         sign=SIGNS[swarm.level],
+        status=_status(swarm),
         max_rows=MAX_ROWS,
         columns={column: heading for column, (heading, _) in COLUMNS.items()},
         texts=TEXTS,
@@ -78,6 +96,14 @@ def render(template: str, snapshot: Snapshot, **more: object) -> str:
         height=HEIGHT,
         **more,
     )
+
+
+def _status(swarm: SwarmReport) -> str:
+    """What a screen reader is to interrupt for: it has no numbers, so it changes only when something has happened."""
+    if swarm.is_over and not swarm.findings:
+        return "The run has ended."
+    about = ", ".join(SAID_OF[finding.kind] for finding in swarm.findings)
+    return f"{SAID[swarm.level]} It is about this: {about}." if about else SAID[swarm.level]
 
 
 def qr_code(text: str) -> bytes:

@@ -18,6 +18,7 @@ from hivemind.utils.crypto import RSAPrivateKey
 from recipe.errors import InputError
 from swarm.enrolment.join_line import JoinLine
 from swarm.enrolment.messages import MAX_ANSWER_BYTES, EnrolAnswer, EnrolRequest, Server, printable, subkey_of
+from swarm.enrolment.removed import SAID, Removed
 from swarm.enrolment.rpc import ENROL, RENEW, SERVICE, load_grpc
 from swarm.enrolment.tls import SERVER_NAME, fingerprint_of
 from swarm.network.addresses import host_and_port
@@ -60,7 +61,8 @@ def enrol(line: JoinLine, key: RSAPrivateKey, name: str, timeout_seconds: float 
 
     Raises:
         TryLater: nobody answers, or too many ask
-        Refused: the server says no
+        Removed: the organiser has removed this peer
+        Refused: the server says no for another reason
         InputError: the line invites nobody, or somebody else answers, or a clock is wrong
     """
     if not line.enrolment_endpoints:
@@ -241,6 +243,8 @@ def _check_clock(certificate: bytes) -> None:
 def _explained(grpc: Any, error: grpc.RpcError) -> Exception:
     """What a failed call means."""
     code, said = error.code(), _sentence(error.details() or "")
+    if code is grpc.StatusCode.PERMISSION_DENIED and said.startswith(SAID):
+        return Removed(f"The organiser's server refuses: {said}.")
     if code in (grpc.StatusCode.PERMISSION_DENIED, grpc.StatusCode.INVALID_ARGUMENT):
         return Refused(f"The organiser's server refuses: {said}.")
     if code is grpc.StatusCode.RESOURCE_EXHAUSTED:

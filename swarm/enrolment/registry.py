@@ -24,6 +24,7 @@ from swarm.enrolment.contact import BOOKS_FILE
 from swarm.enrolment.join_line import TOKEN_BYTES
 from swarm.enrolment.messages import printable
 from swarm.enrolment.organiser_key import CLOCK_SECONDS, check_right
+from swarm.enrolment.removed import SAID
 from swarm.protocol import certificates
 from swarm.protocol.certificates import MAX_REMOVED, Authority, Certificate, Removals, Right, Role, Signer, shown_date
 
@@ -257,6 +258,8 @@ class Registry:
     def certify(self, member: Member, signer: Signer, authority: Authority, days: float) -> bytes:
         """A certificate of what the books say of a member, as it was signed; its end is noted.
 
+        That of a deputy ends with the deputy's warrant at the latest.
+
         Args:
             signer: the organiser's key, or that of a deputy who may do this
             days: for which it counts
@@ -266,7 +269,7 @@ class Registry:
         """
         now = self._clock()
         check_right(signer, authority, Right.ENROL, now)
-        begin, end = int(now - CLOCK_SECONDS), int(now + days * 24 * 3600)
+        begin, end = int(now - CLOCK_SECONDS), min(int(now + days * 24 * 3600), authority.end_of(signer))
         made = Certificate(authority.run_id, member.peer_id, member.serial, member.roles, begin, end, member.name)
         self.note_certificate(member.serial, end)
         return made.signed_by(signer)
@@ -416,7 +419,7 @@ class Registry:
 
 def removed_sentence(member: Member) -> str:
     """What a volunteer reads who was removed; the end of a sentence."""
-    return f"the organiser has removed this peer: {member.why_removed or 'no reason given'}"
+    return f"{SAID}: {member.why_removed or 'no reason given'}"
 
 
 def _digest(token: bytes) -> bytes:

@@ -27,6 +27,7 @@ from recipe.interrupts import raise_again
 from recipe.registry import OWN_DATA
 from recipe.run_folder import check_name, make_writable
 from swarm.enrolment.join_line import JoinLine
+from swarm.enrolment.removed import EXIT_STATUS, Removed
 from swarm.network.addresses import (
     NobodyAnswers,
     OthersAnswer,
@@ -68,7 +69,8 @@ def run(read: Callable[[], PeerOptions]) -> int:
         read: reads the command line
 
     Returns:
-        the exit status: 0, 1 if another process of an island is lost, 2 for input that cannot work, 130 after Ctrl-C
+        the exit status: 0, 1 if another process of an island is lost, 2 for input that cannot work, 3 if the organiser
+            has removed this peer, 130 after Ctrl-C
     """
     clock = StartupTimer()
     reap()
@@ -99,7 +101,7 @@ def run(read: Callable[[], PeerOptions]) -> int:
     except InputError as error:
         with one_voice():
             print(f"error: {error}", file=sys.stderr, flush=True)
-        return 2
+        return EXIT_STATUS if isinstance(error, Removed) else 2
     except IslandLost as lost:
         print(f"error: {lost}", file=sys.stderr, flush=True)
         return 1

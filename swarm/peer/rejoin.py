@@ -19,6 +19,7 @@ from typing import Any
 from recipe.config import Recipe
 from recipe.errors import InputError
 from recipe.run_folder import RunFolder, check_name
+from swarm.enrolment.removed import Removed
 from swarm.network.addresses import NobodyAnswers, parse_initial_peers
 from swarm.network.known_peers import books_of
 from swarm.peer.options import PeerOptions
@@ -98,7 +99,12 @@ def come_back(make_peer: Callable[[bool], Any], again: bool, has_trained: bool, 
             return peer.run()
         except InputError as error:
             may_pass = again or (has_trained and isinstance(error, NobodyAnswers))
-            if not may_pass or waited_seconds > RETURN_SECONDS or (peer is not None and peer.has_joined):
+            if (
+                not may_pass
+                or isinstance(error, Removed)
+                or waited_seconds > RETURN_SECONDS
+                or (peer is not None and peer.has_joined)
+            ):
                 raise
             if str(error) != told:
                 told = str(error)

@@ -120,8 +120,8 @@ class Session:
         self._entry = entry
         self.upload = self._upload()
         self.work = Workload(options, self.recipe, own_data, identity, joins, channel)
-        self.why_ended = ""
-        """A sentence, once this peer may not take part any more."""
+        self.why_ended: InputError | None = None
+        """Once this peer may not take part any more."""
         self._begin_folder()
         entry.keep(self.admission, self.manifest, self.folder)
         self.metrics = SwarmMetrics(self.folder.rounds)
@@ -253,7 +253,9 @@ class Session:
             self._not_written(error)
         if self.upload is not None and self.supervisor.found is None:
             self.upload.finish(self.folder.summary, self.reporter.say)
-        if complaint := self.why_ended or self.company.complaint:
+        if self.why_ended is not None:
+            raise self.why_ended
+        if complaint := self.company.complaint:
             raise InputError(complaint)
         return self._farewell(final, seconds)
 
@@ -283,7 +285,7 @@ class Session:
         self._entry.keep(self.admission, self.manifest, self.folder)
         return True
 
-    def end(self, why: str) -> None:
+    def end(self, why: InputError) -> None:
         """This peer may not take part any more; called from another thread."""
         self.why_ended = why
         self.stop_requested.set()
@@ -361,7 +363,7 @@ class Session:
             return "starting again"
         if self.traffic.has_stopped and trainer.global_step < trainer.max_steps:
             return "traffic limit reached"
-        if self.why_ended:
+        if self.why_ended is not None:
             return "no member any more"
         if self.stop_requested.is_set():
             return "no full peer" if self.company.complaint else "interrupted"

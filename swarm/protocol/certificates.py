@@ -181,6 +181,14 @@ class Authority:
         self.check_run(run_id)
         return key, Right(rights), begin, end
 
+    def end_of(self, signer: Signer) -> int:
+        """Until when what this key signs counts, seconds since 1970.
+
+        Raises:
+            NotSigned: as `read_warrant`
+        """
+        return self.read_warrant(signer.warrant)[3] if signer.warrant else LATEST_SECONDS
+
     def check_run(self, run_id: str) -> None:
         """Raises NotSigned: that is another run"""
         if run_id != self.run_id:

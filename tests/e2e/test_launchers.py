@@ -154,7 +154,7 @@ def test_the_image_runs_as_nobody_special():
 def test_the_unit_starts_a_peer():
     text = UNIT.read_text()
     command = re.search(r"^ExecStart=(.*)$", text, re.MULTILINE)[1]
-    words = shlex.split(command.replace("%l", "box"))
+    words = shlex.split(command.replace("${NAME}", "box"))
     options = parse_options(words[words.index("swarm.peer") + 1 :])
     assert (options.machine.public_name, options.connection.port) == ("box", 31337)
     for setting in ("KillSignal=SIGINT", "Restart=on-failure", "MemoryMax=", "Nice="):
@@ -181,7 +181,7 @@ def test_the_job_script_joins_and_leaves_before_its_time_is_over(first, tmp_path
             ["bash", "-c", script], cwd=ROOT, env=environment, stdout=output, stderr=output, start_new_session=True
         )
     try:
-        folder = RunFolder(tmp_path / "live" / "slurm-7-0")
+        folder = RunFolder(tmp_path / "live" / "slurm-7")
         wait_until(lambda: has_contributed(folder), START_SECONDS, "it contributes")
         job.send_signal(signal.SIGINT)
         assert job.wait(LEAVE_SECONDS) == 0, log.read_text()

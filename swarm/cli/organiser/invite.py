@@ -148,13 +148,14 @@ def _certify(options: InviteOptions, folder: OrganiserFolder, registry: Registry
     from hivemind.p2p import PeerID
 
     from swarm.enrolment.organiser_key import check_right
-    from swarm.protocol.certificates import Right
+    from swarm.protocol.certificates import Certificate, Right
 
     signer, authority = folder.signer(), folder.authority
     check_right(signer, authority, Right.ENROL)  # before anybody is enrolled
     member = _enrolled(options, registry, PeerID.from_base58(options.peer_id))
-    text = base64.b64encode(registry.certify(member, signer, authority, options.days)).decode()
-    end = time.time() + options.days * DAY_SECONDS
+    signed = registry.certify(member, signer, authority, options.days)
+    end = Certificate.read(signed, authority).end
+    text = base64.b64encode(signed).decode()
     say(f"swarm join {folder.join_line(others=folder.others_there())} --certificate {text}\n")
     say(
         f"{member.name} ({short(member.peer_id)}) is a member of run {folder.run_id} (roles: "

@@ -73,7 +73,7 @@ class Controls(Protocol):
 
     @property
     def can_order(self) -> bool:
-        """The desk has a key with which it may sign."""
+        """The desk has a key with which it may sign now."""
         ...
 
     orders: Orders
@@ -113,8 +113,10 @@ class SwarmControls:
 
     @property
     def can_order(self) -> bool:
-        """There is a key, and the organiser has not revoked it."""
-        return self._signer is not None and self._signer.public_key not in self.orders.revoked
+        """There is a key whose time is not over, and the organiser has not revoked it."""
+        if self._signer is None or time.time() > self._manifest.authority.end_of(self._signer):
+            return False
+        return self._signer.public_key not in self.orders.revoked
 
     def look(self) -> Orders:
         """The newest list, as far as it is known."""

@@ -147,7 +147,10 @@ class OrganisersPages:
             Refused: there is none like this, or none can be given
         """
         if self._controls is None or not self._controls.can_order:
-            raise Refused("This desk has no key to sign orders with, or it was revoked: start it with --deputy FILE.")
+            raise Refused(
+                "This desk has no key to sign orders with, or its time is over, or it was revoked: start it with "
+                "--deputy FILE."
+            )
         command = next((command for command in COMMANDS if command.what == given.get("what")), None)
         if command is None:
             raise Refused("There is no such order: load the organiser's page again.")

@@ -152,6 +152,11 @@ class Situation:
             raise InputError(f"The run is paused at step {at_step} already: swarm control resume lets it go on.")
         if order.what is What.RESUME and not self.orders.is_paused(at_step):
             raise InputError(f"The run is not paused at step {at_step}: there is nothing to resume.")
+        if order.what is What.RESUME and self.is_paused and at_step > self.step:
+            raise InputError(
+                f"The run is paused at step {self.step} and makes no update, so step {at_step} never comes: resume it "
+                f"from step {self.step} on (leave out --at-step)."
+            )
         if at_step < least:
             raise InputError(
                 f"The swarm is at step {self.step}, and an order for step {at_step} would not reach all peers before: "

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 
+from recipe.command_line import without_secrets
 from recipe.errors import InputError, shown
 from swarm.network.addresses import parse_initial_peers
 from swarm.peer.options import PeerOptions
@@ -156,7 +157,9 @@ def offer(num_gpus: int) -> str:
     """The command that uses all GPUs of this machine, for a peer that was started with one of them."""
     module = "swarm.peer" if sys.argv[0].endswith(os.path.join("peer", "__main__.py")) else "swarm"
     command = ["torchrun", "--standalone", "--nproc-per-node", str(num_gpus), "--max-restarts", str(RESTARTS), "-m"]
+    given, shown = sys.argv[1:], without_secrets(sys.argv[1:])
+    how = "One peer of all" if shown == given else "One peer of all, with what you gave in place of …"
     return (
-        f"This machine has {num_gpus} GPUs, and this peer computes on one of them. One peer of all:\n"
-        f"  {shlex.join([*command, module, *sys.argv[1:]])}"
+        f"This machine has {num_gpus} GPUs, and this peer computes on one of them. {how}:\n"
+        f"  {shlex.join([*command, module, *shown])}"
     )

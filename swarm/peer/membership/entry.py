@@ -12,6 +12,7 @@ from recipe.config import Recipe
 from recipe.errors import InputError
 from recipe.run_folder import RunFolder
 from swarm.enrolment.join_line import JoinLine
+from swarm.enrolment.removed import Removed
 from swarm.network.addresses import check_port_free, is_loopback
 from swarm.peer.options import PeerOptions
 from swarm.peer.status import program
@@ -146,6 +147,7 @@ class Entry:
             addresses: where it can be called
 
         Raises:
+            Removed: the organiser has removed it
             InputError: it has not been invited; or, at the organiser's machine, nobody could be let in
         """
         from swarm.network.record_push import push_list
@@ -161,7 +163,7 @@ class Entry:
         self._look_for_newer_lists(dht, manifest.key_prefix)  # orders count from the first update on
         admission = self.membership.new_admission()
         if (why := admission.why_this_peer_was_removed) is not None:
-            raise InputError(f"The organiser has removed this peer from run {manifest.run_id}: {why}.")
+            raise Removed(f"The organiser has removed this peer from run {manifest.run_id}: {why}.")
         if admission.own is not None and Role.TRAIN not in admission.own.roles and not self.options.role.helps:
             hint = ": add --role helper, as which it may take part" if self.may_serve else ""
             raise InputError(f"The organiser has not given this peer the role to train in run {manifest.run_id}{hint}.")
@@ -292,7 +294,7 @@ class Entry:
         admission,
         prefix: str,
         tell: Callable[[bytes, Mapping[str, bytes]], bool],
-        on_end: Callable[[str], None],
+        on_end: Callable[[InputError], None],
     ):
         """From now on this peer hears who is removed, and renews its certificate; arguments as of `MemberWatch`."""
         from swarm.peer.membership.member_watch import MemberWatch

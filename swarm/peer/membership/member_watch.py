@@ -11,6 +11,7 @@ from concurrent.futures import CancelledError
 from hivemind.utils import get_dht_time
 
 from recipe.errors import InputError
+from swarm.enrolment.removed import Removed
 from swarm.network.dht_process import SwarmDHT
 from swarm.network.record_push import push_list
 from swarm.network.signed_records import LISTS
@@ -42,7 +43,7 @@ class MemberWatch(threading.Thread):
         tell: called with the certificate and the organiser's lists by kind, all as they were signed, when one is new,
             until it returns True
         renew: asks the organiser for a new certificate in place of this one; raises InputError if that fails
-        on_end: called once with a sentence when this peer may not take part any more
+        on_end: called once when this peer may not take part any more, with what says why
     """
 
     def __init__(
@@ -52,7 +53,7 @@ class MemberWatch(threading.Thread):
         prefix: str,
         tell: Callable[[bytes, Mapping[str, bytes]], bool],
         renew: Callable[[bytes], bytes],
-        on_end: Callable[[str], None],
+        on_end: Callable[[InputError], None],
     ):
         super().__init__(name="member", daemon=True)
         self._dht, self._admission, self._prefix = dht, admission, prefix
@@ -90,7 +91,7 @@ class MemberWatch(threading.Thread):
         if news != self._told and self._tell(*news):
             self._told = news
         if (why := self._admission.why_this_peer_was_removed) is not None:
-            self._end(f"The organiser has removed this peer from the run: {why}.")
+            self._end(Removed(f"The organiser has removed this peer from the run: {why}."))
         if now >= self._search_at and not self._stopped.is_set():
             self._search_at = now + SEARCH_SECONDS
             self._search()
@@ -153,10 +154,12 @@ class MemberWatch(threading.Thread):
             self._ended_at = now
         if now - self._ended_at >= ENDED_SECONDS:
             self._end(
-                "This peer's certificate has ended and could not be renewed: ask the organiser whether her peer or "
-                "`swarm enrol` runs, and join again with a join line."
+                InputError(
+                    "This peer's certificate has ended and could not be renewed: ask the organiser whether her peer or "
+                    "`swarm enrol` runs, and join again with a join line."
+                )
             )
 
-    def _end(self, sentence: str) -> None:
+    def _end(self, why: InputError) -> None:
         self._stopped.set()
-        self._on_end(sentence)
+        self._on_end(why)

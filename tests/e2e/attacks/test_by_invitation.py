@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from swarm.cli.organiser import remove
+from swarm.enrolment.removed import EXIT_STATUS
 from swarm.peer.membership.credentials import Credentials
 from tests.helpers.attacks import outsiders
 from tests.helpers.attacks.attacked_run import LOOPBACK, TOGETHER, Attacked, Seen, rounds_of
@@ -79,7 +80,7 @@ def removed_member(run) -> tuple[Path, bytes]:
         said = ["mallory", "--why", "it sent noise", "--output-dir", str(run.folder), "--run-id", "live"]
         assert remove.main(said) == 0
         removed_at = time.time()
-        assert member.wait(90) == 2, member.output
+        assert member.wait(90) == EXIT_STATUS, member.output
         assert "The organiser has removed this peer from the run: it sent noise." in member.output
         for peer in run.peers:
             since = [line for line in rounds_of(peer) if line["time"] > removed_at]

@@ -124,7 +124,7 @@ def test_a_run_is_completed_by_who_has_taken_part_in_it(updates, resumed_step, s
         options=SimpleNamespace(leaving=SimpleNamespace(target_accuracy=None)),
         metrics=SimpleNamespace(updates=updates),
         work=SimpleNamespace(resumed_step=resumed_step),
-        why_ended="",
+        why_ended=None,
     )
     assert Session.outcome(session, SimpleNamespace(global_step=step, max_steps=10, callback_metrics={})) == outcome
 
@@ -232,7 +232,7 @@ def test_a_full_disk_costs_the_curves_only(tmp_path, full_disk):
 def test_every_third_useless_step_in_a_row_is_noticed():
     """The donor that is asked then may have just gone: another one is asked later."""
     throughput = Throughput()
-    assert [throughput.drop() for _ in range(2 * MAX_DROPPED + 2)].count(True) == 2
+    assert [throughput.drop_all() for _ in range(2 * MAX_DROPPED + 2)].count(True) == 2
     throughput.note(8, 1.0)
     throughput.take()
-    assert [throughput.drop() for _ in range(MAX_DROPPED)] == [False] * (MAX_DROPPED - 1) + [True]
+    assert [throughput.drop_all() for _ in range(MAX_DROPPED)] == [False] * (MAX_DROPPED - 1) + [True]

@@ -136,8 +136,13 @@ def test_an_island_that_torchrun_starts_again_is_the_same_peer(environment, tmp_
 
 def test_a_machine_with_several_gpus_is_offered_an_island(monkeypatch):
     monkeypatch.setattr("sys.argv", ["/venv/bin/swarm", "join", "swarm://line"])
-    command = launch.offer(4).splitlines()[-1].strip()
-    assert command == "torchrun --standalone --nproc-per-node 4 --max-restarts 9 -m swarm join swarm://line"
+    said, command = launch.offer(4).splitlines()
+    assert said.endswith("One peer of all, with what you gave in place of …:"), "an invitation is not printed"
+    assert command.strip() == "torchrun --standalone --nproc-per-node 4 --max-restarts 9 -m swarm join 'swarm://…'"
+    monkeypatch.setattr("sys.argv", ["/venv/bin/swarm", "join", "/ip4/203.0.113.5/tcp/31337/p2p/Qm"])
+    said, command = launch.offer(4).splitlines()
+    assert said.endswith("One peer of all:")
+    assert command.endswith(" -m swarm join /ip4/203.0.113.5/tcp/31337/p2p/Qm")
 
 
 def test_one_process_has_nobody_to_share_its_model_with():

@@ -2,15 +2,18 @@
 
 import socket
 import sys
+import time
 from dataclasses import replace
 
 import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from recipe.errors import InputError
 from recipe.presets import preset
-from swarm.cli.desk import main, run_card
+from swarm.cli.desk import able_to_order, main, run_card
 from swarm.enrolment.join_line import JoinLine
 from swarm.membership.run_manifest import PROTOCOL, RunManifest
+from swarm.protocol.certificates import Right, Signer, warrant
 
 ADDRESS = "/ip4/203.0.113.5/tcp/31337/p2p/QmYyQSo1c1Ym7orWxLYvCrM2EmxFTANf8wXmmE7DWjhx5N"
 NOBODY = "/ip4/127.0.0.1/tcp/1/p2p/QmYyQSo1c1Ym7orWxLYvCrM2EmxFTANf8wXmmE7DWjhx5N"
@@ -80,3 +83,24 @@ def test_a_port_in_use_is_refused_in_one_sentence(refusal):
 def test_who_has_not_installed_it_is_told_how(refusal, monkeypatch):
     monkeypatch.setitem(sys.modules, "swarm.desk.desk", None)
     assert "pip install -e '.[desk]'" in refusal(main, [ADDRESS])
+
+
+def deputy(organiser: Signer, rights: Right, end: int, run_id: str = "letters") -> Signer:
+    key = Ed25519PrivateKey.generate()
+    return Signer(key, warrant(organiser, run_id, Signer(key).public_key, rights, 0, end))
+
+
+def test_a_desk_whose_deputy_s_time_is_over_shows_the_page_all_the_same(capsys):
+    """A unit that starts it again every 15 s could not help."""
+    organiser, now = Signer(Ed25519PrivateKey.generate()), int(time.time())
+    run = replace(BY_INVITATION, organiser=organiser.public_key)
+    signer = deputy(organiser, Right.CONTROL, now + 60)
+    assert able_to_order(signer, run) is signer
+    assert capsys.readouterr().err == ""
+    assert able_to_order(deputy(organiser, Right.CONTROL, now - 60), run) is None
+    assert "warning: The warrant of --deputy has ended on " in capsys.readouterr().err
+    for useless in (deputy(organiser, Right.ENROL, now + 60), deputy(organiser, Right.CONTROL, now - 60, "other")):
+        with pytest.raises(InputError, match="This key cannot be used for run letters"):
+            able_to_order(useless, run)
+    with pytest.raises(InputError, match="has no organiser"):
+        able_to_order(signer, OPEN)

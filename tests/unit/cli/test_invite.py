@@ -17,8 +17,9 @@ from recipe.run_folder import RunFolder
 from swarm.cli.organiser.invite import main
 from swarm.cli.organiser.organiser_options import date, roles_shown
 from swarm.enrolment.join_line import JoinLine
+from swarm.enrolment.organiser_key import make_deputy
 from swarm.network.known_peers import write_book
-from swarm.protocol.certificates import EVERYTHING, HELPER, Certificate, Role
+from swarm.protocol.certificates import EVERYTHING, HELPER, Certificate, Right, Role
 
 PEER = "QmYyQSo1c1Ym7orWxLYvCrM2EmxFTANf8wXmmE7DWjhx5N"
 DAY = 24 * 3600
@@ -110,6 +111,15 @@ def test_a_certificate_for_who_cannot_reach_the_enrolment_server(her_run):
     again = Certificate.read(base64.b64decode(text), her_run.folder.authority)
     assert (again.serial, again.name, again.roles) == (certificate.serial, "ada", EVERYTHING), "the books count"
     assert sentence.startswith("ada (…7DWjhx5N) is a member of run digits (roles: everything)")
+
+
+def test_a_certificate_of_a_deputy_ends_with_the_warrant(her_run, tmp_path):
+    make_deputy(her_run.signer, "digits", Right.ENROL, 3.0, tmp_path / "ben.key", None)
+    options = her_run.options("--peer-id", PEER, "--days", "30", "--organiser-key", str(tmp_path / "ben.key"))
+    _, sentence = invited(options)
+    assert f"joins until {date(time.time() + 3 * DAY)}, and" in sentence
+    (member,) = her_run.folder.registry.members()
+    assert member.certificate_ends_at - time.time() == pytest.approx(3 * DAY, abs=60)
 
 
 def test_who_was_removed_gets_no_certificate(her_run, refusal):

@@ -4,6 +4,7 @@ import json
 import os
 import re
 import shutil
+from html.parser import HTMLParser
 
 import pytest
 
@@ -60,6 +61,50 @@ def test_who_has_given_most_is_from_the_ledger_as_soon_as_there_is_one(shown, tm
     assert "Confirmed samples" in said
     assert "From the ledger of" in said
     assert "were changed" not in said
+
+
+class WhatStays(HTMLParser):
+    """A page without what its script fetches again: the content of elements with `data-live`, and the title's sign."""
+
+    def __init__(self, page: str):
+        super().__init__()
+        self.parts: list[tuple] = []
+        self._left_out: list[str] = []
+        self.feed(page)
+
+    def handle_starttag(self, tag: str, attributes: list) -> None:
+        given = dict(attributes)
+        if self._left_out:
+            self._left_out += [tag] if tag == self._left_out[0] else []
+            return
+        if given.keys() & {"data-class", "data-live"}:
+            given.pop("class", None)
+        if "data-live" in given or tag == "title":
+            self._left_out = [tag]
+        self.parts.append((tag, given))
+
+    def handle_endtag(self, tag: str) -> None:
+        if self._left_out and tag == self._left_out[0]:
+            self._left_out.pop()
+
+    def handle_data(self, data: str) -> None:
+        if not self._left_out and data.strip():
+            self.parts.append((data.split(),))
+
+
+def test_a_page_that_stays_open_says_where_its_numbers_are_from(shown, seen, credits, tmp_path):
+    shown()
+    before = WhatStays(seen.web.get("/").text)
+    assert any("Join" in part[0] for part in before.parts)
+    write(tmp_path / "credits.json", findings=[{"kind": "CHANGED"}])
+    credits.trouble = "Its folder is full."
+    shown()
+    page = seen.web.get("/").text
+    assert "From the ledger of" in page
+    assert WhatStays(page).parts == before.parts
+    live = seen.web.get("/live").text
+    for element in re.findall(r'id="([^"]+)"[^>]*data-(?:live|class)', page):
+        assert f'id="{element}"' in live, "what is fetched again has it"
 
 
 def test_changed_lines_and_what_is_missing_are_said(shown, credits, tmp_path):

@@ -20,6 +20,7 @@ from swarm.network.signed_records import peer_of
 from swarm.protocol.certificates import EVERYTHING, Certificate
 from tests.helpers.owners import Organiser, subkey_of
 from tests.helpers.records import RECORD, FakeDHT
+from tests.unit.desk.conftest import CARD
 
 
 def sentence(run) -> tuple[str, str]:
@@ -62,6 +63,27 @@ def test_peers_that_leave_with_the_last_update_have_ended_the_run(seen):
     seen.look()
     seen.look()
     assert sentence(seen) == ("good", "The run has ended: all 10,000 updates are made.")
+
+
+@pytest.mark.parametrize("last_seen", range(1994, 1999))
+def test_a_fast_run_makes_its_last_updates_between_two_looks(another, last_seen):
+    """2.5 updates a second, as of digits."""
+    run = another(card=replace(CARD, total_steps=2000))
+    run.train("ada", "ben", steps=range(last_seen - 100, last_seen + 1, 5))
+    for _ in range(30):
+        run.look()
+    assert sentence(run) == ("good", "The run has ended: all 2,000 updates are made.")
+    assert run.desk.newest.swarm.is_over
+
+
+def test_a_slow_run_that_everybody_leaves_four_updates_early_has_not_ended(another):
+    run = another(card=replace(CARD, total_steps=2000))
+    for step in range(1980, 1997):
+        for _ in range(30):
+            run.look(run.record("ada", step))
+    run.look()
+    run.look()
+    assert sentence(run) == ("bad", "Nobody trains: the desk finds no peer in the run.")
 
 
 def test_it_has_not_begun(seen):

@@ -4,6 +4,7 @@ import json
 import re
 import time
 from dataclasses import replace
+from typing import get_args
 from xml.etree import ElementTree
 
 import pytest
@@ -13,10 +14,11 @@ from prometheus_client.parser import text_string_to_metric_families
 from swarm.desk.app import FORMS_AT_ONCE, build_app
 from swarm.desk.chart import chart, levels
 from swarm.desk.guard import PER_ADDRESS, Guard
+from swarm.desk.health import Kind, Level
 from swarm.desk.history import MAX_POINTS
 from swarm.desk.metrics import MAX_PEERS
 from swarm.desk.organiser.door import Door
-from swarm.desk.page import MAX_ROWS
+from swarm.desk.page import MAX_ROWS, SAID, SAID_OF
 from swarm.desk.peer_table import PAGE_ROWS, PeerQuery
 from swarm.desk.report import MAX_STRIPS
 from swarm.runtime.token_bucket import TokenBucket
@@ -49,6 +51,37 @@ def test_the_page_says_how_the_run_is(seen):
         "swarm join /ip4/203.0.113.5/tcp/31337",
     ):
         assert words in text, words
+
+
+def test_a_screen_reader_is_interrupted_only_when_something_has_happened(seen):
+    """The sentence has running numbers, and a page is fetched every second."""
+    statuses, sentences = [], set()
+
+    def note() -> None:
+        page = seen.web.get("/live").text
+        (status,) = re.findall(r'<p id="status" class="unseen" role="status" data-live>(.*?)</p>', page)
+        assert page.count('role="status"') == 1
+        statuses.extend([status] if status not in statuses[-1:] else [])
+        sentences.add(re.search(r'id="sentence"[^>]*>(.*?)</p>', page)[1])
+
+    for step in range(40):
+        seen.look(seen.record("ada", step), seen.record("ben", step), after=2 + step / 10)
+        note()
+    for _ in range(450):
+        seen.look(seen.record("ada", 39), seen.record("ben", 39))
+        note()
+    seen.look(seen.record("ada", 40), seen.record("ben", 40, client_mode=True))
+    note()
+    assert len(sentences) > 5
+    assert statuses == [
+        "The run is well.",
+        "The run is not well. It is about this: no update is made.",
+        "Look at the run. It is about this: too few peers can be called.",
+    ]
+
+
+def test_what_is_said_to_a_screen_reader_is_known_of_all_that_is_found():
+    assert (SAID.keys(), SAID_OF.keys()) == (set(get_args(Level)), set(get_args(Kind)))
 
 
 def test_before_anything_is_known_there_is_a_page_as_well(seen):

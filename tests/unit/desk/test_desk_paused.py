@@ -1,6 +1,8 @@
 """A run whose organiser has ordered something, as the desk shows it."""
 
-from swarm.membership.progress_record import PAUSED
+import pytest
+
+from swarm.membership.progress_record import PAUSED, TRAINING, WAITING
 from swarm.protocol.orders import Order, Orders, What
 
 
@@ -30,6 +32,38 @@ def test_a_paused_run_is_neither_well_nor_ill(seen):
     assert "· paused" in seen.web.get("/badge.svg").text
     assert "swarm_paused 1.0" in seen.web.get("/metrics").text
     assert seen.history.timeline.strips["ada"].strip() == 60 * "p"
+
+
+HOURS = 8 * 3600
+
+
+@pytest.mark.parametrize("phase", [PAUSED, TRAINING])  # as one claims that does not pause
+def test_a_pause_is_no_time_in_which_the_run_stood_still(seen, phase):
+    seen.train("ada", "ben", steps=range(1, 20))
+    paused = ordered(Order(19, What.PAUSE))
+    for _ in range(HOURS // 4):
+        look(seen, paused, 19, phase, after=4.0)
+    resumed = paused.with_order(Order(19, What.RESUME))
+    for step in [19] * 20 + [20] * 5 + [21] * 5 + [22] * 5 + [23]:
+        look(seen, resumed, step, TRAINING)
+        report = seen.desk.newest.swarm
+        assert (report.level, report.findings) == ("good", [])
+    assert report.sentence == "All is well: 2 peers train, with an update every 18 s.", "40, 10, 10 and 10 s"
+    assert report.seconds_left == pytest.approx(17.5 * 9977)
+
+
+@pytest.mark.parametrize("phase", [None, WAITING])
+def test_a_night_without_company_is_none_either(seen, phase):
+    seen.train("ada", "ben", steps=range(1, 20))
+    for _ in range(HOURS // 4):
+        seen.look(*([seen.record("ada", 19, phase=phase)] if phase else []), after=4.0)
+    for step in [19] * 20 + [20] * 5 + [21]:
+        seen.look(seen.record("ada", step), seen.record("ben", step))
+        assert seen.desk.newest.swarm.level == "good"
+    assert seen.desk.newest.swarm.updates_per_minute > 2
+    for _ in range(400):
+        seen.look(seen.record("ada", 21), seen.record("ben", 21))
+    assert seen.desk.newest.swarm.sentence == "No update was made for 13 minutes."
 
 
 def test_what_is_wrong_while_it_is_paused_is_told_all_the_same(seen):

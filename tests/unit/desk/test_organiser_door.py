@@ -3,6 +3,7 @@
 import re
 import time
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -10,6 +11,7 @@ from fastapi.testclient import TestClient
 
 from recipe.errors import InputError
 from swarm.desk.app import build_app
+from swarm.desk.organiser.controls import SwarmControls
 from swarm.desk.organiser.door import MAX_SESSIONS, MAX_VISITS, SESSION_SECONDS, Door
 from swarm.desk.organiser.login import LOGIN_SECONDS, Login
 from swarm.desk.organiser.web import TRIES_AT_ONCE
@@ -239,6 +241,11 @@ def test_a_deputy_that_was_revoked_lets_nobody_in_and_those_whom_it_let_in_are_o
     assert is_in(house.logged_in()), "the organiser"
 
 
+def test_a_screen_reader_is_not_interrupted_by_numbers(house):
+    page = house.logged_in().get("/organiser").text
+    assert re.findall(r'<p id="(\w+)"[^>]* role="status"[^>]*>(.*?)</p>', page) == [("status", "The run is well.")]
+
+
 def test_an_order_is_asked_for_twice_and_given(house):
     browser = house.logged_in()
     asked = browser.get("/order?what=learning-rate&value=0.5").text
@@ -249,6 +256,16 @@ def test_an_order_is_asked_for_twice_and_given(house):
     assert house.controls.orders.given == (Order(7, What.LEARNING_RATE, 0.5),)
     assert "From step 7 on the learning rate is 0.5 × the recipe&#39;s" in page
     assert "… is to come" in page
+
+
+def test_a_run_that_is_paused_goes_on_where_it_stands(house):
+    """No update comes from which it could go on otherwise."""
+    house.controls.orders = house.controls.orders.with_order(Order(5, What.PAUSE))
+    browser = house.logged_in()
+    asked = browser.get("/order?what=resume").text
+    assert re.search(r'<input type="hidden" name="step" value="\d+">', asked)
+    assert "From update" not in asked
+    assert "From update" in browser.get("/order?what=end").text
 
 
 @pytest.mark.parametrize(
@@ -289,6 +306,18 @@ def test_a_desk_without_a_key_shows_what_to_type(house):
     browser = house.logged_in()
     assert "swarm control pause --run-id letters" in browser.get("/organiser").text
     assert browser.post("/order", data={"token": token_in(browser), "what": "pause", "step": "7"}).status_code == 403
+
+
+def test_a_deputy_whose_time_is_over_cannot_order(monkeypatch):
+    """While the desk runs."""
+    dht = SimpleNamespace(take_part=lambda *_: None)
+    manifest = SimpleNamespace(run_id="letters", key_prefix="run", authority=AUTHORITY)
+    controls = SwarmControls(dht, manifest, deputy(Right.CONTROL, end=NOW + 3600))
+    assert controls.can_order
+    assert SwarmControls(dht, manifest, ORGANISER).can_order
+    monkeypatch.setattr("swarm.desk.organiser.controls.time.time", lambda: NOW + 3601.0)
+    assert not controls.can_order
+    assert not SwarmControls(dht, manifest).can_order
 
 
 def test_who_tries_again_and_again_has_to_wait(house):

@@ -13,6 +13,7 @@ from swarm.enrolment.client import Refused, TryLater, enrol, renew
 from swarm.enrolment.messages import subkey_of
 from swarm.enrolment.organiser_key import make_deputy
 from swarm.enrolment.registry import Registry
+from swarm.enrolment.removed import Removed
 from swarm.enrolment.server import CallLimits, EnrolmentServer
 from swarm.network.signed_records import peer_of
 from swarm.protocol.certificates import EVERYTHING, MAX_NAME_LENGTH, Certificate, Removals, Right, Role
@@ -86,7 +87,8 @@ def test_who_was_removed_enrols_no_more(organiser, key):
     serial = organiser.registry.members()[0].serial
     organiser.registry.remove([serial], "spoils rounds", organiser.signer, organiser.authority)
     for ask, arguments in ((enrol, (line, key, "Ana")), (renew, (line, key, "Ana", certificate))):
-        assert "the organiser has removed this peer: spoils rounds" in refusal(ask, *arguments)
+        with pytest.raises(Removed, match="the organiser has removed this peer: spoils rounds"):
+            ask(*arguments)
     organiser.registry.restore([serial], organiser.signer, organiser.authority)
     answer = enrol(line, key, "Ana")
     assert read(answer, organiser).serial == serial

@@ -20,6 +20,7 @@ from swarm.protocol.certificates import (
     MAX_NAME_LENGTH,
     MAX_REMOVED,
     Authority,
+    Certificate,
     NotSigned,
     Removals,
     Right,
@@ -147,6 +148,16 @@ def test_the_end_of_a_certificate_is_noted(registry):
     registry.note_certificate(member.serial, 1_800_000_000)
     registry.note_certificate(member.serial, 1_700_000_000)
     assert registry.member_of(peer(1)).certificate_ends_at == 1_800_000_000, "the longer one counts as well"
+
+
+def test_a_deputy_s_certificate_ends_with_the_warrant(registry, tmp_path):
+    (member,) = enrolled(registry, 1)
+    deputy = make_deputy(SIGNER, "digits", Right.ENROL, 3.0, tmp_path / "ben.key", None)
+    signed = registry.certify(member, deputy, AUTHORITY, 30.0)
+    end = Certificate.read(signed, AUTHORITY).end
+    assert end == AUTHORITY.end_of(deputy) == registry.member_of(peer(1)).certificate_ends_at
+    signed = registry.certify(member, deputy, AUTHORITY, 1.0)
+    assert Certificate.read(signed, AUTHORITY).end < end
 
 
 # ---- removals -------------------------------------------------------------------------------------------------------

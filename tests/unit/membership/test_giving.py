@@ -73,6 +73,7 @@ def test_an_extension_late_in_the_run_counts_at_its_end():
         ([], (What.EXTEND, 2 * TOTAL, TOTAL + 1), "extend it from an earlier step on"),
         ([], (What.RESUME, 0, None), "no pause is coming"),
         ([Order(9, What.PAUSE)], (What.PAUSE, 0, None), "is paused at step 10 already"),
+        ([Order(9, What.PAUSE)], (What.RESUME, 0, 20), "step 20 never comes: resume it from step 10 on"),
         ([], (What.LEARNING_RATE, 1000, None), "give 0.01 to 100"),
         ([], (What.TARGET, math.inf, None), "give 1 to"),
     ],

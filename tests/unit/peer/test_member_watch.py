@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from recipe.errors import InputError
+from swarm.enrolment.removed import Removed
 from swarm.network.signed_records import peer_of
 from swarm.peer.membership import member_watch
 from swarm.peer.membership.member_watch import MemberWatch
@@ -115,7 +116,8 @@ def test_it_leaves_when_it_was_removed_itself(organiser):
     member = Watched(organiser)
     member.dht.hears(organiser, organiser.remove(member.admission, why="it sent noise"))
     member.watch.look()
-    assert member.ends == ["The organiser has removed this peer from the run: it sent noise."]
+    (why,) = member.ends
+    assert (type(why), str(why)) == (Removed, "The organiser has removed this peer from the run: it sent noise.")
 
 
 def test_it_renews_its_certificate_when_half_of_it_is_over(organiser):
@@ -151,7 +153,7 @@ def test_it_goes_on_until_its_certificate_ends_and_says_why_it_cannot_be_renewed
     assert not over.ends, "it may have no network yet"
     monkeypatch.setattr(member_watch, "ENDED_SECONDS", 0.0)
     over.watch.look()
-    assert "This peer's certificate has ended and could not be renewed" in over.ends[0]
+    assert "This peer's certificate has ended and could not be renewed" in str(over.ends[0])
 
 
 def test_a_list_that_nobody_signed_changes_nothing(organiser):

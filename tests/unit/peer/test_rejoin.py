@@ -1,4 +1,4 @@
-"""What `--resume` goes on with."""
+"""What `--resume` goes on with, and who does not come back."""
 
 import os
 
@@ -7,8 +7,10 @@ import pytest
 from recipe.errors import InputError
 from recipe.presets import preset
 from recipe.run_folder import RunFolder
+from swarm.enrolment.removed import Removed
+from swarm.peer.main import run
 from swarm.peer.options import parse_options
-from swarm.peer.rejoin import resumed
+from swarm.peer.rejoin import come_back, resumed
 
 
 def checkpoint(output_dir, run_id: str, name: str, written_at: float, file: str = "last.ckpt") -> RunFolder:
@@ -68,3 +70,21 @@ def test_what_cannot_be_gone_on_with_is_refused(output_dir, given, said):
 def test_nothing_is_gone_on_with_unasked(output_dir):
     options = parse_options(["--output-dir", str(output_dir)])
     assert resumed(options) is options
+
+
+@pytest.mark.parametrize(("error", "status"), [(Removed("The organiser has …"), 3), (InputError("There is no …"), 2)])
+def test_whoever_starts_peers_again_can_tell_that_one_was_removed(monkeypatch, capsys, error, status):
+    def read():
+        raise error
+
+    monkeypatch.setattr("swarm.peer.main.reap", lambda: None)  # of the children of this process
+    assert run(read) == status
+    assert capsys.readouterr().err == f"error: {error}\n"
+
+
+def test_who_was_removed_does_not_try_to_come_back():
+    def make_peer(alone: bool):
+        raise Removed("The organiser has removed this peer from the run: it sent noise.")
+
+    with pytest.raises(Removed):
+        come_back(make_peer, again=True, has_trained=True, leave=lambda _: None)

@@ -62,6 +62,29 @@ def test_environment_and_recipe(tmp_path):
     assert type(preset("digits")).from_json(folder.recipe.read_text()) == preset("digits")
 
 
+@pytest.mark.parametrize(
+    ("given", "kept"),
+    [
+        ("join swarm://SECRET --port 1", "join swarm://… --port 1"),
+        ("join “swarm://SECRET SECRET” SECRET --port 1", "join “swarm://… --port 1"),
+        ("peer --initial-peers swarm://SECRET --initial_peers=swarm://SECRET", None),
+        ("peer --certificate SECRET --port 1", "peer --certificate … --port 1"),
+        ("peer --certificate=SECRET --port 1", "peer --certificate=… --port 1"),
+        ("peer --upload-to ftp://ada:SECRET@example.org/a", "peer --upload-to ftp://…@example.org/a"),
+        ("peer --certificate-days 3 --port 1", "peer --certificate-days 3 --port 1"),
+    ],
+)
+def test_what_is_kept_of_a_command_line_lets_nobody_in(tmp_path, monkeypatch, given, kept):
+    """People are asked to send the file when they need help."""
+    monkeypatch.setattr("sys.argv", given.split())
+    folder = RunFolder.create(tmp_path, "run", "alice")
+    folder.write_environment()
+    text = folder.environment.read_text()
+    assert "SECRET" not in text
+    expected = kept or "peer --initial-peers swarm://… --initial_peers=swarm://…"
+    assert json.loads(text)["command_line"] == expected.split()
+
+
 def test_summary(tmp_path):
     folder = RunFolder.create(tmp_path, "run", "alice")
     numbers = {"steps": 3, "samples": 96, "seconds": 1.5, "val_accuracy": None, "train_loss": math.nan}
