@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import pandas as pd
+
 from analysis.campaigns.statistics import interval
 from analysis.campaigns.systems import SYSTEMS
 from analysis.reporting import figures
@@ -78,6 +80,8 @@ def opening_section(experiments: Sequence[Experiment], output: Path) -> Section:
         section.text.append(" ".join([*_sentences(found), _scope(experiments, found)]))
         picture = figures.forest({SYSTEMS[system].label: rows for system, rows in found.items()}, output)
         section.figures.append(("A swarm over DDP: each setting, mean and 95 % interval of the ratio", picture))
+    if failed := _failed(experiments):
+        section.text.append(failed)
     section.text.append(
         "A swarm's update has some per cent more samples than DDP's, since nobody stops in the middle of a "
         "micro-batch: so updates per second say how fast it learns, and samples per second how much of the machines is "
@@ -110,6 +114,19 @@ def _sentences(found: dict[str, list[Comparison]]) -> list[str]:
         label = SYSTEMS[system].label
         said.append(f"Of the shown ones, {label} gained most at {_said(best)}, and least at {_said(worst)}.")
     return said
+
+
+def _failed(experiments: Sequence[Experiment]) -> str:
+    """Of all runs on a fit machine; empty where none has failed."""
+    cells = pd.concat([experiment.cells[["system", "failed", "runs"]] for experiment in experiments])
+    counts = cells.groupby("system", sort=False)[["failed", "runs"]].sum()
+    if not (failed := counts["failed"].sum()):
+        return ""
+    of_each = [f"{row.failed} of {row.runs} of {SYSTEMS[row.Index].label}" for row in counts.itertuples() if row.failed]
+    return (
+        f"{failed} of {counts['runs'].sum()} runs failed by themselves, on a machine that was fit for them: "
+        f"{'; '.join(of_each)}. They have no speed, and are in no mean."
+    )
 
 
 def _scope(experiments: Sequence[Experiment], found: dict[str, list[Comparison]]) -> str:

@@ -9,6 +9,7 @@ from pathlib import Path
 import jinja2
 import pandas as pd
 
+from analysis.campaigns.measure import failed_by_itself
 from analysis.campaigns.systems import SYSTEMS
 from analysis.endurance import footprint
 from analysis.reporting import figures
@@ -175,9 +176,12 @@ def experiment_section(experiment: Experiment, output: Path) -> Section:
         again = experiment.cells.dropna(subset=["earlier_problems"])
         rows = [{"cell": row["name"], "why": "; ".join(row["earlier_problems"])} for _, row in again.iterrows()]
         section.tables.append(("Were invalid and ran again", pd.DataFrame(rows)))
-    if len(invalid := experiment.cells[experiment.cells["problems"].map(len) > 0]):
-        rows = [{"cell": row["name"], "why": "; ".join(row["problems"])} for _, row in invalid.iterrows()]
-        section.tables.append((f"Left out: {len(rows)} of {len(experiment.cells)} cells", pd.DataFrame(rows)))
+    invalid = experiment.cells[experiment.cells["problems"].map(len) > 0]
+    alone = invalid["problems"].map(failed_by_itself).astype(bool)
+    for what, cells in (("Failed by themselves", invalid[alone]), ("Left out", invalid[~alone])):
+        if len(cells):
+            rows = [{"cell": row["name"], "why": "; ".join(row["problems"])} for _, row in cells.iterrows()]
+            section.tables.append((f"{what}: {len(rows)} of {len(experiment.cells)} cells", pd.DataFrame(rows)))
     return section
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import pandas as pd
 
 from analysis.campaigns.cells import Cell
+from analysis.campaigns.measure import runs_failed_by_themselves
 from analysis.campaigns.payload import too_few_bytes
 from analysis.campaigns.statistics import interval
 from analysis.campaigns.systems import SYSTEMS
@@ -46,8 +47,9 @@ REPETITIONS = ("repetition", "seed", "dataset")
 class Experiment:
     """What was found out in answer to one question.
 
-    `cells` has a row per cell: its settings (changes of the recipe among them), its numbers, `problems`, and the
-    measured rounds; `axes` names the settings that vary, beside system and `REPETITIONS`.
+    `cells` has a row per cell: its settings (changes of the recipe among them), its numbers, `problems`, how many of
+    its `runs` on a fit machine have `failed` by themselves, and the measured rounds; `axes` names the settings that
+    vary, beside system and `REPETITIONS`.
 
     Args:
         records: of its cells.
@@ -62,6 +64,10 @@ class Experiment:
             list(dict.fromkeys([*result["problems"], *too_few_bytes(cell, result)]))
             for cell, result in records.cells.values()
         ]
+        results = [result for _, result in records.cells.values()]
+        judged = zip(results, self.cells["problems"], strict=True)
+        self.cells["failed"] = [runs_failed_by_themselves(result | {"problems": found}) for result, found in judged]
+        self.cells["runs"] = self.cells["failed"] + (self.cells["problems"].map(len) == 0)
         names = [*_SETTINGS, *(name for name in changed if name not in REPETITIONS), "kill_at_step"]
         self.cells["updates_per_second"] = 1 / self.cells["step_seconds"]
         self.axes = [name for name in names if self.cells[name].map(str).nunique() > 1]
@@ -90,6 +96,13 @@ class Experiment:
     def valid(self) -> pd.DataFrame:
         """Cells without a problem."""
         return self.cells[self.cells["problems"].map(len) == 0]
+
+    @property
+    def failed_runs(self) -> pd.DataFrame:
+        """Per system and value of the axis, how many of the runs on a fit machine have failed by themselves: where some
+        have."""
+        counts = self.cells.groupby(["system", self.axis], sort=True, dropna=False)[["failed", "runs"]].sum()
+        return counts[counts["failed"] > 0].reset_index()
 
     @property
     def computes_few_samples(self) -> bool:

@@ -58,7 +58,7 @@ def answer(experiment: Experiment) -> str:
     """One paragraph: at the first and the last value of the axis, who was how fast."""
     summary = experiment.summary("samples_per_second").dropna(subset=["mean"])
     if summary.empty:
-        return "No cell was valid: see the reasons below."
+        return " ".join(["No cell was valid: see the reasons below.", *_failures(experiment)])
     values = summary[experiment.axis].drop_duplicates().sort_values()
     label = figures.LABELS.get(experiment.axis, experiment.axis)
     sentences = []
@@ -66,9 +66,20 @@ def answer(experiment: Experiment) -> str:
         begin = f"At {label} = {value}, in" if experiment.axes else "In"
         sentences.append(f"{begin} samples per second: {_rates(summary[summary[experiment.axis] == value])}.")
         sentences += _comparisons(experiment, value)
+    sentences += _failures(experiment)
     if summary["n"].max() < 3:
         sentences.append("Fewer than three repetitions: a first impression, no result.")
     return ("" if experiment.axes else learned(experiment)) + " ".join(sentences)
+
+
+def _failures(experiment: Experiment) -> list[str]:
+    """Runs that failed by themselves are in no mean, so they are named beside the means: a sentence for each system."""
+    found = experiment.cells.groupby("system")[["failed", "runs"]].sum()
+    return [
+        f"Of {SYSTEMS[system].label}, {found['failed'][system]} of {found['runs'][system]} runs failed by themselves."
+        for system in experiment.systems
+        if found["failed"][system]
+    ]
 
 
 def results_table(experiments: Sequence[Experiment]) -> pd.DataFrame:

@@ -54,7 +54,10 @@ def test_a_report_holds_the_answer_its_figures_and_what_was_left_out(experiment,
     asked = len(list(load_grid("delay").cells(repeat=4)))
     assert "Get it again: python -m analysis run delay (these cells took 0.2 hours)" in text
     assert f"It runs {asked} cells now; {asked} of them were not" in text
-    assert "Left out: 1 of 10 cells" in text
+    assert "Failed by themselves: 1 of 10 cells" in text
+    assert "1 of 10 runs failed by themselves, on a machine that was fit for them: 1 of 10 of our swarm" in text
+    assert "Of our swarm, synchronous, 1 of 10 runs failed by themselves." in text
+    assert "(n = 3); efficiency 0.53; 1 of 4 runs failed by themselves" in text, "at 100 ms"
     assert "211.6 ± 2.2 (n = 3)" in text, "512 samples in 2.42 s"
     assert html.count("data:image/png;base64,") == 4
     assert not re.search(r'(src|href)="http', html), "nothing is fetched"
@@ -125,8 +128,9 @@ def test_cells_that_failed_are_left_out_and_named(tmp_path):
     write_json(folder / cells[1].name / "result.json", {"problems": ["not done after 900 s"], "backend": "router"})
     write_report([folder], output)
     text = (output / "report.md").read_text()
-    assert "Left out: 2 of 3 cells" in text
+    assert "Failed by themselves: 1 of 3 cells" in text
     assert "not done after 900 s" in text
+    assert "Left out: 1 of 3 cells" in text
     assert "it ended without a result" in text, "it was killed"
     write_json(folder / cells[0].name / "result.json", {"problems": ["not done after 900 s"], "backend": "router"})
     write_report([folder], output)
@@ -348,7 +352,7 @@ def test_cells_are_measured_again_from_their_files(experiment, capsys):
     write_json(file, result | {"samples_per_second": 1.0, "earlier_problems": ["late"]})
     assert analysis.main(["measure", str(experiment)]) == 1, "one is invalid"
     assert json.loads(file.read_text()) == result | {"earlier_problems": ["late"]}
-    assert "broken: invalid: an average was partial" in capsys.readouterr().out
+    assert "broken: failed by itself: an average was partial" in capsys.readouterr().out
     assert analysis.main(["measure", str(experiment / "nothing")]) == 2
 
 
