@@ -114,6 +114,19 @@ def test_a_finished_run_goes_on(tmp_path):
     assert sorted(again) == sorted(losses(whole, "single"))  # step 7 was also validated, as the end of the first part
 
 
+@pytest.mark.parametrize(("before", "after"), [((2, 8), (1, 8)), ((1, 8), (2, 8)), ((1, 4), (1, 16))])
+def test_a_run_goes_on_with_other_processes_or_micro_batches(tmp_path, before, after):
+    """An update of 32 samples takes 2 to 8 micro-batches of a process."""
+    log, metrics = tmp_path / "log", tmp_path / "run" / "any" / "metrics.jsonl"
+    for (size, micro_batch), more in ((before, ["--max-steps", 3]), (after, ["--max-steps", 6, "--resume"])):
+        options = arguments(tmp_path, "ddp" if size > 1 else "single", "--name", "any", *more)
+        options[options.index("--batch-size") + 1] = str(micro_batch)
+        assert run_cluster(size, options, log=log) == [0] * size, log.read_text()
+    lines = [line for line in read_metrics(metrics) if "train/loss" in line]
+    samples = {line["step"]: round(line["perf/samples_per_second"] * line["perf/step_seconds"]) for line in lines}
+    assert samples == dict.fromkeys(range(1, 7), 32)
+
+
 @pytest.mark.parametrize("strategy", ["single", "ddp"])
 def test_a_complete_run_has_nothing_to_resume(tmp_path, strategy):
     size, log = PROCESSES[strategy], tmp_path / "log"
