@@ -166,16 +166,14 @@ class Session:
         """
         snapshot, best = folder.checkpoints / "last.ckpt", folder.checkpoints / BEST
         resumes = self.options.files.resume or self.processes.restarts > 0
-        if snapshot.exists():
+        if snapshot.exists() or best.exists():
             if not resumes:
                 raise InputError(
                     f"{folder.path} holds a run already: add --resume, or choose another --run-id or --name."
                 )
-            return snapshot, ""
+            return (snapshot, "") if snapshot.exists() else (best, f"There is no snapshot yet; {best} holds as much.")
         if not resumes:
             return None, ""
-        if best.exists():
-            return best, f"There is no snapshot yet; {best} holds as much."
         if self.options.files.resume and not folder.recipe.exists():
             raise InputError(
                 f"--resume finds no run in {folder.path}: give the --run-id, --name and --output-dir of before, or "

@@ -165,6 +165,17 @@ def test_killed_before_its_first_snapshot(tmp_path, killed_at, said):
     assert sorted(losses(killed, "single")) == sorted(losses(whole, "single"))
 
 
+def test_a_run_that_has_only_its_best_checkpoint_is_not_overwritten(tmp_path):
+    log, checkpoints = tmp_path / "log", tmp_path / "run" / "single-1" / "checkpoints"
+    options = arguments(tmp_path, "single", "--max-steps", 4)
+    assert run_cluster(1, options, log=log) == [0]
+    (checkpoints / "last.ckpt").unlink()
+    before = (checkpoints / "best.ckpt").read_bytes(), (checkpoints.parent / "metrics.jsonl").read_bytes()
+    assert run_cluster(1, options, log=log) == [2]
+    assert "holds a run already: add --resume" in log.read_text()
+    assert before == ((checkpoints / "best.ckpt").read_bytes(), (checkpoints.parent / "metrics.jsonl").read_bytes())
+
+
 def test_a_run_that_never_was_cannot_be_resumed(tmp_path):
     assert run_cluster(1, arguments(tmp_path, "single", "--resume"), log=tmp_path / "log") == [2]
     assert "--resume finds no run in" in (tmp_path / "log").read_text()
