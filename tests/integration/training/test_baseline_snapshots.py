@@ -176,6 +176,21 @@ def test_a_run_that_has_only_its_best_checkpoint_is_not_overwritten(tmp_path):
     assert before == ((checkpoints / "best.ckpt").read_bytes(), (checkpoints.parent / "metrics.jsonl").read_bytes())
 
 
+def test_a_worker_that_torchrun_starts_again_goes_on_with_its_own_run_only(tmp_path):
+    log, snapshot = tmp_path / "log", tmp_path / "run" / "single-1" / "checkpoints" / "last.ckpt"
+    restarted = {"TORCHELASTIC_RUN_ID": "one", "TORCHELASTIC_RESTART_COUNT": "1"}
+    assert run_cluster(1, arguments(tmp_path, "single", "--max-steps", 2), log=log) == [0]
+    options, before = arguments(tmp_path, "single", "--max-steps", 4), snapshot.read_bytes()
+    long_ago = time.time() - 365 * 24 * 3600
+    os.utime(snapshot, (long_ago, long_ago))
+    assert run_cluster(1, options, log=log, environment=restarted) == [2]
+    assert "holds a run already: add --resume" in log.read_text()
+    assert snapshot.read_bytes() == before
+    os.utime(snapshot)  # since torchrun began, which here is the tests' fork server
+    assert run_cluster(1, options, log=log, environment=restarted) == [0], log.read_text()
+    assert "Going on from the snapshot of step 2" in log.read_text()
+
+
 def test_a_run_that_never_was_cannot_be_resumed(tmp_path):
     assert run_cluster(1, arguments(tmp_path, "single", "--resume"), log=tmp_path / "log") == [2]
     assert "--resume finds no run in" in (tmp_path / "log").read_text()
