@@ -24,7 +24,7 @@ from analysis.reporting.fault_sections import (
 )
 from analysis.reporting.opening import opening_section
 from analysis.reporting.provenance import CHECKS, commits, lab_section, machine_section, published_section
-from analysis.reporting.results import Experiment, experiments_in
+from analysis.reporting.results import Experiment, experiments_in, validated_over_trained
 from analysis.reporting.scaling import TRUST, Prediction, home_table, predict, transfers
 from analysis.reporting.section import Section
 from analysis.reporting.tables import (
@@ -172,6 +172,12 @@ def experiment_section(experiment: Experiment, output: Path) -> Section:
     if (same := equivalence_table(experiment)) is not None:
         title = "Does who sends less learn as well? (accuracy of pairs: mean, 90 % interval; two one-sided tests)"
         section.tables.append((title, same))
+        section.text.append("A pair is two runs with the same seed; where that ran several times, their means.")
+        if validated_over_trained(experiment):
+            section.text.append(
+                "Folds share most of their training samples, so intervals are wider than those of independent pairs: "
+                "Nadeau and Bengio 2003, Inference for the generalization error."
+            )
     if "earlier_problems" in experiment.cells:
         again = experiment.cells.dropna(subset=["earlier_problems"])
         rows = [{"cell": row["name"], "why": "; ".join(row["earlier_problems"])} for _, row in again.iterrows()]

@@ -17,6 +17,7 @@ from analysis.campaigns.statistics import interval
 from analysis.campaigns.systems import SYSTEMS
 from analysis.reporting.archive import Records
 from recipe.presets import preset
+from recipe.registry import DIGITS_FOLDS
 
 _SETTINGS = (
     "peers",
@@ -176,9 +177,20 @@ def kept(experiment: Experiment, reference: Any) -> dict[tuple[str, Any], list[f
 
 
 def differences(experiment: Experiment, system: str, baseline: str, column: str) -> list[float]:
-    """A number of a system less the baseline's, of each of the `REPETITIONS` in which both ran."""
+    """A number of a system less the baseline's, of each seed (and fold) with which both ran.
+
+    Repetitions with the same seed begin with the same weights and see the same samples: their mean counts once.
+    """
     pairs = _rates_within_a_repetition(experiment, column).unstack("system")
-    return list((pairs[system] - pairs[baseline]).dropna())
+    found = (pairs[system] - pairs[baseline]).dropna()
+    levels = [name for name in ("seed", "dataset") if name in found.index.names]
+    return list(found.groupby(level=levels).mean()) if levels else [found.mean()] if len(found) else []
+
+
+def validated_over_trained(experiment: Experiment) -> float:
+    """Of the folds of a cross-validation: samples for validation over those for training; 0 where there are none."""
+    folds = "dataset" in experiment.cells and set(experiment.cells["dataset"]) <= set(DIGITS_FOLDS)
+    return 1 / (len(DIGITS_FOLDS) - 1) if folds else 0.0
 
 
 def _rates_within_a_repetition(experiment: Experiment, rate: str = "samples_per_second") -> pd.Series:

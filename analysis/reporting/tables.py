@@ -24,6 +24,7 @@ from analysis.reporting.results import (
     kept,
     ratios,
     training_samples,
+    validated_over_trained,
     verdict,
 )
 from analysis.wan.topology import Topology
@@ -184,7 +185,8 @@ def equivalence_table(experiment: Experiment) -> pd.DataFrame | None:
         return None
     reference, rows = sent.idxmax(), []
     for system in (name for name in experiment.systems if name in sent and name != reference):
-        found = equivalence(100 * np.array(differences(experiment, system, reference, "top1")), MARGIN_POINTS)
+        points = 100 * np.array(differences(experiment, system, reference, "top1"))
+        found = equivalence(points, MARGIN_POINTS, validated_over_trained(experiment))
         row = {"system": SYSTEMS[system].label, "compared with": SYSTEMS[reference].label, "pairs": found.n}
         row["bytes per sample, share of those"] = f"1/{sent[reference] / sent[system]:.0f}"
         row["accuracy, points more"] = f"{found.mean:+.2f} ± {found.half_width:.2f}"

@@ -327,7 +327,10 @@ def test_quality_is_shown_where_compute_was_true(tmp_path):
     )
 
 
-@pytest.mark.parametrize(("spread", "said"), [(0.001, "shown"), (0.02, "not shown")])
+@pytest.mark.parametrize(
+    ("spread", "said"),
+    [(0.001, "+0.10 ± 0.11; shown"), (0.005, "+0.10 ± 0.57; not shown"), (0.02, "+0.10 ± 2.29; not shown")],
+)
 def test_that_few_bytes_learn_as_well_is_shown_or_not(tmp_path, spread, said):
     for system, bytes_per_sample in (("swarm-local-1-fp16", 3200.0), ("swarm-local-1-topk", 100.0)):
         for seed, fold in itertools.product(range(2), DIGITS_FOLDS):
@@ -342,8 +345,24 @@ def test_that_few_bytes_learn_as_well_is_shown_or_not(tmp_path, spread, said):
     (row,) = equivalence_table(Experiment(read(tmp_path / "few"))).to_dict("records")
     assert row["system"] == SYSTEMS["swarm-local-1-topk"].label
     assert (row["pairs"], row["bytes per sample, share of those"]) == (10, "1/32")
-    assert row["accuracy, points more"].startswith("+0.10 ±")
-    assert row["the same within 0.5 points"] == said
+    # Student's 1.833 for nine degrees of freedom, and 1 / 10 + 1 / 4 of the variance, since folds share samples
+    assert f"{row['accuracy, points more']}; {row['the same within 0.5 points']}" == said
+
+
+def test_repetitions_with_the_same_seed_are_one_pair(tmp_path):
+    points = {0: (0.2, 0.4), 1: (-0.2, 0.0), 2: (0.1, 0.1)}
+    for system, bytes_per_sample in (("ddp", 3200.0), ("swarm", 3100.0)):
+        for seed, repetition in itertools.product(points, (1, 2)):
+            cell = replace(CELL, system=system, repetition=repetition, target_accuracy=0.5, changes={"seed": seed})
+            cell = replace(cell, paced_samples_per_second=None)
+            write_run(folder := tmp_path / "texts" / cell.name, cell)
+            top1 = 0.9 + (points[seed][repetition - 1] / 100 if system == "swarm" else 0.0)
+            quality = dict.fromkeys(("top1", "macro_f1", "precision", "recall"), top1)
+            result = json.loads((folder / "result.json").read_text()) | {"bytes_per_sample": bytes_per_sample}
+            write_json(folder / "result.json", result | quality)
+    (row,) = equivalence_table(Experiment(read(tmp_path / "texts"))).to_dict("records")
+    # 0.3, -0.1 and 0.1: Student's 2.920 for two degrees of freedom times 0.2, over the root of 3
+    assert (row["pairs"], row["accuracy, points more"]) == (3, "+0.10 ± 0.34")
 
 
 def test_cells_are_measured_again_from_their_files(experiment, capsys):

@@ -293,3 +293,12 @@ def test_a_simulated_swarm_is_as_fast_as_its_parts_allow():
 )
 def test_that_there_is_no_difference_to_speak_of_is_shown_or_not(differences, is_shown):
     assert equivalence(differences, 0.5).is_shown == is_shown
+
+
+def test_folds_that_share_training_samples_show_less():
+    differences = [0.44, 0.46, 0.45, 0.47, 0.43]
+    independent, folds = equivalence(differences, 0.5), equivalence(differences, 0.5, 0.25)
+    assert folds.half_width == pytest.approx(1.5 * independent.half_width), "1 / 5 + 1 / 4 is 9 / 4 of 1 / 5"
+    assert (independent.is_shown, folds.is_shown) == (True, True)
+    assert not equivalence([0.4, 0.5, 0.35, 0.45, 0.4], 0.5, 0.25).is_shown
+    assert equivalence([0.4, 0.5, 0.35, 0.45, 0.4], 0.5).is_shown
