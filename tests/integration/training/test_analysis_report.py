@@ -85,18 +85,27 @@ def test_what_is_said_comes_with_intervals(tmp_path):
 
 def test_the_answer_counts_updates_and_is_the_same_in_whatever_order_files_come(tmp_path):
     """The swarm's updates are larger: in samples per second it is faster, in updates per second it is slower."""
-    for name, seconds in (("near", 2.2), ("far", 2.3)):
-        for repetition, noise in ((1, 0.0), (2, 0.001), (3, 0.002)):
-            for system in ("swarm-local-1-fp16", "ddp"):
+    for name, seconds, opponent, repetitions in (
+        ("near", 2.2, "ddp-fp16", 3),
+        ("far", 2.3, "ddp-fp16", 3),
+        ("few", 1.0, "ddp-fp16", 2),
+        ("float32", 1.1, "ddp", 3),
+    ):
+        for repetition, noise in ((1, 0.0), (2, 0.001), (3, 0.002))[:repetitions]:
+            for system in ("swarm-local-1-fp16", opponent):
                 cell = replace(CELL, system=system, rtt_ms=100, repetition=repetition)
-                slower = seconds + noise if system != "ddp" else 2.0
+                slower = seconds + noise if system != opponent else 2.0
                 write_run(tmp_path / name / cell.name, cell, slower)
-    folders = [tmp_path / "near", tmp_path / "far"]
+    folders = [tmp_path / name for name in ("near", "far", "few", "float32")]
     for output, sources in (("one", folders), ("other", folders[::-1])):
         write_report(sources, tmp_path / output)
     said = (tmp_path / "one" / "report.md").read_text()
     assert said == (tmp_path / "other" / "report.md").read_text()
-    assert "0.87 to 0.91 times as many updates per second as DDP" in said
+    assert "0.87 to 0.91 times as many updates per second as DDP, accumulated, fp16 hook" in said
+    assert "in 2 settings" in said
+    left_out = said[said.index("Not counted above") : said.index("Times as fast as DDP")]
+    assert "| few | our swarm, 1 local step, fp16 | DDP, accumulated, fp16 hook | 2.00 (n = 2)" in left_out
+    assert "| float32 | our swarm, 1 local step, fp16 | DDP, accumulated | 1.82 ± 0.00 (n = 3)" in left_out
     assert "shown to be faster in 0, slower in 2, and neither in 0" in said
     assert said.index("](answer.png)") < said.index("## Contents") < said.index("](#")
     assert [
