@@ -110,6 +110,13 @@ def test_a_finished_run_goes_on(tmp_path):
     assert run_cluster(1, arguments(parts, "single"), log=tmp_path / "log") == [2]
     assert "holds a run already: add --resume" in (tmp_path / "log").read_text()
     assert run_cluster(1, arguments(parts, "single", "--resume"), log=tmp_path / "log") == [0]
+    summary, logbook = (parts / "run" / "single-1" / name for name in ("summary.json", "logbook.md"))
+    found = json.loads(summary.read_text())
+    assert (found["steps"], found["samples"], found["resumed_step"]) == (16, 16 * 32, 7)
+    assert found["samples_per_second"] * sum(found["step_time_seconds"].values()) == pytest.approx(9 * 32)
+    assert "Completed after 16 steps, resumed at step 7: 9 of them in " in logbook.read_text()
+    assert "| training since step 7 |" in logbook.read_text()
+    assert "resumed at step 7" in (tmp_path / "log").read_text()
     again = [line for line in losses(parts, "single") if line[0] != 7 or line in losses(whole, "single")]
     assert sorted(again) == sorted(losses(whole, "single"))  # step 7 was also validated, as the end of the first part
 
