@@ -125,6 +125,11 @@ def test_how_long_it_took_to_an_accuracy_is_said_with_how_many_reached_it(tmp_pa
     every = replace(few, paced_all_samples=True)
     write_run(tmp_path / "every" / every.name, every, top1=0.97)
     assert time_to_accuracy(Experiment(read(tmp_path / "every"))) is not None
+    for system in ("swarm", "swarm-local"):
+        uneven = replace(cell, system=system, changes={"validate_every_steps": 5})
+        write_run(tmp_path / "uneven" / uneven.name, uneven, top1=0.97)
+    said = time_to_accuracy(Experiment(read(tmp_path / "uneven")))
+    assert "Validations came every 2,048 samples: our swarm, 4 local steps; every 2,560 samples: our swarm" in said
 
 
 def test_cells_that_failed_are_left_out_and_named(tmp_path):

@@ -11,7 +11,7 @@ from analysis.campaigns.cells import Cell, load_grid, network_of, shipped_grids
 from analysis.campaigns.measure import measure, measured_rounds, problems, rounds_of
 from analysis.campaigns.payload import payload_bytes
 from analysis.campaigns.statistics import equivalence
-from analysis.campaigns.systems import SYSTEMS, system_of
+from analysis.campaigns.systems import SYSTEMS, check_validations, samples_between_validations, system_of
 from analysis.reporting.archive import read
 from analysis.reporting.results import Experiment, doubling, interval, limits, transfer_seconds
 from analysis.reporting.round_model import Measured, RoundCosts, Swarm, fit, simulate, wire_seconds
@@ -30,6 +30,7 @@ def test_shipped_experiments_have_cells_that_can_run(name):
     assert [cell.repetition for cell in cells] == sorted(cell.repetition for cell in cells), "interleaved"
     for cell in cells:
         assert Cell.from_json(cell.to_json()) == cell
+        check_validations(cell)
         if cell.kill_at_step is None:
             assert system_of(cell) is SYSTEMS[cell.system]
 
@@ -70,6 +71,21 @@ def test_a_grid_that_cannot_work_is_refused(tmp_path, text, problem):
     file.write_text(text)
     with pytest.raises(InputError, match=problem):
         load_grid(str(file))
+
+
+def test_time_to_an_accuracy_is_measured_as_finely_for_all_systems():
+    for every in (4, 8):
+        cells = [
+            replace(CELL, system=system, target_accuracy=0.9, changes={"validate_every_steps": every})
+            for system in ("swarm", "swarm-local-1-fp16", "swarm-local", "torchft-diloco-4")
+        ]
+        assert {samples_between_validations(cell) for cell in cells} == {every * 512}
+    uneven = replace(cells[-2], changes={"validate_every_steps": 5})
+    with pytest.raises(InputError, match="set validate_every_steps to a multiple of 4"):
+        check_validations(uneven)
+    check_validations(replace(uneven, target_accuracy=None))
+    assert system_of(uneven) is SYSTEMS["swarm-local"], "those of earlier reports can be read"
+    assert samples_between_validations(uneven) == 2048
 
 
 def test_commands_are_those_of_a_user(tmp_path):
