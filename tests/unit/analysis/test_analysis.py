@@ -64,6 +64,13 @@ def test_what_is_no_setting_of_a_cell_belongs_to_the_recipe(tmp_path):
         ('[grid]\nsystem = ["ddp"]\nsteps = [2]', "leave nothing of 2 steps"),
         ("[cell]\npeers = 2", "system"),
         ("[experiment]", "unknown entry experiment"),
+        ("grid = 5", r"grid is no table: write \[grid\]"),
+        ("cell = 5", r"cell is no table: write \[cell\]"),
+        ('question = 5\n[grid]\nsystem = ["ddp"]', "question is no text"),
+        ("[grid]\nsystem = []", "system has no values, so there is no cell"),
+        ('[cell]\nsteps = 8\nkill_at_step = 8\n[grid]\nsystem = ["swarm"]', "less than the 8 steps"),
+        ('[cell]\nsteps = 8\nkill_at_step = 0\n[grid]\nsystem = ["swarm"]', "kill_at_step is at least 1"),
+        ('[cell]\npeers = 1\nkill_at_step = 4\n[grid]\nsystem = ["swarm"]', "needs at least 2 peers"),
     ],
 )
 def test_a_grid_that_cannot_work_is_refused(tmp_path, text, problem):
@@ -86,6 +93,13 @@ def test_time_to_an_accuracy_is_measured_as_finely_for_all_systems():
     check_validations(replace(uneven, target_accuracy=None))
     assert system_of(uneven) is SYSTEMS["swarm-local"], "those of earlier reports can be read"
     assert samples_between_validations(uneven) == 2048
+
+
+def test_a_grid_in_another_encoding_is_refused(tmp_path):
+    file = tmp_path / "grid.toml"
+    file.write_bytes('question = "Über was?"'.encode("latin-1"))
+    with pytest.raises(InputError, match="is no TOML"):
+        load_grid(str(file))
 
 
 def test_commands_are_those_of_a_user(tmp_path):
