@@ -46,7 +46,7 @@ class Run:
     steps: Annotated[int | None, arg("UPDATES", "as the experiment says")] = None
     """Updates of each cell, for a quick look."""
     again: bool = False
-    """Run cells again whose result is invalid."""
+    """Run cells again in which the machine was busy or the router late; a run that failed by itself is a result."""
     dry_run: bool = False
     """Only list the cells."""
 

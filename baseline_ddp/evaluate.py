@@ -1,7 +1,7 @@
 """The official test split: what a checkpoint of the baseline or of a swarm is worth."""
 
 import logging
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -67,7 +67,7 @@ def evaluate(checkpoint: Path, data_dir: Path, batch_size: int, device: torch.de
     """
     content = read_checkpoint(checkpoint)
     recipe = checkpoint_recipe(content, checkpoint)
-    task = build_task(recipe)
+    task = build_task(replace(recipe, pretrained=False))  # nobody downloads weights that are replaced at once
     load_weights(task, content, checkpoint)
     data = build_data(recipe, data_dir, batch_size)
     data.prepare_data()

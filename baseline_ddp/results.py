@@ -46,7 +46,9 @@ def finish(session: Session) -> int:
     if result is not None:
         Console(soft_wrap=True).print(result_table(result))
     step, seconds = session.trainer.global_step, session.seconds
-    print(f"{outcome.capitalize()} at step {step} after {seconds:.0f} s: {logbook}", flush=True)
+    resumed = session.beginning.resumed_step
+    since = "" if resumed is None else f", resumed at step {resumed}"
+    print(f"{outcome.capitalize()} at step {step} after {seconds:.0f} s{since}: {logbook}", flush=True)
     if session.copy is not None and session.copy.problem:
         raise RunFailed(
             f"The best checkpoint could not be copied to {session.remote.url} ({session.copy.problem}): copy "
@@ -79,26 +81,28 @@ def _test(session: Session) -> tuple[TestResult | None, str | None]:
 
 
 def _training(session: Session, outcome: str) -> dict[str, Any]:
+    """Times, rates and resources are of the updates since the run was resumed; what they learnt is of all."""
+    resumed_step, last_step = session.beginning.resumed_step, session.trainer.global_step
     lines = read_metrics(session.folder.metrics)
-    own_lines = [line for line in lines if line["step"] > (session.beginning.resumed_step or 0)]
+    own_lines = [line for line in lines if line["step"] > (resumed_step or 0)]
     accuracies, losses = _values(lines, "val/top1"), _values(lines, "val/loss")
-    samples = (session.trainer.global_step - (session.beginning.resumed_step or 0)) * session.plan.global_batch
+    own_samples = (last_step - (resumed_step or 0)) * session.plan.global_batch
     parts = ("data", "compute", "communication")
     step_time = {part: sum(_values(own_lines, f"perf/{part}_seconds")) for part in parts}
     return {
         "run_id": session.beginning.run_id,
         "outcome": outcome,
-        "steps": session.trainer.global_step,
-        "samples": samples,
+        "steps": last_step,
+        "samples": last_step * session.plan.global_batch,
         "seconds": session.seconds,
         "val_accuracy": accuracies[-1] if accuracies else None,
         "train_loss": (_values(lines, "train/loss") or [None])[-1],
         "best_val_accuracy": max(accuracies, default=None),
         "best_val_loss": min(losses, default=None),
-        "samples_per_second": samples / sum(step_time.values()) if samples else None,
+        "samples_per_second": own_samples / sum(step_time.values()) if own_samples else None,
         "step_time_seconds": step_time,
         "resources": _resources(own_lines),
-        "resumed_step": session.beginning.resumed_step,
+        "resumed_step": resumed_step,
         "best_checkpoint": session.copy and {"url": session.remote.url, "sha256": session.copy.sha256},
     }
 

@@ -162,21 +162,23 @@ class Session:
     def _to_resume(self, folder: RunFolder) -> tuple[Path | None, str]:
         """The checkpoint that this run goes on from, None to begin; and what a person should know of that.
 
-        A run that was killed early has no snapshot yet, and maybe a best checkpoint, which holds as much.
+        A run that was killed early has no snapshot yet, and maybe a best checkpoint, which holds as much. A worker that
+        torchrun has started again goes on by itself, but only from what this run has written: torchrun also starts it
+        again after it was refused, and an earlier run's checkpoint is refused each time.
         """
         snapshot, best = folder.checkpoints / "last.ckpt", folder.checkpoints / BEST
-        resumes = self.options.files.resume or self.processes.restarts > 0
-        if snapshot.exists():
-            if not resumes:
+        resume, is_restarted = self.options.files.resume, self.processes.restarts > 0
+        found = next((path for path in (snapshot, best) if path.exists()), None)
+        if found is not None:
+            is_own = is_restarted and found.stat().st_mtime >= self.processes.run_began()
+            if not resume and not is_own:
                 raise InputError(
                     f"{folder.path} holds a run already: add --resume, or choose another --run-id or --name."
                 )
-            return snapshot, ""
-        if not resumes:
+            return found, "" if found == snapshot else f"There is no snapshot yet; {best} holds as much."
+        if not resume and not is_restarted:
             return None, ""
-        if best.exists():
-            return best, f"There is no snapshot yet; {best} holds as much."
-        if self.options.files.resume and not folder.recipe.exists():
+        if resume and not folder.recipe.exists():
             raise InputError(
                 f"--resume finds no run in {folder.path}: give the --run-id, --name and --output-dir of before, or "
                 "leave --resume out to begin one."

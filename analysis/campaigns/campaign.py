@@ -17,8 +17,9 @@ from rich.console import Console
 from rich.table import Table
 
 from analysis.campaigns.cells import Cell, Grid
+from analysis.campaigns.measure import failed_by_itself
 from analysis.campaigns.payload import too_few_bytes
-from analysis.campaigns.systems import SYSTEMS, system_of
+from analysis.campaigns.systems import SYSTEMS, check_validations, system_of
 from analysis.wan import sandbox
 from recipe.errors import InputError
 from recipe.run_folder import make_writable, write_json
@@ -35,7 +36,8 @@ class Campaign:
         grid: what is asked.
         cells: in the order in which they run.
         folder: `OUTPUT/GRID`.
-        again: run cells again whose result is invalid.
+        again: run cells again in which the machine was busy or the router late. A run that has failed by itself is a
+            result, and is not repeated until it succeeds.
 
     Raises:
         InputError: a cell cannot work, namespaces are not allowed, or the folder cannot be written.
@@ -45,6 +47,7 @@ class Campaign:
         self.grid, self.cells, self.folder, self.again = grid, cells, folder, again
         for cell in cells:
             system_of(cell)
+            check_validations(cell)
         sandbox.wrapped([])
         make_writable(folder)
         self.lock = _only_here(folder)
@@ -69,7 +72,7 @@ class Campaign:
 
     def _is_done(self, cell: Cell) -> bool:
         result = read_result(self.folder / cell.name)
-        return bool(result) and not (self.again and result["problems"])
+        return bool(result) and not (self.again and result["problems"] and not failed_by_itself(result["problems"]))
 
     def _run(self, cell: Cell) -> dict[str, Any]:
         folder = self.folder / cell.name
@@ -111,7 +114,9 @@ class Campaign:
         """Before the cell runs again; in a file of its own, which lasts if that run is interrupted."""
         if problems := read_result(self.folder / cell.name).get("problems"):
             earlier = self._earlier_problems()
-            write_json(self.folder / _EARLIER, earlier | {cell.name: earlier.get(cell.name, []) + problems})
+            write_json(
+                self.folder / _EARLIER, earlier | {cell.name: [*earlier.get(cell.name, []), "; ".join(problems)]}
+            )
 
 
 def _only_here(folder: Path) -> IO:
@@ -189,7 +194,8 @@ def _sentence(cell: Cell) -> str:
 def outcome(result: dict[str, Any]) -> str:
     """A line about a cell: how fast it was, or why it is invalid."""
     if result["problems"]:
-        return "invalid: " + "; ".join(result["problems"]) + _who_took_part(result)
+        what = "failed by itself" if failed_by_itself(result["problems"]) else "invalid"
+        return f"{what}: {'; '.join(result['problems'])}{_who_took_part(result)}"
     line = f"{result['samples_per_second']:.1f} samples/s, {result['step_seconds']:.2f} s an update"
     return line + _who_took_part(result)
 

@@ -79,6 +79,10 @@ class Cell:
             raise InputError("paced_samples_per_second has to be more than 0.")
         if self.last_times_slower < 1 or (self.last_times_slower > 1 and self.paced_samples_per_second is None):
             raise InputError("last_times_slower is at least 1, and more only where paced_samples_per_second is given.")
+        if self.kill_at_step is not None and (not 1 <= self.kill_at_step < self.steps or self.peers < 2):
+            raise InputError(
+                f"kill_at_step is at least 1, less than the {self.steps} steps of the cell, and needs at least 2 peers."
+            )
         if self.last_joins_at_step is not None and (self.last_joins_at_step < 1 or self.peers < 2):
             raise InputError("last_joins_at_step is at least 1, and needs at least 2 peers.")
         if self.last_joins_at_step is not None and self.last_joins_at_step >= self.steps:
@@ -224,13 +228,20 @@ def load_grid(name: str) -> Grid:
     """
     file = Path(name) if name.endswith(".toml") else shipped_grids().get(name, EXPERIMENTS / f"{name}.toml")
     try:
-        data = tomllib.loads(file.read_text())
+        data = tomllib.loads(file.read_text(encoding="utf-8"))
     except OSError:
         raise InputError(f"There is no experiment {name}: give {', '.join(shipped_grids())} or a .toml file.") from None
-    except tomllib.TOMLDecodeError as error:
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise InputError(f"{file} is no TOML ({error}): see {shipped_grids()['delay']}.") from None
     if unknown := set(data) - {"question", "cell", "grid"}:
         raise InputError(f"{file} has an unknown entry {min(unknown)}: known are question, [cell] and [grid].")
+    for name in ("cell", "grid"):
+        if not isinstance(data.get(name, {}), dict):
+            raise InputError(f"{file}: {name} is no table: write [{name}], and settings below it.")
+    if not isinstance(data.get("question", ""), str):
+        raise InputError(f"{file}: question is no text: put it in quotes.")
+    if empty := [name for name, values in data.get("grid", {}).items() if values == []]:
+        raise InputError(f"{file}: {empty[0]} has no values, so there is no cell: give some, or leave it out.")
     axes = {name: values if isinstance(values, list) else [values] for name, values in data.get("grid", {}).items()}
     grid = Grid(file.stem, data.get("question", ""), data.get("cell", {}), axes)
     try:

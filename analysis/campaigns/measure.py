@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
 from pathlib import Path
@@ -28,6 +30,11 @@ LATE_SHARE = 0.01
 
 PARTS = ("compute_seconds", "meeting_seconds", "exchange_seconds", "waiting_seconds")
 """Of an update; a system may know only some of them."""
+OF_THE_MACHINE = re.compile(
+    r"nobody watched|the machine was saturated|\d+ peers computed on|other programs|the router (was late|missed)|"
+    "it ended without a result"
+)
+"""How a problem begins that the lab has, and not the system in it."""
 _SPEEDS = {"perf/step_seconds", "perf/swarm_samples_per_second"}
 """One of them is in the line that an update ends with."""
 
@@ -211,6 +218,24 @@ def problems(cell: Cell, rounds: list[Round], numbers: dict[str, Any]) -> list[s
     if counted and len(counted) < len(rounds):
         found.append(f"the first peer was not there in {len(rounds) - len(counted)} updates")
     return found
+
+
+def failed_by_itself(problems: Sequence[str]) -> bool:
+    """Whether a run has failed though the machine was fit for it: that is a result of the system, and no accident.
+
+    Of a run on a busy machine nobody can tell.
+    """
+    return bool(problems) and not any(OF_THE_MACHINE.match(problem) for problem in problems)
+
+
+def runs_failed_by_themselves(result: dict[str, Any]) -> int:
+    """Of those that a cell took: this one, and those before it.
+
+    An earlier version ran a cell again in either case. What it noted of several runs cannot be told apart: one is
+    counted, if any.
+    """
+    before = [problem for problem in result.get("earlier_problems") or () if not OF_THE_MACHINE.match(problem)]
+    return failed_by_itself(result["problems"]) + bool(before)
 
 
 def _router_numbers(lines: list[dict[str, Any]]) -> dict[str, Any]:

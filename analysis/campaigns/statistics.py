@@ -39,7 +39,7 @@ class Equivalence(NamedTuple):
     """The whole interval lies within the margin: each of two one-sided tests rejects at 5 %; there are enough pairs."""
 
 
-def equivalence(differences: Sequence[float], margin: float) -> Equivalence:
+def equivalence(differences: Sequence[float], margin: float, validated_over_trained: float = 0.0) -> Equivalence:
     """Two one-sided t-tests (Schuirmann 1987, "A comparison of the two one-sided tests procedure ...").
 
     That no difference was found says nothing where there are few values; this shows that there is none to speak of.
@@ -47,8 +47,14 @@ def equivalence(differences: Sequence[float], margin: float) -> Equivalence:
     Args:
         differences: of pairs, such as the same seed with two systems.
         margin: a mean difference that is smaller than this does not matter.
+        validated_over_trained: of folds, whose training samples are mostly the same, so that their differences are not
+            independent: samples that a fold validates over those that it trains on. The variance of the mean is then
+            1 / n + this ratio of that of one difference (Nadeau and Bengio 2003, "Inference for the generalization
+            error"; for folds with several seeds each: Bouckaert and Frank 2004, "Evaluating the replicability of
+            significance tests for comparing learning algorithms").
     """
     mean, half_width, n = interval(differences)
     if n >= 3:
         half_width *= float(stats.t.ppf(0.95, n - 1) / stats.t.ppf(0.975, n - 1))
+        half_width *= math.sqrt(1 + n * validated_over_trained)
     return Equivalence(mean, half_width, n, n >= MIN_PAIRS and abs(mean) + half_width < margin)

@@ -48,7 +48,7 @@ def swarm(system: System, cell: Cell, host: Host, _first: Host, output: Path, ad
         changes |= {"averaging": "local", "local_steps": local, "target_batch_size": recipe.target_batch_size * local}
         changes |= {"total_steps": max(1, recipe.total_steps // local), "warmup_steps": recipe.warmup_steps // local}
         if cell.target_accuracy is not None:
-            changes["validate_every_steps"] = max(1, recipe.validate_every_steps // local)
+            changes["validate_every_steps"] = recipe.validate_every_steps // local
     command = [sys.executable, "-m", "swarm.peer", "--public-name", host.name, "--output-dir", str(output)]
     command += ["--host-maddrs", f"/ip4/{host.address}/tcp/{PORT}", "--device", "cpu", "--max-steps", str(steps)]
     command += ["--batch-size", str(cell.batch_size), "--min-peers", str(cell.peers_at_start), *system.options]
@@ -192,6 +192,25 @@ SYSTEMS: dict[str, System] = {
         local_steps=4,
     ),
 }
+
+
+def samples_between_validations(cell: Cell) -> int:
+    """How finely the time to an accuracy is measured."""
+    recipe, local = cell.full_recipe(), SYSTEMS[cell.system].local_steps or 1
+    return recipe.target_batch_size * max(1, recipe.validate_every_steps // local) * local
+
+
+def check_validations(cell: Cell) -> None:
+    """Raises InputError: the cell's system would be validated after other samples than the others are.
+
+    Cells of earlier versions may be so, and can still be read.
+    """
+    every, local = cell.full_recipe().validate_every_steps, SYSTEMS[cell.system].local_steps
+    if cell.target_accuracy is not None and local and every % local:
+        raise InputError(
+            f"{cell.system} makes an update after {local} local steps, and cannot be validated after every {every}: "
+            f"set validate_every_steps to a multiple of {local}."
+        )
 
 
 def system_of(cell: Cell) -> System:

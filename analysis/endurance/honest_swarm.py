@@ -18,7 +18,7 @@ import psutil
 from analysis.campaigns.peer_processes import kill, parts
 from recipe.run_folder import RunFolder, read_metrics
 from recipe.training.environment import describe_environment
-from recipe.training.pacing import VARIABLE
+from recipe.training.pacing import ALL_SAMPLES, VARIABLE
 
 ATTACKER_NAME = "mallory"
 START_SECONDS = 180.0
@@ -30,17 +30,21 @@ class SwarmError(Exception):
     """An honest swarm is not there any more, and why."""
 
 
-def prepare(samples_per_second: float) -> dict[str, Any]:
+def prepare(samples_per_second: float, all_samples: bool = False) -> dict[str, Any]:
     """Lets the peers that are started from now on compute at this pace, each with one thread and with nobody else.
+
+    Args:
+        samples_per_second: speed of each one's pretended device.
+        all_samples: whether gradients are those of all samples, as accuracies need; else of two of each micro-batch.
 
     Returns:
         what a result says of this machine
     """
-    os.environ |= {VARIABLE: str(samples_per_second), "OMP_NUM_THREADS": "1"}
+    os.environ |= {VARIABLE: str(samples_per_second), ALL_SAMPLES: str(int(all_samples)), "OMP_NUM_THREADS": "1"}
     os.environ.pop("INITIAL_PEERS", None)
     environment = describe_environment()
     del environment["command_line"]  # the options say it, without this machine's folders
-    return environment
+    return environment | {"paced_all_samples": all_samples}
 
 
 class HonestPeer:

@@ -6,7 +6,7 @@
 
 Paced honest peers train the digits recipe on the loopback address, and more peers with them. What these send is false;
 all else of them is honest, also what they do as reducers. The lies are those of `tests/helpers/attacks/members.py`, and
-for other systems of `false_gradients.py` there.
+for other systems of `false_gradients.py` there. Everybody computes all samples, since accuracies are compared.
 """
 
 from __future__ import annotations
@@ -229,7 +229,7 @@ def main(arguments: list[str] | None = None) -> int:
     def run() -> int:
         options.check()
         make_writable(options.output_dir)
-        environment = prepare(options.paced_samples_per_second)
+        environment = prepare(options.paced_samples_per_second, all_samples=True)
         kept = {name: value for name, value in asdict(options).items() if name != "output_dir"}
         rows, status = [], 0
         for lie, where, number in _kinds(options):

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import hivemind
+import torch
 from hivemind.compression import Float16Compression
 from hivemind.optim.grad_averager import GradientAverager
 from hivemind.utils import get_dht_time
@@ -72,20 +73,32 @@ def tuned_settings(num_peers: int) -> dict[str, Any]:
 
 
 def collaborative(module: nn.Module, recipe: Recipe, dht: hivemind.DHT, options: argparse.Namespace):
-    """`hivemind.Optimizer` around the recipe's optimizer and schedule."""
+    """`hivemind.Optimizer` around the recipe's optimizer and schedule, with averaged gradients clipped as it says."""
     own = build_optimizer(module, recipe)
     accepted = inspect.signature(type(own)).parameters
     settings = {name: value for name, value in own.defaults.items() if name in accepted}
+
+    def build(groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
+        optimizer = type(own)(groups, **settings)
+        if recipe.clip_norm:
+            parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+            optimizer.register_step_pre_hook(lambda *_: _clip(parameters, recipe.clip_norm))
+        return optimizer
+
     common = {
         "dht": dht,
         "run_id": RUN_ID,
         "target_batch_size": recipe.target_batch_size,
         "batch_size_per_step": options.batch_size,
         "params": [{"params": group["params"], "weight_decay": group["weight_decay"]} for group in own.param_groups],
-        "optimizer": lambda groups: type(own)(groups, **settings),
+        "optimizer": build,
         "scheduler": lambda optimizer: build_scheduler(optimizer, recipe),
     }
     return hivemind.Optimizer(**common, **(tuned_settings(options.peers) if options.tuned else {}))
+
+
+def _clip(parameters: list[nn.Parameter], clip_norm: float) -> None:
+    nn.utils.clip_grad_norm_(parameters, clip_norm)
 
 
 class Roll:
@@ -116,7 +129,7 @@ def train(module: nn.Module, data: PeerData, optimizer, steps: int, logger: Json
     """
     while not roll.is_complete("ready"):  # peers that start out of phase stay out of phase
         time.sleep(_POLL_SECONDS)
-    device = Device()
+    device = Device(data.recipe.label_smoothing)
     since, samples, epoch = time.perf_counter(), 0, optimizer.local_epoch
     module.train()
     for inputs, labels in data.train_dataloader():

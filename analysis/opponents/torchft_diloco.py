@@ -141,7 +141,7 @@ def train(
     logger: JsonlLogger,
 ) -> None:
     """Logs the samples that this peer gave to each update. Validation belongs to no update."""
-    recipe, device = data.recipe, Device()
+    recipe, device = data.recipe, Device(data.recipe.label_smoothing)
     batches, schedule = iter(data.train_dataloader()), build_scheduler(optimizer, recipe)
     share = recipe.target_batch_size / options.peers
     num_micro_batches = max(1, round(share / options.batch_size))

@@ -94,9 +94,14 @@ def run_and_exit(main: Callable[[], None]) -> None:
 
 
 class Device:
-    """Computes gradients, at the pace of a pretended device if the environment asks for one."""
+    """Computes gradients, at the pace of a pretended device if the environment asks for one.
 
-    def __init__(self) -> None:
+    Args:
+        label_smoothing: the recipe's.
+    """
+
+    def __init__(self, label_smoothing: float) -> None:
+        self._label_smoothing = label_smoothing
         rate = paced_samples_per_second()
         self._pace = None if rate is None else Pace(rate)
 
@@ -110,7 +115,8 @@ class Device:
         """
         began = time.perf_counter()
         computed = computed_samples() if self._pace else slice(None)
-        loss = nn.functional.cross_entropy(module(inputs[computed]), labels[computed])
+        logits = module(inputs[computed])
+        loss = nn.functional.cross_entropy(logits, labels[computed], label_smoothing=self._label_smoothing)
         if self._pace:
             self._pace.sleep_before_backward(began, len(labels))
         (loss * share).backward()

@@ -43,7 +43,9 @@ def soak_section(file: Path, output: Path) -> dict[str, Any]:
     if found["validated_steps"]:
         text.append(
             f"{accuracy_of(found).capitalize()}; without faults trained peers that were alone. "
-            f"Peers that held the same weights at step {found['step']}: {len(found['weights'])}."
+            f"Peers that held the same weights at step {found['step']}: {len(found['weights'])}. "
+            "All of them were paced, and learnt from two samples of each micro-batch: compare these accuracies with "
+            "each other only."
         )
     text += [f"Not good: {problem}" for problem in found["problems"]] or [
         "No process was left behind, and every victim came back."

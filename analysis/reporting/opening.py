@@ -5,18 +5,24 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+
+import pandas as pd
 
 from analysis.campaigns.statistics import interval
 from analysis.campaigns.systems import SYSTEMS
 from analysis.reporting import figures
 from analysis.reporting.results import Experiment, ratios
 from analysis.reporting.section import Section
+from analysis.reporting.tables import with_interval
 from analysis.reporting.words import results_table
 
 HEADLINES = ("swarm-local-1-fp16", "swarm-fp16")
 """The two ways of averaging that the report opens with: overlapped, as volunteers use it, and synchronous."""
 OPPONENTS = ("ddp-fp16", "ddp")
 """DDP that accumulates; with the fp16 hook where that was measured, which is the faster one."""
+FAIR_OPPONENT, FEWEST = "ddp-fp16", 3
+"""A headline counts only what sends as many bytes per number as the swarm does, and has an interval."""
 RATES = {"updates_per_second": "updates per second", "samples_per_second": "samples per second"}
 
 
@@ -37,6 +43,11 @@ class Comparison:
     means: dict[str, float]
     half_widths: dict[str, float]
     n: int
+
+    @property
+    def is_counted(self) -> bool:
+        """Whether it is part of the headline: against DDP that sends fp16 as well, with enough repetitions."""
+        return self.opponent == SYSTEMS[FAIR_OPPONENT].label and self.n >= FEWEST
 
     def verdict(self, rate: str) -> str:
         """ "faster", "slower", or "not shown" where the interval holds 1 or there is none."""
@@ -72,12 +83,16 @@ def comparisons(experiments: Sequence[Experiment], system: str) -> list[Comparis
 def opening_section(experiments: Sequence[Experiment], output: Path) -> Section:
     """The answer, its picture, and a table of all comparisons."""
     section = Section("The answer")
-    found = {system: comparisons(experiments, system) for system in HEADLINES}
-    found = {system: rows for system, rows in found.items() if rows}
+    every = {system: comparisons(experiments, system) for system in HEADLINES}
+    found = {system: rows for system in every if (rows := [row for row in every[system] if row.is_counted])}
     if found:
         section.text.append(" ".join([*_sentences(found), _scope(experiments, found)]))
         picture = figures.forest({SYSTEMS[system].label: rows for system, rows in found.items()}, output)
-        section.figures.append(("A swarm over DDP: each setting, mean and 95 % interval of the ratio", picture))
+        section.figures.append(
+            (f"A swarm over {SYSTEMS[FAIR_OPPONENT].label}: each setting, mean and 95 % interval of the ratio", picture)
+        )
+    if failed := _failed(experiments):
+        section.text.append(failed)
     section.text.append(
         "A swarm's update has some per cent more samples than DDP's, since nobody stops in the middle of a "
         "micro-batch: so updates per second say how fast it learns, and samples per second how much of the machines is "
@@ -85,6 +100,10 @@ def opening_section(experiments: Sequence[Experiment], output: Path) -> Section:
         "and tables, are what is left when nothing but computing and the bytes of an fp16 average takes time; DDP, "
         "which sends gradients while it computes others, can exceed the synchronous one."
     )
+    rest = [_row(system, row) for system, rows in every.items() for row in rows if not row.is_counted]
+    if rest:
+        title = f"Not counted above: against DDP that sends float32, or fewer than {FEWEST} repetitions"
+        section.tables.append((title, pd.DataFrame(rest)))
     if not (table := results_table(experiments)).empty:
         section.tables.append(("Times as fast as DDP, in samples per second: from the least to the greatest", table))
     return section
@@ -97,9 +116,9 @@ def _sentences(found: dict[str, list[Comparison]]) -> list[str]:
         in_updates, in_samples = (_span([row.means[rate] for row in rows]) for rate in RATES)
         verdicts = [row.verdict("updates_per_second") for row in rows]
         said.append(
-            f"{_capital(SYSTEMS[system].label)} made {in_updates} times as many updates per second as DDP "
-            f"({in_samples} times as many samples) in {len(rows)} settings: shown to be faster in "
-            f"{verdicts.count('faster')}, slower in {verdicts.count('slower')}, and neither in "
+            f"{_capital(SYSTEMS[system].label)} made {in_updates} times as many updates per second as "
+            f"{SYSTEMS[FAIR_OPPONENT].label} ({in_samples} times as many samples) in {len(rows)} settings: shown to be "
+            f"faster in {verdicts.count('faster')}, slower in {verdicts.count('slower')}, and neither in "
             f"{verdicts.count('not shown')}."
         )
     system, rows = next(iter(found.items()))
@@ -110,6 +129,19 @@ def _sentences(found: dict[str, list[Comparison]]) -> list[str]:
         label = SYSTEMS[system].label
         said.append(f"Of the shown ones, {label} gained most at {_said(best)}, and least at {_said(worst)}.")
     return said
+
+
+def _failed(experiments: Sequence[Experiment]) -> str:
+    """Of all runs on a fit machine; empty where none has failed."""
+    cells = pd.concat([experiment.cells[["system", "failed", "runs"]] for experiment in experiments])
+    counts = cells.groupby("system", sort=False)[["failed", "runs"]].sum()
+    if not (failed := counts["failed"].sum()):
+        return ""
+    of_each = [f"{row.failed} of {row.runs} of {SYSTEMS[row.Index].label}" for row in counts.itertuples() if row.failed]
+    return (
+        f"{failed} of {counts['runs'].sum()} runs failed by themselves, on a machine that was fit for them: "
+        f"{'; '.join(of_each)}. They have no speed, and are in no mean."
+    )
 
 
 def _scope(experiments: Sequence[Experiment], found: dict[str, list[Comparison]]) -> str:
@@ -124,7 +156,14 @@ def _scope(experiments: Sequence[Experiment], found: dict[str, list[Comparison]]
 
 def _said(row: Comparison) -> str:
     mean, half_width = row.means["updates_per_second"], row.half_widths["updates_per_second"]
-    return f"{row.setting} ({mean:.2f} ± {half_width:.2f} times the updates of {row.opponent}, n = {row.n})"
+    return f"{row.setting} ({mean:.2f} ± {half_width:.2f} times the updates, n = {row.n})"
+
+
+def _row(system: str, row: Comparison) -> dict[str, Any]:
+    shown = {"setting": row.setting, "system": SYSTEMS[system].label, "over": row.opponent}
+    for rate, name in RATES.items():
+        shown[f"{name}, times"] = with_interval(row.means[rate], row.half_widths[rate], row.n, digits=2)
+    return shown
 
 
 def _span(values: Sequence[float]) -> str:

@@ -9,6 +9,7 @@ from pathlib import Path
 import jinja2
 import pandas as pd
 
+from analysis.campaigns.measure import failed_by_itself
 from analysis.campaigns.systems import SYSTEMS
 from analysis.endurance import footprint
 from analysis.reporting import figures
@@ -23,7 +24,7 @@ from analysis.reporting.fault_sections import (
 )
 from analysis.reporting.opening import opening_section
 from analysis.reporting.provenance import CHECKS, commits, lab_section, machine_section, published_section
-from analysis.reporting.results import Experiment, experiments_in
+from analysis.reporting.results import Experiment, experiments_in, validated_over_trained
 from analysis.reporting.scaling import TRUST, Prediction, home_table, predict, transfers
 from analysis.reporting.section import Section
 from analysis.reporting.tables import (
@@ -171,13 +172,22 @@ def experiment_section(experiment: Experiment, output: Path) -> Section:
     if (same := equivalence_table(experiment)) is not None:
         title = "Does who sends less learn as well? (accuracy of pairs: mean, 90 % interval; two one-sided tests)"
         section.tables.append((title, same))
+        section.text.append("A pair is two runs with the same seed; where that ran several times, their means.")
+        if validated_over_trained(experiment):
+            section.text.append(
+                "Folds share most of their training samples, so intervals are wider than those of independent pairs: "
+                "Nadeau and Bengio 2003, Inference for the generalization error."
+            )
     if "earlier_problems" in experiment.cells:
         again = experiment.cells.dropna(subset=["earlier_problems"])
         rows = [{"cell": row["name"], "why": "; ".join(row["earlier_problems"])} for _, row in again.iterrows()]
         section.tables.append(("Were invalid and ran again", pd.DataFrame(rows)))
-    if len(invalid := experiment.cells[experiment.cells["problems"].map(len) > 0]):
-        rows = [{"cell": row["name"], "why": "; ".join(row["problems"])} for _, row in invalid.iterrows()]
-        section.tables.append((f"Left out: {len(rows)} of {len(experiment.cells)} cells", pd.DataFrame(rows)))
+    invalid = experiment.cells[experiment.cells["problems"].map(len) > 0]
+    alone = invalid["problems"].map(failed_by_itself).astype(bool)
+    for what, cells in (("Failed by themselves", invalid[alone]), ("Left out", invalid[~alone])):
+        if len(cells):
+            rows = [{"cell": row["name"], "why": "; ".join(row["problems"])} for _, row in cells.iterrows()]
+            section.tables.append((f"{what}: {len(rows)} of {len(experiment.cells)} cells", pd.DataFrame(rows)))
     return section
 
 

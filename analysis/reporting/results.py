@@ -11,11 +11,13 @@ from typing import Any
 import pandas as pd
 
 from analysis.campaigns.cells import Cell
+from analysis.campaigns.measure import runs_failed_by_themselves
 from analysis.campaigns.payload import too_few_bytes
 from analysis.campaigns.statistics import interval
 from analysis.campaigns.systems import SYSTEMS
 from analysis.reporting.archive import Records
 from recipe.presets import preset
+from recipe.registry import DIGITS_FOLDS
 
 _SETTINGS = (
     "peers",
@@ -46,8 +48,9 @@ REPETITIONS = ("repetition", "seed", "dataset")
 class Experiment:
     """What was found out in answer to one question.
 
-    `cells` has a row per cell: its settings (changes of the recipe among them), its numbers, `problems`, and the
-    measured rounds; `axes` names the settings that vary, beside system and `REPETITIONS`.
+    `cells` has a row per cell: its settings (changes of the recipe among them), its numbers, `problems`, how many of
+    its `runs` on a fit machine have `failed` by themselves, and the measured rounds; `axes` names the settings that
+    vary, beside system and `REPETITIONS`.
 
     Args:
         records: of its cells.
@@ -62,6 +65,10 @@ class Experiment:
             list(dict.fromkeys([*result["problems"], *too_few_bytes(cell, result)]))
             for cell, result in records.cells.values()
         ]
+        results = [result for _, result in records.cells.values()]
+        judged = zip(results, self.cells["problems"], strict=True)
+        self.cells["failed"] = [runs_failed_by_themselves(result | {"problems": found}) for result, found in judged]
+        self.cells["runs"] = self.cells["failed"] + (self.cells["problems"].map(len) == 0)
         names = [*_SETTINGS, *(name for name in changed if name not in REPETITIONS), "kill_at_step"]
         self.cells["updates_per_second"] = 1 / self.cells["step_seconds"]
         self.axes = [name for name in names if self.cells[name].map(str).nunique() > 1]
@@ -90,6 +97,13 @@ class Experiment:
     def valid(self) -> pd.DataFrame:
         """Cells without a problem."""
         return self.cells[self.cells["problems"].map(len) == 0]
+
+    @property
+    def failed_runs(self) -> pd.DataFrame:
+        """Per system and value of the axis, how many of the runs on a fit machine have failed by themselves: where some
+        have."""
+        counts = self.cells.groupby(["system", self.axis], sort=True, dropna=False)[["failed", "runs"]].sum()
+        return counts[counts["failed"] > 0].reset_index()
 
     @property
     def computes_few_samples(self) -> bool:
@@ -163,9 +177,20 @@ def kept(experiment: Experiment, reference: Any) -> dict[tuple[str, Any], list[f
 
 
 def differences(experiment: Experiment, system: str, baseline: str, column: str) -> list[float]:
-    """A number of a system less the baseline's, of each of the `REPETITIONS` in which both ran."""
+    """A number of a system less the baseline's, of each seed (and fold) with which both ran.
+
+    Repetitions with the same seed begin with the same weights and see the same samples: their mean counts once.
+    """
     pairs = _rates_within_a_repetition(experiment, column).unstack("system")
-    return list((pairs[system] - pairs[baseline]).dropna())
+    found = (pairs[system] - pairs[baseline]).dropna()
+    levels = [name for name in ("seed", "dataset") if name in found.index.names]
+    return list(found.groupby(level=levels).mean()) if levels else [found.mean()] if len(found) else []
+
+
+def validated_over_trained(experiment: Experiment) -> float:
+    """Of the folds of a cross-validation: samples for validation over those for training; 0 where there are none."""
+    folds = "dataset" in experiment.cells and set(experiment.cells["dataset"]) <= set(DIGITS_FOLDS)
+    return 1 / (len(DIGITS_FOLDS) - 1) if folds else 0.0
 
 
 def _rates_within_a_repetition(experiment: Experiment, rate: str = "samples_per_second") -> pd.Series:

@@ -24,6 +24,7 @@ from analysis.reporting.results import (
     kept,
     ratios,
     training_samples,
+    validated_over_trained,
     verdict,
 )
 from analysis.wan.topology import Topology
@@ -44,17 +45,25 @@ def throughput_table(experiment: Experiment) -> pd.DataFrame:
     summary = experiment.summary("samples_per_second")
     one_peer = summary[summary["peers"] == 1].set_index("system")["mean"] if experiment.axis == "peers" else {}
     bounds = figures.bound_rows(experiment).set_index(experiment.axis) if len(summary) else None
+    failed = {(row.system, getattr(row, experiment.axis)): row for row in experiment.failed_runs.itertuples()}
     rows = []
     for value, group in summary.groupby(experiment.axis, sort=True):
         row: dict[str, Any] = {experiment.axis: value}
         for item in group.itertuples():
             alone = value * one_peer[item.system] if item.system in one_peer else bounds.loc[value, "alone"]
             shown = f"{with_interval(item.mean, item.half_width, item.n)}; efficiency {item.mean / alone:.2f}"
-            row[SYSTEMS[item.system].label] = shown
+            row[SYSTEMS[item.system].label] = shown + _failures(failed.pop((item.system, value), None))
+        for system in [system for system, where in failed if where == value]:  # of which no run was valid
+            row[SYSTEMS[system].label] = f"(n = 0){_failures(failed.pop((system, value)))}"
         row["limit, overlapped fp16"] = number(bounds.loc[value, "overlapped"], 1)
         row["limit, synchronous fp16"] = number(bounds.loc[value, "synchronous"], 1)
         rows.append(row)
     return pd.DataFrame(rows)
+
+
+def _failures(counts: Any) -> str:
+    """Beside n, which counts the others."""
+    return "" if counts is None else f"; {counts.failed} of {counts.runs} runs failed by themselves"
 
 
 def ratio_table(experiment: Experiment) -> pd.DataFrame | None:
@@ -176,7 +185,8 @@ def equivalence_table(experiment: Experiment) -> pd.DataFrame | None:
         return None
     reference, rows = sent.idxmax(), []
     for system in (name for name in experiment.systems if name in sent and name != reference):
-        found = equivalence(100 * np.array(differences(experiment, system, reference, "top1")), MARGIN_POINTS)
+        points = 100 * np.array(differences(experiment, system, reference, "top1"))
+        found = equivalence(points, MARGIN_POINTS, validated_over_trained(experiment))
         row = {"system": SYSTEMS[system].label, "compared with": SYSTEMS[reference].label, "pairs": found.n}
         row["bytes per sample, share of those"] = f"1/{sent[reference] / sent[system]:.0f}"
         row["accuracy, points more"] = f"{found.mean:+.2f} ± {found.half_width:.2f}"

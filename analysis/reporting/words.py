@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 import pandas as pd
 
 from analysis.campaigns.cells import load_grid, shipped_grids
-from analysis.campaigns.systems import SYSTEMS
+from analysis.campaigns.systems import SYSTEMS, samples_between_validations
 from analysis.reporting import figures
 from analysis.reporting.results import Experiment, interval, ratios
 from analysis.reporting.tables import quality_table, time_reached, with_interval
@@ -58,7 +58,7 @@ def answer(experiment: Experiment) -> str:
     """One paragraph: at the first and the last value of the axis, who was how fast."""
     summary = experiment.summary("samples_per_second").dropna(subset=["mean"])
     if summary.empty:
-        return "No cell was valid: see the reasons below."
+        return " ".join(["No cell was valid: see the reasons below.", *_failures(experiment)])
     values = summary[experiment.axis].drop_duplicates().sort_values()
     label = figures.LABELS.get(experiment.axis, experiment.axis)
     sentences = []
@@ -66,9 +66,20 @@ def answer(experiment: Experiment) -> str:
         begin = f"At {label} = {value}, in" if experiment.axes else "In"
         sentences.append(f"{begin} samples per second: {_rates(summary[summary[experiment.axis] == value])}.")
         sentences += _comparisons(experiment, value)
+    sentences += _failures(experiment)
     if summary["n"].max() < 3:
         sentences.append("Fewer than three repetitions: a first impression, no result.")
     return ("" if experiment.axes else learned(experiment)) + " ".join(sentences)
+
+
+def _failures(experiment: Experiment) -> list[str]:
+    """Runs that failed by themselves are in no mean, so they are named beside the means: a sentence for each system."""
+    found = experiment.cells.groupby("system")[["failed", "runs"]].sum()
+    return [
+        f"Of {SYSTEMS[system].label}, {found['failed'][system]} of {found['runs'][system]} runs failed by themselves."
+        for system in experiment.systems
+        if found["failed"][system]
+    ]
 
 
 def results_table(experiments: Sequence[Experiment]) -> pd.DataFrame:
@@ -132,7 +143,23 @@ def time_to_accuracy(experiment: Experiment) -> str | None:
         "Validations do not count, and an update that follows one counts like the others do in the mean; where each "
         "follows one, as with four local steps, they all count, and what of an average went on meanwhile was free."
     )
+    if uneven := _uneven_validations(experiment):
+        rule = f"{rule} {uneven}"
     return f"{begin}. {'. '.join(said)}. {rule}" if experiment.axes else f"{begin}: {said[0]}. {rule}"
+
+
+def _uneven_validations(experiment: Experiment) -> str:
+    """Whoever is validated more often is seen to reach an accuracy sooner; empty where all are alike."""
+    found: dict[tuple[int, int], dict[int, list[str]]] = {}
+    for system, cell in zip(experiment.valid["system"], experiment.valid["cell"], strict=True):
+        recipe = cell.full_recipe()
+        asked = found.setdefault((recipe.target_batch_size, recipe.validate_every_steps), {})
+        asked.setdefault(samples_between_validations(cell), []).append(SYSTEMS[system].label)
+    uneven = next((intervals for intervals in found.values() if len(intervals) > 1), {})
+    often = [
+        f"every {samples:,} samples: {', '.join(dict.fromkeys(labels))}" for samples, labels in sorted(uneven.items())
+    ]
+    return f"Validations came {'; '.join(often)}. Compare times of different intervals with care." if often else ""
 
 
 def _rates(rows: pd.DataFrame) -> str:

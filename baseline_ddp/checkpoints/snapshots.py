@@ -35,7 +35,8 @@ class Snapshots(Checkpoint):
 
     Lightning puts model, optimizer, schedule, loss scaler, position in the data, step and timer into it; here come the
     states of the random generators of all processes, and the strategy. Where an update is also validated, the snapshot
-    comes after that, so that a resumed run has the same validations as well.
+    comes after that, so that a resumed run has the same validations as well. It may be resumed with other processes and
+    micro-batches: updates stay as large as they are.
     """
 
     def __init__(self, path: Path, every: int, strategy_name: str) -> None:
@@ -78,6 +79,13 @@ class Snapshots(Checkpoint):
         rank = dist.get_rank() if dist.is_initialized() else 0
         if rank < len(state_dict["random_states"]):
             self._random_state = state_dict["random_states"][rank]
+
+    def on_load_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
+        """With other processes or micro-batches than before, an update takes another number of these: the next one
+        begins with its first. Lightning goes by the number of all micro-batches, and would end it early."""
+        counts = checkpoint["loops"]["fit_loop"]["epoch_loop.batch_progress"]["current"]
+        more = checkpoint["global_step"] * trainer.accumulate_grad_batches - counts["ready"]
+        counts.update({name: count + more for name, count in counts.items()})
 
     @property
     def state_key(self) -> str:

@@ -25,7 +25,7 @@ def write_logbook(folder: RunFolder) -> Path:
     draw_curves(read_metrics(folder.metrics), folder.path / "curves.png")
     parts = [
         f"# {summary['run_id']}, {folder.path.name}",
-        f"{summary['outcome'].capitalize()} after {summary['steps']} steps and {_time(summary['seconds'])}.",
+        f"{summary['outcome'].capitalize()} after {summary['steps']} steps{_duration(summary)}.",
         _section("Command", f"```bash\n{_command(environment, summary)}\n```"),
         _section("Code and machine", _table(_machine(environment, summary))),
         _section("Recipe", f"```json\n{json.dumps(_read(folder.recipe), indent=1)}\n```"),
@@ -40,6 +40,14 @@ def write_logbook(folder: RunFolder) -> Path:
     path = folder.path / "logbook.md"
     path.write_text("\n\n".join(parts) + "\n", encoding="utf-8")
     return path
+
+
+def _duration(summary: dict[str, Any]) -> str:
+    """Of what a run that was resumed had done before, nobody has measured the time."""
+    resumed, seconds = summary["resumed_step"], _time(summary["seconds"])
+    if resumed is None:
+        return f" and {seconds}"
+    return f", resumed at step {resumed}: {summary['steps'] - resumed} of them in {seconds}"
 
 
 def _command(environment: dict[str, Any], summary: dict[str, Any]) -> str:
@@ -91,11 +99,12 @@ def _results(summary: dict[str, Any], test: dict[str, Any] | None) -> dict[str, 
 
 
 def _times(summary: dict[str, Any]) -> dict[str, str]:
-    parts = summary["step_time_seconds"]
+    """Since the run was resumed, if it was."""
+    parts, resumed = summary["step_time_seconds"], summary["resumed_step"]
     total = sum(parts.values()) or 1.0
     shares = {f"of it {name}": f"{_time(seconds)} ({seconds / total:.1%})" for name, seconds in parts.items()}
     return {
-        "whole training": _time(summary["seconds"]),
+        "whole training" if resumed is None else f"training since step {resumed}": _time(summary["seconds"]),
         "training samples per second": _number(summary["samples_per_second"], ",.1f"),
         "steps, without validation": _time(sum(parts.values())),
         **shares,

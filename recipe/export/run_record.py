@@ -56,13 +56,16 @@ def read_record(folder: RunFolder, step: int) -> RunRecord:
     summary, environment = _json(folder.summary), _json(folder.environment)
     rounds = {line["step"]: line for line in _lines(folder.rounds) if _made_an_update(line, step)}
     members = {member for line in rounds.values() for member in line.get("members", ())}
+    global_batch = summary.get("global_batch")  # of the baseline, whose updates are all as large
+    updates = int(step if global_batch else summary.get("steps", step))
+    samples = int(step * global_batch if global_batch else summary.get("samples", 0))
     results = (_validated(folder, step), _tested(folder, step))
     versions = environment.get("versions")
     return RunRecord(
         str(summary.get("run_id", folder.path.absolute().parent.name)),
         summary.get("outcome"),
-        len(rounds) or int(summary.get("steps", step)),
-        sum(line.get("samples", 0) for line in rounds.values()) or int(summary.get("samples", 0)),
+        len(rounds) or updates,
+        sum(line.get("samples", 0) for line in rounds.values()) or samples,
         max(len(members), 1),
         tuple(result for result in results if result is not None),
         {name: version for name, version in versions.items() if version} if isinstance(versions, dict) else {},

@@ -54,7 +54,10 @@ def test_a_report_holds_the_answer_its_figures_and_what_was_left_out(experiment,
     asked = len(list(load_grid("delay").cells(repeat=4)))
     assert "Get it again: python -m analysis run delay (these cells took 0.2 hours)" in text
     assert f"It runs {asked} cells now; {asked} of them were not" in text
-    assert "Left out: 1 of 10 cells" in text
+    assert "Failed by themselves: 1 of 10 cells" in text
+    assert "1 of 10 runs failed by themselves, on a machine that was fit for them: 1 of 10 of our swarm" in text
+    assert "Of our swarm, synchronous, 1 of 10 runs failed by themselves." in text
+    assert "(n = 3); efficiency 0.53; 1 of 4 runs failed by themselves" in text, "at 100 ms"
     assert "211.6 ± 2.2 (n = 3)" in text, "512 samples in 2.42 s"
     assert html.count("data:image/png;base64,") == 4
     assert not re.search(r'(src|href)="http', html), "nothing is fetched"
@@ -82,18 +85,27 @@ def test_what_is_said_comes_with_intervals(tmp_path):
 
 def test_the_answer_counts_updates_and_is_the_same_in_whatever_order_files_come(tmp_path):
     """The swarm's updates are larger: in samples per second it is faster, in updates per second it is slower."""
-    for name, seconds in (("near", 2.2), ("far", 2.3)):
-        for repetition, noise in ((1, 0.0), (2, 0.001), (3, 0.002)):
-            for system in ("swarm-local-1-fp16", "ddp"):
+    for name, seconds, opponent, repetitions in (
+        ("near", 2.2, "ddp-fp16", 3),
+        ("far", 2.3, "ddp-fp16", 3),
+        ("few", 1.0, "ddp-fp16", 2),
+        ("float32", 1.1, "ddp", 3),
+    ):
+        for repetition, noise in ((1, 0.0), (2, 0.001), (3, 0.002))[:repetitions]:
+            for system in ("swarm-local-1-fp16", opponent):
                 cell = replace(CELL, system=system, rtt_ms=100, repetition=repetition)
-                slower = seconds + noise if system != "ddp" else 2.0
+                slower = seconds + noise if system != opponent else 2.0
                 write_run(tmp_path / name / cell.name, cell, slower)
-    folders = [tmp_path / "near", tmp_path / "far"]
+    folders = [tmp_path / name for name in ("near", "far", "few", "float32")]
     for output, sources in (("one", folders), ("other", folders[::-1])):
         write_report(sources, tmp_path / output)
     said = (tmp_path / "one" / "report.md").read_text()
     assert said == (tmp_path / "other" / "report.md").read_text()
-    assert "0.87 to 0.91 times as many updates per second as DDP" in said
+    assert "0.87 to 0.91 times as many updates per second as DDP, accumulated, fp16 hook" in said
+    assert "in 2 settings" in said
+    left_out = said[said.index("Not counted above") : said.index("Times as fast as DDP")]
+    assert "| few | our swarm, 1 local step, fp16 | DDP, accumulated, fp16 hook | 2.00 (n = 2)" in left_out
+    assert "| float32 | our swarm, 1 local step, fp16 | DDP, accumulated | 1.82 ± 0.00 (n = 3)" in left_out
     assert "shown to be faster in 0, slower in 2, and neither in 0" in said
     assert said.index("](answer.png)") < said.index("## Contents") < said.index("](#")
     assert [
@@ -113,6 +125,11 @@ def test_how_long_it_took_to_an_accuracy_is_said_with_how_many_reached_it(tmp_pa
     every = replace(few, paced_all_samples=True)
     write_run(tmp_path / "every" / every.name, every, top1=0.97)
     assert time_to_accuracy(Experiment(read(tmp_path / "every"))) is not None
+    for system in ("swarm", "swarm-local"):
+        uneven = replace(cell, system=system, changes={"validate_every_steps": 5})
+        write_run(tmp_path / "uneven" / uneven.name, uneven, top1=0.97)
+    said = time_to_accuracy(Experiment(read(tmp_path / "uneven")))
+    assert "Validations came every 2,048 samples: our swarm, 4 local steps; every 2,560 samples: our swarm" in said
 
 
 def test_cells_that_failed_are_left_out_and_named(tmp_path):
@@ -125,8 +142,9 @@ def test_cells_that_failed_are_left_out_and_named(tmp_path):
     write_json(folder / cells[1].name / "result.json", {"problems": ["not done after 900 s"], "backend": "router"})
     write_report([folder], output)
     text = (output / "report.md").read_text()
-    assert "Left out: 2 of 3 cells" in text
+    assert "Failed by themselves: 1 of 3 cells" in text
     assert "not done after 900 s" in text
+    assert "Left out: 1 of 3 cells" in text
     assert "it ended without a result" in text, "it was killed"
     write_json(folder / cells[0].name / "result.json", {"problems": ["not done after 900 s"], "backend": "router"})
     write_report([folder], output)
@@ -323,7 +341,10 @@ def test_quality_is_shown_where_compute_was_true(tmp_path):
     )
 
 
-@pytest.mark.parametrize(("spread", "said"), [(0.001, "shown"), (0.02, "not shown")])
+@pytest.mark.parametrize(
+    ("spread", "said"),
+    [(0.001, "+0.10 ± 0.11; shown"), (0.005, "+0.10 ± 0.57; not shown"), (0.02, "+0.10 ± 2.29; not shown")],
+)
 def test_that_few_bytes_learn_as_well_is_shown_or_not(tmp_path, spread, said):
     for system, bytes_per_sample in (("swarm-local-1-fp16", 3200.0), ("swarm-local-1-topk", 100.0)):
         for seed, fold in itertools.product(range(2), DIGITS_FOLDS):
@@ -338,8 +359,24 @@ def test_that_few_bytes_learn_as_well_is_shown_or_not(tmp_path, spread, said):
     (row,) = equivalence_table(Experiment(read(tmp_path / "few"))).to_dict("records")
     assert row["system"] == SYSTEMS["swarm-local-1-topk"].label
     assert (row["pairs"], row["bytes per sample, share of those"]) == (10, "1/32")
-    assert row["accuracy, points more"].startswith("+0.10 ±")
-    assert row["the same within 0.5 points"] == said
+    # Student's 1.833 for nine degrees of freedom, and 1 / 10 + 1 / 4 of the variance, since folds share samples
+    assert f"{row['accuracy, points more']}; {row['the same within 0.5 points']}" == said
+
+
+def test_repetitions_with_the_same_seed_are_one_pair(tmp_path):
+    points = {0: (0.2, 0.4), 1: (-0.2, 0.0), 2: (0.1, 0.1)}
+    for system, bytes_per_sample in (("ddp", 3200.0), ("swarm", 3100.0)):
+        for seed, repetition in itertools.product(points, (1, 2)):
+            cell = replace(CELL, system=system, repetition=repetition, target_accuracy=0.5, changes={"seed": seed})
+            cell = replace(cell, paced_samples_per_second=None)
+            write_run(folder := tmp_path / "texts" / cell.name, cell)
+            top1 = 0.9 + (points[seed][repetition - 1] / 100 if system == "swarm" else 0.0)
+            quality = dict.fromkeys(("top1", "macro_f1", "precision", "recall"), top1)
+            result = json.loads((folder / "result.json").read_text()) | {"bytes_per_sample": bytes_per_sample}
+            write_json(folder / "result.json", result | quality)
+    (row,) = equivalence_table(Experiment(read(tmp_path / "texts"))).to_dict("records")
+    # 0.3, -0.1 and 0.1: Student's 2.920 for two degrees of freedom times 0.2, over the root of 3
+    assert (row["pairs"], row["accuracy, points more"]) == (3, "+0.10 ± 0.34")
 
 
 def test_cells_are_measured_again_from_their_files(experiment, capsys):
@@ -348,7 +385,7 @@ def test_cells_are_measured_again_from_their_files(experiment, capsys):
     write_json(file, result | {"samples_per_second": 1.0, "earlier_problems": ["late"]})
     assert analysis.main(["measure", str(experiment)]) == 1, "one is invalid"
     assert json.loads(file.read_text()) == result | {"earlier_problems": ["late"]}
-    assert "broken: invalid: an average was partial" in capsys.readouterr().out
+    assert "broken: failed by itself: an average was partial" in capsys.readouterr().out
     assert analysis.main(["measure", str(experiment / "nothing")]) == 2
 
 

@@ -110,8 +110,28 @@ def test_a_finished_run_goes_on(tmp_path):
     assert run_cluster(1, arguments(parts, "single"), log=tmp_path / "log") == [2]
     assert "holds a run already: add --resume" in (tmp_path / "log").read_text()
     assert run_cluster(1, arguments(parts, "single", "--resume"), log=tmp_path / "log") == [0]
+    summary, logbook = (parts / "run" / "single-1" / name for name in ("summary.json", "logbook.md"))
+    found = json.loads(summary.read_text())
+    assert (found["steps"], found["samples"], found["resumed_step"]) == (16, 16 * 32, 7)
+    assert found["samples_per_second"] * sum(found["step_time_seconds"].values()) == pytest.approx(9 * 32)
+    assert "Completed after 16 steps, resumed at step 7: 9 of them in " in logbook.read_text()
+    assert "| training since step 7 |" in logbook.read_text()
+    assert "resumed at step 7" in (tmp_path / "log").read_text()
     again = [line for line in losses(parts, "single") if line[0] != 7 or line in losses(whole, "single")]
     assert sorted(again) == sorted(losses(whole, "single"))  # step 7 was also validated, as the end of the first part
+
+
+@pytest.mark.parametrize(("before", "after"), [((2, 8), (1, 8)), ((1, 8), (2, 8)), ((1, 4), (1, 16))])
+def test_a_run_goes_on_with_other_processes_or_micro_batches(tmp_path, before, after):
+    """An update of 32 samples takes 2 to 8 micro-batches of a process."""
+    log, metrics = tmp_path / "log", tmp_path / "run" / "any" / "metrics.jsonl"
+    for (size, micro_batch), more in ((before, ["--max-steps", 3]), (after, ["--max-steps", 6, "--resume"])):
+        options = arguments(tmp_path, "ddp" if size > 1 else "single", "--name", "any", *more)
+        options[options.index("--batch-size") + 1] = str(micro_batch)
+        assert run_cluster(size, options, log=log) == [0] * size, log.read_text()
+    lines = [line for line in read_metrics(metrics) if "train/loss" in line]
+    samples = {line["step"]: round(line["perf/samples_per_second"] * line["perf/step_seconds"]) for line in lines}
+    assert samples == dict.fromkeys(range(1, 7), 32)
 
 
 @pytest.mark.parametrize("strategy", ["single", "ddp"])
@@ -150,6 +170,32 @@ def test_killed_before_its_first_snapshot(tmp_path, killed_at, said):
     assert run_cluster(1, arguments(killed, "single", *late, "--resume"), log=log) == [0], log.read_text()
     assert said in log.read_text()
     assert sorted(losses(killed, "single")) == sorted(losses(whole, "single"))
+
+
+def test_a_run_that_has_only_its_best_checkpoint_is_not_overwritten(tmp_path):
+    log, checkpoints = tmp_path / "log", tmp_path / "run" / "single-1" / "checkpoints"
+    options = arguments(tmp_path, "single", "--max-steps", 4)
+    assert run_cluster(1, options, log=log) == [0]
+    (checkpoints / "last.ckpt").unlink()
+    before = (checkpoints / "best.ckpt").read_bytes(), (checkpoints.parent / "metrics.jsonl").read_bytes()
+    assert run_cluster(1, options, log=log) == [2]
+    assert "holds a run already: add --resume" in log.read_text()
+    assert before == ((checkpoints / "best.ckpt").read_bytes(), (checkpoints.parent / "metrics.jsonl").read_bytes())
+
+
+def test_a_worker_that_torchrun_starts_again_goes_on_with_its_own_run_only(tmp_path):
+    log, snapshot = tmp_path / "log", tmp_path / "run" / "single-1" / "checkpoints" / "last.ckpt"
+    restarted = {"TORCHELASTIC_RUN_ID": "one", "TORCHELASTIC_RESTART_COUNT": "1"}
+    assert run_cluster(1, arguments(tmp_path, "single", "--max-steps", 2), log=log) == [0]
+    options, before = arguments(tmp_path, "single", "--max-steps", 4), snapshot.read_bytes()
+    long_ago = time.time() - 365 * 24 * 3600
+    os.utime(snapshot, (long_ago, long_ago))
+    assert run_cluster(1, options, log=log, environment=restarted) == [2]
+    assert "holds a run already: add --resume" in log.read_text()
+    assert snapshot.read_bytes() == before
+    os.utime(snapshot)  # since torchrun began, which here is the tests' fork server
+    assert run_cluster(1, options, log=log, environment=restarted) == [0], log.read_text()
+    assert "Going on from the snapshot of step 2" in log.read_text()
 
 
 def test_a_run_that_never_was_cannot_be_resumed(tmp_path):

@@ -11,6 +11,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from baseline_ddp.evaluate import evaluate
 from recipe.config import Recipe
+from recipe.errors import InputError
 from recipe.presets import preset
 from recipe.run_folder import RunFolder, read_metrics
 from tests.helpers.clusters import run_cluster, run_processes
@@ -223,3 +224,17 @@ def test_a_checkpoint_of_a_swarm_is_tested_as_well(runs):
     expected = evaluate(runs / "single-1" / "checkpoints" / "last.ckpt", Path("data"), 64, torch.device("cpu"))
     assert found.step == 20
     assert (found.top1, found.confusion) == (expected.top1, expected.confusion)
+
+
+def test_a_pretrained_checkpoint_is_tested_without_the_weights_that_it_replaces(tmp_path, monkeypatch):
+    recipe, asked = replace(preset("cifar10-vit-base"), model="vit_tiny_patch16_224", image_size=32), []
+
+    def build(recipe: Recipe):
+        asked.append(recipe.pretrained)
+        raise InputError("no need to build it here")
+
+    monkeypatch.setattr("baseline_ddp.evaluate.build_task", build)
+    torch.save({"state_dict": {}, "global_step": 1, "recipe": recipe.to_json()}, tmp_path / "moved.ckpt")
+    with pytest.raises(InputError, match="no need"):
+        evaluate(tmp_path / "moved.ckpt", Path("data"), 64, torch.device("cpu"))
+    assert (recipe.pretrained, asked) == (True, [False]), "else it asks the network for them"

@@ -11,7 +11,7 @@ from analysis.campaigns.cells import Cell, load_grid, network_of, shipped_grids
 from analysis.campaigns.measure import measure, measured_rounds, problems, rounds_of
 from analysis.campaigns.payload import payload_bytes
 from analysis.campaigns.statistics import equivalence
-from analysis.campaigns.systems import SYSTEMS, system_of
+from analysis.campaigns.systems import SYSTEMS, check_validations, samples_between_validations, system_of
 from analysis.reporting.archive import read
 from analysis.reporting.results import Experiment, doubling, interval, limits, transfer_seconds
 from analysis.reporting.round_model import Measured, RoundCosts, Swarm, fit, simulate, wire_seconds
@@ -30,6 +30,7 @@ def test_shipped_experiments_have_cells_that_can_run(name):
     assert [cell.repetition for cell in cells] == sorted(cell.repetition for cell in cells), "interleaved"
     for cell in cells:
         assert Cell.from_json(cell.to_json()) == cell
+        check_validations(cell)
         if cell.kill_at_step is None:
             assert system_of(cell) is SYSTEMS[cell.system]
 
@@ -63,12 +64,41 @@ def test_what_is_no_setting_of_a_cell_belongs_to_the_recipe(tmp_path):
         ('[grid]\nsystem = ["ddp"]\nsteps = [2]', "leave nothing of 2 steps"),
         ("[cell]\npeers = 2", "system"),
         ("[experiment]", "unknown entry experiment"),
+        ("grid = 5", r"grid is no table: write \[grid\]"),
+        ("cell = 5", r"cell is no table: write \[cell\]"),
+        ('question = 5\n[grid]\nsystem = ["ddp"]', "question is no text"),
+        ("[grid]\nsystem = []", "system has no values, so there is no cell"),
+        ('[cell]\nsteps = 8\nkill_at_step = 8\n[grid]\nsystem = ["swarm"]', "less than the 8 steps"),
+        ('[cell]\nsteps = 8\nkill_at_step = 0\n[grid]\nsystem = ["swarm"]', "kill_at_step is at least 1"),
+        ('[cell]\npeers = 1\nkill_at_step = 4\n[grid]\nsystem = ["swarm"]', "needs at least 2 peers"),
     ],
 )
 def test_a_grid_that_cannot_work_is_refused(tmp_path, text, problem):
     file = tmp_path / "grid.toml"
     file.write_text(text)
     with pytest.raises(InputError, match=problem):
+        load_grid(str(file))
+
+
+def test_time_to_an_accuracy_is_measured_as_finely_for_all_systems():
+    for every in (4, 8):
+        cells = [
+            replace(CELL, system=system, target_accuracy=0.9, changes={"validate_every_steps": every})
+            for system in ("swarm", "swarm-local-1-fp16", "swarm-local", "torchft-diloco-4")
+        ]
+        assert {samples_between_validations(cell) for cell in cells} == {every * 512}
+    uneven = replace(cells[-2], changes={"validate_every_steps": 5})
+    with pytest.raises(InputError, match="set validate_every_steps to a multiple of 4"):
+        check_validations(uneven)
+    check_validations(replace(uneven, target_accuracy=None))
+    assert system_of(uneven) is SYSTEMS["swarm-local"], "those of earlier reports can be read"
+    assert samples_between_validations(uneven) == 2048
+
+
+def test_a_grid_in_another_encoding_is_refused(tmp_path):
+    file = tmp_path / "grid.toml"
+    file.write_bytes('question = "Über was?"'.encode("latin-1"))
+    with pytest.raises(InputError, match="is no TOML"):
         load_grid(str(file))
 
 
@@ -293,3 +323,12 @@ def test_a_simulated_swarm_is_as_fast_as_its_parts_allow():
 )
 def test_that_there_is_no_difference_to_speak_of_is_shown_or_not(differences, is_shown):
     assert equivalence(differences, 0.5).is_shown == is_shown
+
+
+def test_folds_that_share_training_samples_show_less():
+    differences = [0.44, 0.46, 0.45, 0.47, 0.43]
+    independent, folds = equivalence(differences, 0.5), equivalence(differences, 0.5, 0.25)
+    assert folds.half_width == pytest.approx(1.5 * independent.half_width), "1 / 5 + 1 / 4 is 9 / 4 of 1 / 5"
+    assert (independent.is_shown, folds.is_shown) == (True, True)
+    assert not equivalence([0.4, 0.5, 0.35, 0.45, 0.4], 0.5, 0.25).is_shown
+    assert equivalence([0.4, 0.5, 0.35, 0.45, 0.4], 0.5).is_shown

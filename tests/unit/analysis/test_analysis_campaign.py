@@ -1,6 +1,7 @@
 """Campaigns: one in a folder at a time, and what they remember of each cell."""
 
 import json
+import os
 import sys
 
 import pytest
@@ -27,7 +28,7 @@ def test_a_folder_runs_one_campaign_at_a_time(tmp_path, monkeypatch):
 
 def test_a_cell_that_ran_again_keeps_its_history(tmp_path, monkeypatch):
     write_run(tmp_path / "good", CELL)
-    write_run(tmp_path / "grid" / CELL.name, CELL, received=0.5)
+    write_run(tmp_path / "grid" / CELL.name, CELL, busy=float(os.cpu_count()))
     (reason,) = json.loads((tmp_path / "grid" / CELL.name / "result.json").read_text())["problems"]
     grid = load_grid("delay")
     copy = ["cp", str(tmp_path / "good" / "result.json")]
@@ -48,4 +49,24 @@ def test_a_cell_without_enough_bytes_is_invalid_at_once(tmp_path, monkeypatch):
     monkeypatch.setattr(sandbox, "wrapped", lambda cell: [*copy, *cell[-1:]])
     console = Console(record=True, width=150)
     assert Campaign(load_grid("delay"), [CELL], tmp_path / "grid").run(console) == 1
-    assert "invalid: averages were partial" in console.export_text()
+    assert "failed by itself: averages were partial" in console.export_text()
+
+
+def test_a_run_that_failed_by_itself_is_not_repeated_until_it_succeeds(tmp_path, monkeypatch):
+    write_run(tmp_path / "good", CELL)
+    copy = ["cp", str(tmp_path / "good" / "result.json")]
+    monkeypatch.setattr(sandbox, "wrapped", lambda cell: [*copy, *cell[-1:]])
+    result = tmp_path / "grid" / CELL.name / "result.json"
+    write_run(result.parent, CELL, received=0.5)
+    for problems, runs_again in (
+        (["an average was partial: 50.0% of its parts arrived"], False),
+        (["h2 ended with status 1: error: the router was late"], False),
+        (["only 1 of 2 peers took part in an update", "the first peer was not there in 1 updates"], False),
+        (["the router was late: 1.4% of its packets by more than 5 ms"], True),
+        (["other programs, or other machines, used 0.5 cores", "an average was partial: 50.0% arrived"], True),
+    ):
+        result.write_text(json.dumps({"problems": problems}))
+        campaign = Campaign(load_grid("delay"), [CELL], tmp_path / "grid", again=True)
+        assert campaign.run(Console(record=True, width=150)) == (not runs_again), problems
+        campaign.lock.close()
+        assert (json.loads(result.read_text())["problems"] == []) == runs_again, problems

@@ -1,9 +1,13 @@
 """Trainings with one member that lies: what is refused, and the arithmetic of the table."""
 
+import json
+
 import pytest
 
+from analysis.endurance import lying
 from analysis.endurance.lying import LyingOptions, cost, main, table
 from recipe.errors import InputError
+from recipe.training.pacing import ALL_SAMPLES, VARIABLE, computes_all
 
 
 def row(lie: str, where: str, seconds: float, weights=("a", "a"), accuracy: float = 0.9) -> dict:
@@ -60,3 +64,19 @@ def test_options_that_cannot_work_are_refused(options, problem):
 def test_bad_input_ends_with_a_sentence_and_status_2(capsys):
     assert main(["--peers", "1"]) == 2
     assert "--peers" in capsys.readouterr().err
+
+
+def test_accuracies_are_of_gradients_of_all_samples(tmp_path, monkeypatch):
+    for name in (VARIABLE, ALL_SAMPLES, "OMP_NUM_THREADS"):
+        monkeypatch.setenv(name, "1")  # which is there again afterwards
+    monkeypatch.delenv(ALL_SAMPLES)
+    computed = []
+
+    def measure(lie, where, number, options):
+        computed.append(computes_all())
+        return row(lie, where, 60.0)
+
+    monkeypatch.setattr(lying, "measure", measure)
+    assert main(["reverse", "--where", "clip", "--output-dir", str(tmp_path)]) == 0
+    assert computed == [True], "two of 16 samples of a micro-batch are no gradient to judge an accuracy by"
+    assert json.loads((tmp_path / "lying.json").read_text())["environment"]["paced_all_samples"] is True

@@ -13,6 +13,7 @@ from PIL import Image
 
 from recipe.data.augmentation import eval_transform
 from recipe.export import onnx_file
+from recipe.export.run_record import read_record
 from recipe.export.timm_folder import preprocessing
 from recipe.presets import preset
 from recipe.registry import build_task
@@ -142,6 +143,17 @@ def test_the_card_says_what_the_run_folder_says(tmp_path):
     assert f"`{recipe.fingerprint}`" in card.text
     assert "| embed_dim | 16 |" in card.text
     assert "## Contributors" not in card.text, "nobody agreed to be named"
+
+
+def test_the_card_of_a_baseline_counts_all_samples_until_its_weights(tmp_path):
+    """The best checkpoint is of step 40; the run was resumed at step 50, and ended at step 80."""
+    folder = run_of(tmp_path, small("digits"))
+    for resumed in ({"samples": 30 * 256}, {"samples": 80 * 256}):  # an earlier version counted since it was resumed
+        summary = {"run_id": "run", "outcome": "completed", "steps": 80, "global_batch": 256, "resumed_step": 50}
+        folder.summary.write_text(json.dumps(summary | resumed))
+        assert read_record(folder, 40).samples == 40 * 256
+        assert read_record(folder, 40).updates == 40
+        assert read_record(folder, 80).samples == 80 * 256
 
 
 def test_weights_that_began_with_others_name_them(tmp_path):
