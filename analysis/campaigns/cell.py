@@ -21,7 +21,7 @@ from pathlib import Path
 from analysis.campaigns.calibration import machine_gflops
 from analysis.campaigns.cells import Cell, network_of
 from analysis.campaigns.home import STARTED, home_numbers, measures_home
-from analysis.campaigns.measure import measure, rounds_of, steps_done
+from analysis.campaigns.measure import measure, problems_of_broken, rounds_of, steps_done
 from analysis.campaigns.peer_processes import environment_without_peers
 from analysis.campaigns.systems import RUN_ID, check_validations, system_of
 from analysis.campaigns.watch import Watch
@@ -173,7 +173,10 @@ def run_cell(folder: Path) -> None:
             problem = str(error)
     speeds.append(machine_gflops())
     rounds = rounds_of(folder, cell)
-    result = measure(folder, cell, rounds) if problem is None else {"problems": [problem]}
+    if problem is None:
+        result = measure(folder, cell, rounds)
+    else:
+        result = {"problems": problems_of_broken(folder, cell, began, problem)}
     result |= {"backend": lab.backend, "congestion_control": congestion_control}
     result |= {"seconds": time.time() - began, "machine_gflops": speeds}
     if measures_home(cell):

@@ -188,7 +188,37 @@ def measure_again(folder: Path) -> dict[str, Any]:
 
 
 def problems(cell: Cell, rounds: list[Round], numbers: dict[str, Any]) -> list[str]:
-    """Reasons why the cell measured something else than it says; each is a sentence."""
+    """Reasons why the cell measured something else than it says; each is a sentence, the machine's first."""
+    found = machine_problems(cell, numbers)
+    if numbers["received"] is not None and numbers["received"] < 1:
+        found.append(f"an average was partial: {numbers['received']:.1%} of its parts arrived")
+    counted = [item.peers for item in rounds if item.peers is not None]
+    if counted and min(counted) < cell.least_peers:
+        found.append(f"only {min(counted)} of {cell.peers} peers took part in an update")
+    if counted and cell.last_joins_at_step is not None and max(counted) < cell.peers:
+        found.append("the last host never took part in an update")
+    if counted and len(counted) < len(rounds):
+        found.append(f"the first peer was not there in {len(rounds) - len(counted)} updates")
+    return found
+
+
+def problems_of_broken(folder: Path, cell: Cell, since: float, problem: str) -> list[str]:
+    """Of a run that broke off with a problem: what the machine did meanwhile comes first, since that may be why.
+
+    Args:
+        since: seconds since 1970, when it began
+    """
+    watched = [line for line in read_metrics(folder / "watch.jsonl") if line["time"] >= since]
+    numbers = {
+        name: _mean(line[key] for line in watched) for name, key in (("busy_cores", "busy"), ("lab_cores", "lab"))
+    }
+    numbers |= _router_numbers([line for line in read_metrics(folder / "router.jsonl") if line["time"] >= since])
+    numbers["has_router"] = (folder / "router.jsonl").exists()
+    return [*machine_problems(cell, numbers), problem]
+
+
+def machine_problems(cell: Cell, numbers: dict[str, Any]) -> list[str]:
+    """Those problems that the lab had, and not the system in it."""
     found, cores = [], os.cpu_count() or 1
     if numbers["busy_cores"] is None:
         return ["nobody watched the machine meanwhile"]
@@ -208,15 +238,6 @@ def problems(cell: Cell, rounds: list[Round], numbers: dict[str, Any]) -> list[s
         )
     if numbers.get("overflows"):
         found.append(f"the router missed {numbers['overflows']} packets")
-    if numbers["received"] is not None and numbers["received"] < 1:
-        found.append(f"an average was partial: {numbers['received']:.1%} of its parts arrived")
-    counted = [item.peers for item in rounds if item.peers is not None]
-    if counted and min(counted) < cell.least_peers:
-        found.append(f"only {min(counted)} of {cell.peers} peers took part in an update")
-    if counted and cell.last_joins_at_step is not None and max(counted) < cell.peers:
-        found.append("the last host never took part in an update")
-    if counted and len(counted) < len(rounds):
-        found.append(f"the first peer was not there in {len(rounds) - len(counted)} updates")
     return found
 
 

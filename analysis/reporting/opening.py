@@ -36,6 +36,7 @@ class Comparison:
         means: of the ratios within a repetition, for each of `RATES`
         half_widths: of their 95 % intervals; NaN for fewer than three repetitions
         n: repetitions
+        peers: in the experiment's runs of either, the fewest and the most
     """
 
     setting: str
@@ -43,6 +44,7 @@ class Comparison:
     means: dict[str, float]
     half_widths: dict[str, float]
     n: int
+    peers: tuple[int, int]
 
     @property
     def is_counted(self) -> bool:
@@ -64,6 +66,7 @@ def comparisons(experiments: Sequence[Experiment], system: str) -> list[Comparis
         opponent = next((name for name in OPPONENTS if not ratios(experiment, system, name).empty), None)
         if opponent is None:
             continue
+        peers = experiment.valid.loc[experiment.valid["system"].isin([system, opponent]), "peers"]
         by_rate = {rate: ratios(experiment, system, opponent, rate) for rate in RATES}
         for value in by_rate["samples_per_second"].index:
             intervals = {rate: interval(by_rate[rate][value]) for rate in RATES}
@@ -75,6 +78,7 @@ def comparisons(experiments: Sequence[Experiment], system: str) -> list[Comparis
                     {rate: mean for rate, (mean, _, _) in intervals.items()},
                     {rate: half_width for rate, (_, half_width, _) in intervals.items()},
                     intervals["samples_per_second"][2],
+                    (int(peers.min()), int(peers.max())),
                 )
             )
     return found
@@ -86,7 +90,7 @@ def opening_section(experiments: Sequence[Experiment], output: Path) -> Section:
     every = {system: comparisons(experiments, system) for system in HEADLINES}
     found = {system: rows for system in every if (rows := [row for row in every[system] if row.is_counted])}
     if found:
-        section.text.append(" ".join([*_sentences(found), _scope(experiments, found)]))
+        section.text.append(" ".join([*_sentences(found), _scope(found)]))
         picture = figures.forest({SYSTEMS[system].label: rows for system, rows in found.items()}, output)
         section.figures.append(
             (f"A swarm over {SYSTEMS[FAIR_OPPONENT].label}: each setting, mean and 95 % interval of the ratio", picture)
@@ -144,8 +148,8 @@ def _failed(experiments: Sequence[Experiment]) -> str:
     )
 
 
-def _scope(experiments: Sequence[Experiment], found: dict[str, list[Comparison]]) -> str:
-    peers = [int(count) for experiment in experiments for count in experiment.valid["peers"]]
+def _scope(found: dict[str, list[Comparison]]) -> str:
+    peers = [number for rows in found.values() for row in rows for number in row.peers]
     repetitions = [row.n for rows in found.values() for row in rows]
     return (
         f"All of it was measured with {min(peers)} to {max(peers)} peers on one machine, in an emulated network, with "

@@ -138,6 +138,11 @@ def experiment_section(experiment: Experiment, output: Path) -> Section:
             f"PACED: each peer pretended to compute {rates} samples/s ({computed}). Before commit 49f6df3 a wrong "
             "guess of the backward pass was not made up for: a plain script could be 5 % faster than the device."
         )
+    if any(system.startswith("hivemind") for system in experiment.systems):
+        section.text.append(
+            "Before commit 3acb784 Hivemind's Optimizer did not clip gradients as the recipe says, nor smooth labels: "
+            "that concerns what it learnt and how soon, and not its speed."
+        )
     if (drift := machine_drift(experiment)) is not None:
         section.text.append(drift)
     if any(SYSTEMS[system].local_steps > 1 for system in experiment.systems):

@@ -9,6 +9,7 @@ from rich.console import Console
 
 from analysis.campaigns.campaign import Campaign
 from analysis.campaigns.cells import load_grid
+from analysis.campaigns.measure import failed_by_itself, problems_of_broken
 from analysis.wan import sandbox
 from recipe.errors import InputError
 from tests.helpers.measured_cells import CELL, write_run
@@ -50,6 +51,14 @@ def test_a_cell_without_enough_bytes_is_invalid_at_once(tmp_path, monkeypatch):
     console = Console(record=True, width=150)
     assert Campaign(load_grid("delay"), [CELL], tmp_path / "grid").run(console) == 1
     assert "failed by itself: averages were partial" in console.export_text()
+
+
+@pytest.mark.parametrize("is_busy", [False, True])
+def test_a_run_that_broke_off_on_a_busy_machine_has_not_failed_by_itself(tmp_path, is_busy):
+    write_run(tmp_path, CELL, busy=float(os.cpu_count()) if is_busy else 0.5)
+    found = problems_of_broken(tmp_path, CELL, 0.0, "not done after 900 s")
+    assert found[-1] == "not done after 900 s"
+    assert failed_by_itself(found) == (not is_busy)
 
 
 def test_a_run_that_failed_by_itself_is_not_repeated_until_it_succeeds(tmp_path, monkeypatch):
