@@ -48,8 +48,10 @@ def is_over(history: History, total_steps: int) -> bool:
     """Whether the run has made all its updates; peers that have made the last ones leave, often before they say so."""
     if history.step is None:
         return False
-    unseen = 0 if history.here else max(1, math.ceil(LAST_SECONDS * history.last_updates_per_second))
-    return history.step >= total_steps - unseen
+    if history.here:
+        return history.step >= total_steps
+    unseen = min(math.ceil(LAST_SECONDS * history.last_updates_per_second), total_steps // 50)
+    return history.step >= total_steps - max(1, unseen)
 
 
 def findings(
@@ -90,6 +92,9 @@ def verdict(
     if found:
         return found[0].level, found[0].text
     if is_over(history, total_steps):
+        if history.step < total_steps:
+            seen = f"update {history.step:,} of {total_steps:,} was the last one seen"
+            return "good", f"The run has ended, it seems: everybody has left, and {seen}."
         return "good", f"The run has ended: all {total_steps:,} updates are made."
     if is_paused:
         step = history.step or 0

@@ -62,7 +62,8 @@ def test_peers_that_leave_with_the_last_update_have_ended_the_run(seen):
     assert "ended" not in sentence(seen)[1]
     seen.look()
     seen.look()
-    assert sentence(seen) == ("good", "The run has ended: all 10,000 updates are made.")
+    said = "The run has ended, it seems: everybody has left, and update 9,999 of 10,000 was the last one seen."
+    assert sentence(seen) == ("good", said)
 
 
 @pytest.mark.parametrize("last_seen", range(1994, 1999))
@@ -72,8 +73,16 @@ def test_a_fast_run_makes_its_last_updates_between_two_looks(another, last_seen)
     run.train("ada", "ben", steps=range(last_seen - 100, last_seen + 1, 5))
     for _ in range(30):
         run.look()
-    assert sentence(run) == ("good", "The run has ended: all 2,000 updates are made.")
+    assert sentence(run)[1].startswith("The run has ended, it seems")
     assert run.desk.newest.swarm.is_over
+
+
+def test_a_short_run_that_everybody_leaves_long_before_its_end_has_not_ended(another):
+    run = another(card=replace(CARD, total_steps=60))
+    run.train("ada", "ben", steps=range(2, 48, 5))
+    for _ in range(30):
+        run.look()
+    assert sentence(run)[1].startswith("Nobody trains")
 
 
 def test_a_slow_run_that_everybody_leaves_four_updates_early_has_not_ended(another):
