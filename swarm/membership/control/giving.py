@@ -152,10 +152,16 @@ class Situation:
             raise InputError(f"The run is paused at step {at_step} already: swarm control resume lets it go on.")
         if order.what is What.RESUME and not self.orders.is_paused(at_step):
             raise InputError(f"The run is not paused at step {at_step}: there is nothing to resume.")
-        if order.what is What.RESUME and self.is_paused and at_step > self.step:
+        if order.what is What.RESUME and at_step > self.step and self.orders.is_paused(at_step - 1):
+            stands = self._where_it_goes_on()
             raise InputError(
-                f"The run is paused at step {self.step} and makes no update, so step {at_step} never comes: resume it "
-                f"from step {self.step} on (leave out --at-step)."
+                f"At step {stands} the run is paused and makes no update, so step {at_step} never comes: resume it "
+                f"from step {stands} on (leave out --at-step)."
+            )
+        if order.what is What.RESUME and at_step < least and not self.is_paused:
+            raise InputError(
+                f"The run is paused from step {at_step} on, too soon to take that back on all peers alike: wait until "
+                "it is paused, and resume it then."
             )
         if at_step < least:
             raise InputError(

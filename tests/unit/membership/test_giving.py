@@ -74,6 +74,8 @@ def test_an_extension_late_in_the_run_counts_at_its_end():
         ([], (What.RESUME, 0, None), "no pause is coming"),
         ([Order(9, What.PAUSE)], (What.PAUSE, 0, None), "is paused at step 10 already"),
         ([Order(9, What.PAUSE)], (What.RESUME, 0, 20), "step 20 never comes: resume it from step 10 on"),
+        ([Order(15, What.PAUSE)], (What.RESUME, 0, 20), "step 20 never comes: resume it from step 15 on"),
+        ([Order(11, What.PAUSE)], (What.RESUME, 0, None), "wait until it is paused, and resume it then"),
         ([], (What.LEARNING_RATE, 1000, None), "give 0.01 to 100"),
         ([], (What.TARGET, math.inf, None), "give 1 to"),
     ],
