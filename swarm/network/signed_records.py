@@ -404,6 +404,10 @@ def claim_identity(path: Path) -> None:
     """
     try:
         file = _CLAIMED.get(path) or _CLAIMED.setdefault(path, path.with_name(f"{path.name}.lock").open("wb"))
+    except OSError as error:  # a folder that may only be read
+        logger.debug(f"the identity cannot be locked: {error!r}")
+        return
+    try:
         fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except (BlockingIOError, PermissionError):
         raise InputError(identity_in_use(path)) from None
