@@ -110,8 +110,8 @@ class OpenPorts:
     def _keep_open(self) -> None:
         in_trouble: set[int] = set()
         renewed_at = seconds_since_boot()
-        while not self._closed.wait(min(LOOK_SECONDS, self._pause_seconds())):
-            if seconds_since_boot() - renewed_at < self._pause_seconds():
+        while not self._closed.wait(min(LOOK_SECONDS, max(0.01, self._seconds_left(renewed_at)))):
+            if self._seconds_left(renewed_at) > 0:
                 continue
             renewed_at = seconds_since_boot()
             for port, (outside, _) in list(self._opened.items()):
@@ -125,6 +125,10 @@ class OpenPorts:
                 elif port not in in_trouble:
                     in_trouble.add(port)
                     logger.warning(f"The router no longer opens port {outside} for this peer ({trouble}).")
+
+    def _seconds_left(self, renewed_at: float) -> float:
+        """Until the leases are renewed."""
+        return renewed_at + self._pause_seconds() - seconds_since_boot()
 
     def _pause_seconds(self) -> float:
         shortest = min((seconds for _, seconds in list(self._opened.values())), default=LEASE_SECONDS)
