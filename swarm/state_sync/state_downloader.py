@@ -90,7 +90,6 @@ class StateDownloader:
         finally:
             if self._running is asyncio.current_task():
                 self._running = None
-        return False
 
     def _begin(self, donor: PeerID, request: DownloadRequest) -> Download:
         """Anew, or with what has arrived from this donor before its line broke down."""

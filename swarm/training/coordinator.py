@@ -510,7 +510,7 @@ class Coordinator:
         if ended.error is not None:
             return False
         if ended.found_nobody:
-            return self._go_on_without_others(ended.report)
+            return self._go_on_without_others()
         self._contribution.check(ended.report.to_check)
         self._gradients.from_wire()
         own = ended.round
@@ -524,13 +524,14 @@ class Coordinator:
         self.tracker.recount(short.group)
         self.resume()
 
-    def _go_on_without_others(self, report: RoundReport) -> bool:
+    def _go_on_without_others(self) -> bool:
         """Nobody came: gone, or have they gone on without this peer? True if it makes the update alone."""
         self._round.take_back()
         self.tracker.exchange.wait_refreshed(NEWS_SECONDS)
         if self.tracker.swarm.latest_step > self.step:
             self.catch_up(is_told=True)
             return False
+        self._contribution.finish()  # also what other processes of this peer have computed meanwhile
         return self._update_alone()
 
     def _update_alone(self) -> bool:

@@ -164,8 +164,8 @@ class Follower:
         knows_history = version.step == 0 or not version.untouched  # else its lineage is its own
         if knows_history and tracker.swarm.latest_step <= version.step + MAX_AVERAGES:
             has_replayed = yield from self._replay.replay_from_anyone(attempt)
-            if has_replayed and tracker.swarm.latest_step <= version.step:
-                return True
+            if has_replayed and (tracker.swarm.latest_step <= version.step or self._listener.is_at(version.step)):
+                return True  # the average of the round that it listens to comes next, or is here already
         donor = yield from self._takeover.download_from_superiors(attempt)
         if donor is not None:
             self._replay.prefer(donor)
