@@ -45,7 +45,7 @@ from swarm.protocol.order_book import MAX_SIGNED_BYTES
 VARIABLE = "SWARM_KEY_PASSPHRASE"
 """Environment variable: the passphrase, for whoever has no terminal."""
 HANDED_OVER = "SWARM_TYPED"
-"""Environment variable: number of the pipe with what was typed before this program took the place of another one."""
+"""Environment variable: process and number of the pipe with what was typed before this program took another's place."""
 _TYPED: dict[str, str] = {}
 """By prompt, in this program."""
 MAX_PASSPHRASE_BYTES = 1023  # of `cryptography`
@@ -173,8 +173,8 @@ def passphrase_from(environment: Mapping[str, str], prompt: str) -> str:
 @cache
 def _handed_over() -> dict[str, str]:
     """By prompt, what was typed before this program took the place of another one."""
-    number = os.environ.pop(HANDED_OVER, None)
-    if number is None:
+    process, _, number = os.environ.pop(HANDED_OVER, "").partition(" ")
+    if process != str(os.getpid()):  # nothing, or it was for a program that has started this one
         return {}
     with open(int(number)) as pipe:
         return json.load(pipe)
@@ -191,7 +191,7 @@ def hand_over_typed() -> None:
     os.write(writing, json.dumps(typed).encode())  # far less than a pipe holds
     os.close(writing)
     os.set_inheritable(reading, True)
-    os.environ[HANDED_OVER] = str(reading)
+    os.environ[HANDED_OVER] = f"{os.getpid()} {reading}"  # the program that follows is the same process
 
 
 def _checked(passphrase: str) -> bytes:

@@ -41,8 +41,8 @@ HOURS = 8 * 3600
 def test_a_pause_is_no_time_in_which_the_run_stood_still(seen, phase):
     seen.train("ada", "ben", steps=range(1, 20))
     paused = ordered(Order(19, What.PAUSE))
-    for _ in range(HOURS // 4):
-        look(seen, paused, 19, phase, after=4.0)
+    for _ in range(HOURS // 25):
+        look(seen, paused, 19, phase, after=25.0)
     resumed = paused.with_order(Order(19, What.RESUME))
     for step in [19] * 20 + [20] * 5 + [21] * 5 + [22] * 5 + [23]:
         look(seen, resumed, step, TRAINING)
@@ -55,8 +55,8 @@ def test_a_pause_is_no_time_in_which_the_run_stood_still(seen, phase):
 @pytest.mark.parametrize("phase", [None, WAITING])
 def test_a_night_without_company_is_none_either(seen, phase):
     seen.train("ada", "ben", steps=range(1, 20))
-    for _ in range(HOURS // 4):
-        seen.look(*([seen.record("ada", 19, phase=phase)] if phase else []), after=4.0)
+    for _ in range(HOURS // 25):
+        seen.look(*([seen.record("ada", 19, phase=phase)] if phase else []), after=25.0)
     for step in [19] * 20 + [20] * 5 + [21]:
         seen.look(seen.record("ada", step), seen.record("ben", step))
         assert seen.desk.newest.swarm.level == "good"

@@ -1,6 +1,5 @@
 """Key files: made once, read again, and every trouble with them is one sentence."""
 
-import os
 import stat
 import subprocess
 import sys
@@ -14,10 +13,8 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 
 from recipe.errors import InputError
 from swarm.enrolment.organiser_key import (
-    HANDED_OVER,
     VARIABLE,
     check_right,
-    hand_over_typed,
     make_deputy,
     make_key,
     passphrase_from,
@@ -171,24 +168,26 @@ def test_an_empty_passphrase(monkeypatch, environment, typed):
         passphrase_from(environment, "Passphrase: ")
 
 
-def test_what_was_typed_is_known_to_the_program_that_takes_the_place_of_this_one(monkeypatch):
-    """A peer that starts itself again at night finds nobody who types."""
-    monkeypatch.setattr("sys.stdin", SimpleNamespace(isatty=lambda: True))
-    monkeypatch.setattr("getpass.getpass", lambda _: "typed \udcff ü")
-    passphrase_from({}, "Passphrase of a key: ")
+REPLACED = """
+import os, sys
+from unittest import mock
+from swarm.enrolment.organiser_key import hand_over_typed, passphrase_from
+if "again" in sys.argv:
+    print(ascii(passphrase_from({}, "Passphrase of a key: ")), "SWARM_TYPED" in os.environ)
+else:
+    types = mock.patch("getpass.getpass", return_value="typed \\udcff ü")
+    with mock.patch("sys.stdin.isatty", return_value=True), types:
+        passphrase_from({}, "Passphrase of a key: ")
     hand_over_typed()
-    monkeypatch.setenv(HANDED_OVER, os.environ[HANDED_OVER])  # and is gone after this test
-    asks = "from swarm.enrolment.organiser_key import *; print(ascii(passphrase_from({}, 'Passphrase of a key: ')))"
-    program = subprocess.run(
-        [sys.executable, "-c", asks],
-        pass_fds=[int(os.environ[HANDED_OVER])],
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    os.close(int(os.environ[HANDED_OVER]))
-    assert program.stdout.strip() == ascii("typed \udcff ü")
+    os.execv(sys.executable, [*sys.orig_argv, "again"])
+"""
+
+
+def test_what_was_typed_is_known_to_the_program_that_takes_the_place_of_this_one():
+    """A peer that starts itself again at night finds nobody who types."""
+    program = [sys.executable, "-c", REPLACED]
+    said = subprocess.run(program, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=True).stdout
+    assert said.strip() == ascii("typed \udcff ü") + " False"
 
 
 def test_no_terminal_to_ask_at(monkeypatch):
