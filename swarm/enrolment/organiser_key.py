@@ -183,7 +183,7 @@ def _handed_over() -> dict[str, str]:
 def hand_over_typed() -> None:
     """For just before `os.execv`: the program that follows asks for no passphrase that was typed in this one.
 
-    A person may be asleep. It goes through a pipe: other processes can read neither memory nor, unlike variables, that.
+    The organiser may be asleep. It goes through a pipe, which no other process can read; a variable could be.
     """
     if not (typed := _handed_over() | _TYPED):
         return

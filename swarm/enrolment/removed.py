@@ -3,9 +3,9 @@
 from recipe.errors import InputError
 
 SAID = "the organiser has removed this peer"
-"""With which her server begins what it says to one."""
+"""How the enrolment server's answer to a removed peer begins."""
 EXIT_STATUS = 3
-"""Of a peer's program. Whoever starts peers again need not start this one."""
+"""With which the program of a removed peer ends: a service manager should not start it again."""
 
 
 class Removed(InputError):  # noqa: N818 (reads as what happened)
