@@ -32,9 +32,13 @@ def test_one_process_uses_it_at_a_time_and_its_end_gives_it_back(tmp_path):
     claim_identity(tmp_path / "other.key")
 
 
-def test_where_no_lock_can_be_made_the_identity_is_used_without_one(tmp_path):
-    """A folder of secrets that this user may only read, for instance."""
-    (tmp_path / "peer.key.lock").mkdir()
+def test_where_no_lock_can_be_made_the_identity_is_used_without_one(tmp_path, monkeypatch):
+    """A folder of secrets that this user may only read, for instance; the administrator may write everywhere."""
+
+    def refuse(path: Path, mode: str) -> None:
+        raise PermissionError(f"{path} may only be read")
+
+    monkeypatch.setattr(Path, "open", refuse)
     claim_identity(tmp_path / "peer.key")
 
 
