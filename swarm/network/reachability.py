@@ -37,7 +37,7 @@ from swarm.network.home.interfaces import every_host
 from swarm.network.home.open_ports import OpenPorts, open_port
 from swarm.network.home.router import RouterRefuses
 from swarm.network.known_peers import peer_of_address
-from swarm.network.signed_records import identity_in_use
+from swarm.network.signed_records import identity_in_use, peer_with, read_key
 from swarm.protocol.wire import from_wire, to_wire
 from swarm.runtime.token_bucket import TokenBucket, TokenBuckets
 
@@ -316,7 +316,7 @@ async def _check_identity(p2p: P2P, identity_path: Path | None) -> None:
     if identity_path is None or not identity_path.exists():
         return
     try:
-        await connect(p2p, PeerID.from_identity(identity_path.read_bytes()))
+        await connect(p2p, peer_with(read_key(identity_path)))
     except P2PDaemonError:
         return
     raise InputError(identity_in_use(identity_path))

@@ -87,7 +87,7 @@ class OwnedRecords(RSASignatureValidator):
 
     def __init__(self, key: RSAPrivateKey):
         super().__init__(key)
-        self.key, self.own = key, peer_of(self.local_public_key)
+        self.key, self.own = key, peer_with(key)
         self.met = Acquaintances()
         """Whose records are checked first, and kept before those of others."""
         self.written: set[bytes] = set()
@@ -309,7 +309,18 @@ def _refuse(code: int, data: bytes) -> Any:
 
 def read_key(path: Path) -> RSAPrivateKey:
     """The private key in an identity file of libp2p."""
-    return private_key_in(crypto_pb2.PrivateKey.FromString(path.read_bytes()).data)
+    return _key_in(path.read_bytes())
+
+
+@lru_cache(maxsize=8)
+def _key_in(identity: bytes) -> RSAPrivateKey:
+    """Its numbers are checked, which takes 40 ms: once in each process, not at each of the five places that need it."""
+    return private_key_in(crypto_pb2.PrivateKey.FromString(identity).data)
+
+
+def peer_with(key: RSAPrivateKey) -> PeerID | None:
+    """The peer whose key it is; None if it is none that may own records."""
+    return peer_of(RSASignatureValidator(key).local_public_key)
 
 
 def owned_entries(found: Any, most: int, first: Container[PeerID] = ()) -> list[tuple[PeerID, Any]]:
@@ -386,11 +397,14 @@ def prepare_identity(path: Path) -> PeerID:
             f"--identity-path {path} cannot be used ({error.strerror}): name a file in a folder you may write to."
         ) from None
     try:
-        return PeerID.from_identity(content)
+        peer_id = peer_with(_key_in(content))
     except Exception:  # protobuf, cryptography and hivemind each have their own
+        peer_id = None
+    if peer_id is None:
         raise InputError(
             f"--identity-path {path} does not hold a peer's private key: restore it, or delete it for a new identity."
-        ) from None
+        )
+    return peer_id
 
 
 def claim_identity(path: Path) -> None:

@@ -17,7 +17,7 @@ from swarm.enrolment.client import TryLater, enrol, renew
 from swarm.enrolment.join_line import JoinLine
 from swarm.enrolment.organiser_folder import OrganiserFolder
 from swarm.membership.run_manifest import RunManifest
-from swarm.network.signed_records import LISTS, read_key
+from swarm.network.signed_records import LISTS, peer_with, read_key
 from swarm.protocol.admission import Admission
 from swarm.protocol.certificates import (
     EVERYTHING,
@@ -133,7 +133,8 @@ def become_member(line: JoinLine, identity: Path, name: str, folder: RunFolder, 
     Raises:
         InputError: there is none, and the organiser gives none
     """
-    key, peer_id, path = read_key(identity), PeerID.from_identity(identity.read_bytes()), folder.membership
+    key, path = read_key(identity), folder.membership
+    peer_id = peer_with(key)
     kept = Credentials.read(path)
     bare = replace(line, token=b"")
     if kept is not None and (kept.line.run_id, kept.line.organiser) != (line.run_id, line.organiser):

@@ -6,9 +6,12 @@ import stat
 from pathlib import Path
 
 import pytest
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.serialization import load_der_private_key
+from hivemind.p2p import PeerID
 
 from recipe.errors import InputError
-from swarm.network.signed_records import claim_identity, prepare_identity
+from swarm.network.signed_records import claim_identity, peer_with, prepare_identity, read_key
 
 
 def test_it_is_made_once_and_for_its_user_alone(tmp_path):
@@ -61,3 +64,19 @@ def test_a_full_disk_leaves_no_part_of_a_key(tmp_path):
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert not list(tmp_path.iterdir())
     prepare_identity(path)
+
+
+def test_the_numbers_of_a_key_are_checked_once_in_a_process(tmp_path, monkeypatch):
+    """Each check takes 40 ms, and a start needs the key at five places."""
+    loads = []
+
+    def load(*arguments, **options):
+        loads.append(arguments)
+        return load_der_private_key(*arguments, **options)
+
+    monkeypatch.setattr(serialization, "load_der_private_key", load)
+    identity = tmp_path / "ada.key"
+    peer_id = prepare_identity(identity)
+    assert prepare_identity(identity) == peer_with(read_key(identity)) == peer_id
+    assert len(loads) == 1
+    assert PeerID.from_identity(identity.read_bytes()) == peer_id
