@@ -17,6 +17,7 @@ import tyro
 from rich.console import Console
 from rich.table import Table
 
+from recipe.command_line import exit_status
 from recipe.config import Recipe
 from recipe.errors import InputError
 from recipe.overrides import RecipeOverrides, apply_overrides
@@ -188,18 +189,17 @@ def main(arguments: list[str] | None = None) -> int:
         prog="python -m recipe.data.benchmark",
         config=(tyro.conf.OmitArgPrefixes, tyro.conf.DisallowNone),
     )
-    try:
-        recipe = apply_overrides(preset(options.recipe), options.overrides)
-        if options.seconds <= 0:
-            raise InputError("There is no time to measure in: set --seconds to more than 0.")
-        rates = measure(recipe, options)
-    except InputError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+    return exit_status(lambda: _measure_and_print(options))
+
+
+def _measure_and_print(options: DataBenchmarkOptions) -> None:
+    recipe = apply_overrides(preset(options.recipe), options.overrides)
+    if options.seconds <= 0:
+        raise InputError("There is no time to measure in: set --seconds to more than 0.")
+    rates = measure(recipe, options)
     title = f"{recipe.name}: {recipe.model} on {recipe.dataset}, micro-batch {options.batch_size}"
     Console(soft_wrap=True).print(rates_table(rates, title))
     print(verdict(rates))
-    return 0
 
 
 if __name__ == "__main__":

@@ -22,6 +22,7 @@ import tyro
 from rich.console import Console
 from rich.live import Live
 
+from recipe.command_line import exit_status
 from recipe.errors import InputError
 from recipe.interrupts import raise_again
 from recipe.run_folder import check_name, make_writable
@@ -241,17 +242,17 @@ def main(arguments: list[str] | None = None) -> int:
     """Returns the exit status: 0, 1 if a peer failed, 2 for input that cannot work, 130 after an early Ctrl-C."""
     prog = "swarm demo"
     options, rest = tyro.cli(DemoOptions, args=arguments, prog=prog, return_unknown_args=True)
-    try:
-        if not 1 <= options.peers <= 64:
-            raise InputError(f"--peers is {options.peers}: give 1 to 64.")
-        _check_peer_options(rest, prog)
-        output_dir = options.output_dir.expanduser()
-        make_writable(output_dir)
-        run_id = check_name(options.run_id or f"local-{time.strftime('%Y%m%d-%H%M%S')}", "--run-id")
-        return LocalSwarm(options.peers, output_dir, run_id, rest).run()
-    except InputError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+    return exit_status(lambda: _run(options, rest, prog))
+
+
+def _run(options: DemoOptions, peer_options: list[str], prog: str) -> int:
+    if not 1 <= options.peers <= 64:
+        raise InputError(f"--peers is {options.peers}: give 1 to 64.")
+    _check_peer_options(peer_options, prog)
+    output_dir = options.output_dir.expanduser()
+    make_writable(output_dir)
+    run_id = check_name(options.run_id or f"local-{time.strftime('%Y%m%d-%H%M%S')}", "--run-id")
+    return LocalSwarm(options.peers, output_dir, run_id, peer_options).run()
 
 
 def _check_peer_options(arguments: list[str], prog: str) -> None:

@@ -14,7 +14,7 @@ from fastapi import FastAPI, Request, Response
 
 from swarm.desk.guard import REFUSAL, Guard, household_of
 from swarm.desk.metrics import metrics_text
-from swarm.desk.organiser.controls import Controls
+from swarm.desk.organiser.controls import SwarmControls
 from swarm.desk.organiser.door import Door
 from swarm.desk.organiser.web import OrganisersPages
 from swarm.desk.page import Snapshot, qr_code, render
@@ -57,7 +57,7 @@ class Answer:
 def build_app(
     newest: Callable[[], Snapshot],
     door: Door | None = None,
-    controls: Controls | None = None,
+    controls: SwarmControls | None = None,
     only_here: bool = False,
 ) -> FastAPI:
     """

@@ -20,7 +20,7 @@ from swarm.desk.app import build_app
 from swarm.desk.health import Finding, findings
 from swarm.desk.history import History
 from swarm.desk.ledger.credits import Credits
-from swarm.desk.organiser.controls import Controls
+from swarm.desk.organiser.controls import SwarmControls
 from swarm.desk.organiser.door import Door
 from swarm.desk.page import MAX_LEADERS, Snapshot
 from swarm.desk.report import (
@@ -181,7 +181,7 @@ def served(
     newest: Callable[[], Snapshot],
     listener: socket.socket,
     door: Door | None = None,
-    controls: Controls | None = None,
+    controls: SwarmControls | None = None,
 ) -> Iterator[None]:
     """The page is there as long as this lasts.
 

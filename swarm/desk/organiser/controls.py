@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from recipe.errors import InputError
 from swarm.membership.control.giving import give_order, newest_orders, situation
@@ -68,36 +68,8 @@ COMMANDS = (
 )
 
 
-class Controls(Protocol):
-    """Gives orders to a run, and knows those that were given."""
-
-    @property
-    def can_order(self) -> bool:
-        """The desk has a key with which it may sign now."""
-        ...
-
-    orders: Orders
-    """The newest list."""
-
-    def plan(self, what: What, value: float) -> Order:
-        """What would be ordered now, with the step from which it counts. It may take seconds.
-
-        Raises:
-            InputError: it cannot be ordered
-        """
-        ...
-
-    def give(self, what: What, value: float, at_step: int) -> Order:
-        """Order it, from that step on or, if that is too near by now, a little later. It may take seconds.
-
-        Raises:
-            InputError: it cannot be ordered
-        """
-        ...
-
-
 class SwarmControls:
-    """Those of a swarm.
+    """Gives orders to a swarm, and knows those that were given.
 
     Args:
         dht: a running DHT, of `start_dht`
@@ -108,6 +80,7 @@ class SwarmControls:
     def __init__(self, dht: SwarmDHT, manifest: RunManifest, signer: Signer | None = None):
         self._dht, self._manifest, self._signer = dht, manifest, signer
         self.orders = Orders(manifest.run_id)
+        """The newest list."""
         self._looked_at = -LOOK_SECONDS
         dht.take_part(manifest.key_prefix, manifest.authority, b"")
 
@@ -127,13 +100,21 @@ class SwarmControls:
         return self.orders
 
     def plan(self, what: What, value: float) -> Order:
-        """As `Controls.plan`."""
+        """What would be ordered now, with the step from which it counts. It may take seconds.
+
+        Raises:
+            InputError: it cannot be ordered
+        """
         now = situation(self._dht, self._manifest)
         self._take(now.orders)
         return now.order(what, value)
 
     def give(self, what: What, value: float, at_step: int) -> Order:
-        """As `Controls.give`."""
+        """Order it, from that step on or, if that is too near by now, a little later. It may take seconds.
+
+        Raises:
+            InputError: it cannot be ordered
+        """
         if self._signer is None:
             raise InputError("This desk has no key to sign orders with: start it with --deputy FILE.")
         nearest = situation(self._dht, self._manifest).nearest

@@ -15,7 +15,7 @@ from starlette.concurrency import run_in_threadpool
 
 from recipe.errors import InputError
 from swarm.desk.guard import REFUSAL, household_of
-from swarm.desk.organiser.controls import COMMANDS, Command, Controls
+from swarm.desk.organiser.controls import COMMANDS, Command, SwarmControls
 from swarm.desk.organiser.door import SESSION_SECONDS, Door, Refused, Session
 from swarm.desk.organiser.login import LOGIN_SECONDS, MAX_LOGIN_BYTES
 from swarm.desk.page import Snapshot, render
@@ -45,7 +45,7 @@ class OrganisersPages:
         controls: of the run; None if it has no organiser
     """
 
-    def __init__(self, newest: Callable[[], Snapshot], door: Door, controls: Controls | None = None):
+    def __init__(self, newest: Callable[[], Snapshot], door: Door, controls: SwarmControls | None = None):
         self._newest, self._door, self._controls = newest, door, controls
         self._one_at_a_time = asyncio.Lock()
         self._of_address = TokenBuckets(TRIES_AT_ONCE, TRIES_A_SECOND)
@@ -140,7 +140,7 @@ class OrganisersPages:
         _say(f"Ordered from the browser at {_host(request)}: {order}.")
         return _elsewhere("organiser")
 
-    def _meant(self, given: Mapping[str, str]) -> tuple[Controls, Command, float]:
+    def _meant(self, given: Mapping[str, str]) -> tuple[SwarmControls, Command, float]:
         """The order that a form speaks of.
 
         Raises:
