@@ -8,10 +8,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import docstring_parser
+
 ROOT = Path(__file__).parent.parent.parent
-
-_SECTIONS = ("Args:", "Raises:", "Returns:")
-
 
 @dataclass
 class Documented:
@@ -88,40 +87,18 @@ def docstring(node: ast.AST) -> Documented:
 
 def parse(text: str) -> Documented:
     """A docstring, cleaned of its indentation."""
-    found = Documented()
-    kept: list[str] = []
-    section = None
-    for block in _blocks(text):
-        if block in _SECTIONS:
-            section = block
-        elif section and block.startswith("    "):
-            name, _, meaning = block.strip().partition(": ")
-            if section == "Args:":
-                found.params[name] = meaning
-            elif section == "Raises:":
-                found.raises.append((name, meaning))
-            else:
-                kept.append(f"Returns {block.strip().rstrip('.')}.")
-        else:
-            section = None
-            kept.append(block)
-    found.text = "\n".join(kept).strip()
-    return found
+    found = docstring_parser.parse(text, style=docstring_parser.DocstringStyle.GOOGLE)
+    said = found.description or ""
+    if found.returns is not None:
+        kind = f"{found.returns.type_name}: " if found.returns.type_name else ""
+        said += f"\n\nReturns {kind}{_one_line(found.returns.description).rstrip('.')}."
+    params = {param.arg_name: _one_line(param.description) for param in found.params}
+    raises = [(error.type_name or "", _one_line(error.description)) for error in found.raises]
+    return Documented(said.strip(), params, raises)
 
 
-def _blocks(text: str) -> list[str]:
-    """Lines, where those that go on with a parameter or an error are joined to it."""
-    blocks: list[str] = []
-    section = is_open = False
-    for line in text.splitlines():
-        in_section = section and line.startswith("    ")
-        if is_open and line.startswith("        ") and blocks[-1]:
-            blocks[-1] += " " + line.strip()
-            continue
-        blocks.append(line)
-        section = line in _SECTIONS or in_section or (section and not line)
-        is_open = in_section
-    return blocks
+def _one_line(text: str | None) -> str:
+    return " ".join((text or "").split())
 
 
 def attribute_docs(node: ast.ClassDef | ast.Module) -> dict[str, str]:

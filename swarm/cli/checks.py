@@ -75,7 +75,8 @@ def check_versions() -> Check:
 
 
 def check_device(wanted: str) -> Check:
-    """
+    """Whether torch can compute where it is told to, and with how much memory.
+
     Args:
         wanted: --device
     """
@@ -143,7 +144,8 @@ def check_data(manifest: RunManifest, data_dir: Path) -> Check:
 
 
 def check_micro_batch(model: nn.Module, recipe: Recipe, device: str) -> Check:
-    """
+    """How many samples the device computes at a time.
+
     Args:
         device: --device
     """

@@ -191,7 +191,8 @@ class SwarmView:
         }
 
     def table(self, now: float, width: int = 0) -> Group:
-        """
+        """What a person sees of it in a terminal.
+
         Args:
             now: DHT time
             width: columns of the terminal

@@ -60,7 +60,8 @@ def build_app(
     controls: SwarmControls | None = None,
     only_here: bool = False,
 ) -> FastAPI:
-    """
+    """The pages of the desk, and what programs read.
+
     Args:
         newest: what was seen last
         door: who may give orders; None: nobody

@@ -40,7 +40,8 @@ def chart(
     place: Callable[[float], str],
     from_zero: bool = False,
 ) -> Chart:
-    """
+    """A curve as a page draws it.
+
     Args:
         curve: x and y; None where nobody knows y, which leaves a gap
         shown: a value in words

@@ -52,7 +52,8 @@ class ReachablePeerCheck(L.Callback):
 
 
 def complaint(num_others: int) -> str:
-    """
+    """What a person is told, and can do.
+
     Args:
         num_others: outbound-only peers that are there besides this one
     """
