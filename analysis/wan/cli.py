@@ -34,8 +34,8 @@ from recipe.errors import InputError
 class LabOptions:
     """How packets travel."""
 
-    backend: Backend = "auto"
-    """netem is the kernel's emulator, router ours; auto takes netem where the kernel has it."""
+    backend: Backend = "router"
+    """router is ours, with which all of the report was measured; netem is the kernel's emulator, if it has one."""
     congestion_control: Annotated[str | None, arg("NAME", "the machine's")] = None
     """TCP's algorithm on all hosts, such as bbr, cubic or reno."""
 
@@ -118,13 +118,12 @@ def _check(options: Check) -> int:
         measured = measure(rows, File(folder), lab.backend, lab.congestion_control, options.seconds)
         for row in track(measured, "Measuring", total=len(rows), console=console, transient=True):
             done.append(row)
-        backend = "router" if any(File(folder).glob("*/router.jsonl")) else "netem"
     load = os.getloadavg()[0]
     control = lab.congestion_control or File("/proc/sys/net/ipv4/tcp_congestion_control").read_text().strip()
-    title = f"Set against measured: {backend}, default TCP {control}, load average {load:.1f} on {os.cpu_count()} cores"
+    title = f"Set against measured: {lab.backend}, default TCP {control}, load average {load:.1f} on {os.cpu_count()} cores"
     console.print(table(done, title))
     if options.output:
-        options.output.write_text(to_json(done, backend))
+        options.output.write_text(to_json(done, lab.backend))
     return int(any(row.problems for row in done))
 
 

@@ -19,7 +19,7 @@ from analysis.wan import netem, router, sandbox
 from analysis.wan.topology import Host, Topology
 from recipe.errors import InputError
 
-Backend = Literal["auto", "netem", "router"]
+Backend = Literal["router", "netem"]
 TOPOLOGY = "topology.json"
 """In the folder of a lab."""
 TCP_BUFFER_BYTES = 64 << 20
@@ -35,7 +35,7 @@ class Lab:
     Args:
         topology: hosts and paths.
         folder: `router.jsonl` and `topology.json` go there.
-        backend: netem (the kernel's), router (ours), or auto: netem where the kernel has it.
+        backend: router (ours, with which all of the report was measured), or netem (the kernel's).
         congestion_control: TCP's algorithm on all hosts; None for the machine's default.
 
     Raises:
@@ -43,11 +43,11 @@ class Lab:
     """
 
     def __init__(
-        self, topology: Topology, folder: File, backend: Backend = "auto", congestion_control: str | None = None
+        self, topology: Topology, folder: File, backend: Backend = "router", congestion_control: str | None = None
     ) -> None:
         assert sandbox.is_inside(), "sandbox.enter() comes first"
         self.topology, self.folder, self.hosts = topology, folder, topology.hosts
-        self.backend = backend if backend != "auto" else "netem" if netem.is_available() else "router"
+        self.backend = backend
         if backend == "netem" and not netem.is_available():
             raise InputError("This kernel has no netem (sch_netem): leave out --backend, or give --backend router.")
         self.congestion_control = congestion_control

@@ -1,9 +1,9 @@
 #!/bin/sh
 # Runs a command under a kernel that has netem, where the machine's own has not: user-mode Linux, a kernel that is a
 # program. It sees the same files and has one core, enough for some 900 Mbit/s.
-#   sh analysis/wan/with_netem.sh .venv/bin/python -m analysis wan check
+#   sh analysis/wan/with_netem.sh .venv/bin/python -m analysis wan check --backend netem
 set -eu
-[ $# -gt 0 ] || { echo "error: name a command, such as: .venv/bin/python -m analysis wan check" >&2; exit 2; }
+[ $# -gt 0 ] || { echo "error: name a command, such as: .venv/bin/python -m analysis wan check --backend netem" >&2; exit 2; }
 PATH=$PATH:/sbin:/usr/sbin
 for program in linux.uml modprobe depmod ip tc; do
     command -v $program > /dev/null ||
