@@ -120,7 +120,8 @@ def _check(options: Check) -> int:
             done.append(row)
     load = os.getloadavg()[0]
     control = lab.congestion_control or File("/proc/sys/net/ipv4/tcp_congestion_control").read_text().strip()
-    title = f"Set against measured: {lab.backend}, default TCP {control}, load average {load:.1f} on {os.cpu_count()} cores"
+    machine = f"load average {load:.1f} on {os.cpu_count()} cores"
+    title = f"Set against measured: {lab.backend}, default TCP {control}, {machine}"
     console.print(table(done, title))
     if options.output:
         options.output.write_text(to_json(done, lab.backend))

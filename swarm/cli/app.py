@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import importlib
+import importlib.metadata
 import sys
 
 from recipe.interrupts import end_silently, run_to_end
 
-COMMANDS = {
+VOLUNTEERS = {
     "join": ("train", "join", "JoinOptions", "Join a swarm: swarm join ADDRESS"),
+    "doctor": ("doctor", "program", "DoctorOptions", "See whether this machine can join, and what to do if not."),
+    "demo": ("demo", "main", "DemoOptions", "Three peers on this machine train a small model together."),
+    "identity": ("identity", "main", "IdentityOptions", "See your identity, back it up, move it elsewhere."),
+}
+ORGANISERS = {
     "start": ("train", "start", "StartOptions", "Start a new swarm; it prints the line with which others join."),
-    "watch": ("watch", "main", "WatchOptions", "See who trains in a swarm, and how far they are."),
-    "ledger": ("ledger", "main", "LedgerOptions", "See who gave what, as the peers have signed it."),
-    "desk": ("desk", "main", "DeskOptions", "Show a swarm on a web page, and tell people when something is wrong."),
     "invite": (
         "organiser.invite",
         "main",
@@ -26,21 +29,19 @@ COMMANDS = {
         "organiser.enrol",
         "main",
         "EnrolOptions",
-        "Renew certificates and let people in while your peer is off.",
+        "Let people in and renew certificates while you are away.",
     ),
-    "doctor": ("doctor", "program", "DoctorOptions", "See whether this machine can join, and what to do if not."),
     "deputy": ("organiser.deputy", "main", "DeputyOptions", "Let somebody else sign in your place, for a time."),
+    "desk": ("desk", "main", "DeskOptions", "Show a swarm on a web page, and tell people when something is wrong."),
     "login": ("organiser.login", "main", "LoginOptions", "Log in at the desk of your run, to give orders there."),
+}
+EVERYBODY = {
+    "watch": ("watch", "main", "WatchOptions", "See who trains in a swarm, and how far they are."),
+    "ledger": ("ledger", "main", "LedgerOptions", "See who gave what, as the peers have signed it."),
     "export": ("export", "main", "ExportOptions", "Use the weights of a run: for timm, the Hugging Face hub and ONNX."),
-    "identity": (
-        "identity",
-        "main",
-        "IdentityOptions",
-        "See your identity, back it up, move it elsewhere.",
-    ),
-    "demo": ("demo", "main", "DemoOptions", "Three peers on this machine train a small model together."),
     "bench": ("bench", "main", "BenchOptions", "Measure what the swarm costs against a plain Trainer."),
 }
+COMMANDS = VOLUNTEERS | ORGANISERS | EVERYBODY
 """Of each word: its module in `swarm.cli`, the function and its options in there, and what it does."""
 SHELLS = ("bash", "zsh")
 COMPLETION = "completion"
@@ -48,19 +49,13 @@ COMPLETION = "completion"
 
 def usage() -> str:
     """What `swarm --help` prints."""
-    lines = [f"  {name:<10}  {text}" for name, (*_, text) in COMMANDS.items()]
+    lines = ["usage: swarm COMMAND [OPTIONS]", "", "Train a model together with volunteers over the internet."]
+    groups = {"Take part:": VOLUNTEERS, "Organise a swarm of your own:": ORGANISERS, "See and use it:": EVERYBODY}
+    for title, commands in groups.items():
+        lines += ["", title, *(f"  {name:<10}  {text}" for name, (*_, text) in commands.items())]
     lines.append(f"  {COMPLETION:<10}  Print a script that completes these words and their options: bash or zsh.")
-    return "\n".join(
-        [
-            "usage: swarm COMMAND [OPTIONS]",
-            "",
-            "Train a model together with volunteers over the internet.",
-            "",
-            *lines,
-            "",
-            "swarm COMMAND --help lists the options of a command.",
-        ]
-    )
+    lines += ["", "swarm COMMAND --help lists the options of a command, swarm --version says which version this is."]
+    return "\n".join(lines)
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -69,6 +64,9 @@ def main(arguments: list[str] | None = None) -> int:
     name, *rest = (sys.argv[1:] if arguments is None else arguments) or ["--help"]
     if name in ("-h", "--help"):
         print(usage())
+        return 0
+    if name == "--version":
+        print(f"swarm-vit {importlib.metadata.version('swarm-vit')}")
         return 0
     if name == COMPLETION:
         return _print_completion(rest)

@@ -1,5 +1,6 @@
 """The command `swarm`: its words, its help, and what it refuses."""
 
+import importlib.metadata
 import signal
 import subprocess
 import sys
@@ -23,6 +24,11 @@ def test_help_names_every_command(capsys):
     shown = capsys.readouterr().out
     for name in app.COMMANDS:
         assert f"\n  {name} " in shown
+
+
+def test_it_says_which_version_it_is(capsys):
+    assert app.main(["--version"]) == 0
+    assert capsys.readouterr().out == f"swarm-vit {importlib.metadata.version('swarm-vit')}\n"
 
 
 @pytest.mark.parametrize("name", app.COMMANDS)
