@@ -91,14 +91,15 @@ class StartMembership(MembershipOptions):
 class StartOptions:
     """Start a new swarm. It prints the line with which others join, and waits for the first of them."""
 
-    recipe: Annotated[str, arg("NAME", "digits", f"What the swarm trains: {', '.join(PRESETS)}, or a recipe.json.")] = (
-        "digits"
-    )
+    recipe: Annotated[
+        str | None, arg("NAME", "digits", f"What the swarm trains: {', '.join(PRESETS)}, or a recipe.json.")
+    ] = None
     run_id: Annotated[str | None, arg("NAME", "the recipe and the time")] = None
     """Name of the run. A peer that is started again with the same --run-id, --public-name and --output-dir goes on
     where it was."""
     resume: bool = False
-    """Go on where a peer with this --output-dir was last: with the run and the name of its newest checkpoint."""
+    """Go on where a peer with this --output-dir was last: with the run, the name and the recipe of its newest
+    checkpoint."""
     start_from: Annotated[Path | None, arg("FILE", "random weights, or pretrained ones if the recipe says so")] = None
     """Checkpoint whose weights the swarm starts from, at step 0 with a new optimizer."""
     machine: Annotated[MachineOptions, tyro.conf.arg(name="your")] = field(default_factory=MachineOptions)
