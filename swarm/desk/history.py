@@ -247,10 +247,11 @@ class History:
             self._attentive_since = now
         self._meet(records, now)
         self._miss(records, now)
-        before = self.step
+        before, rested_until = self.step, self.still_since
         self._advance(now, unseen)
         self._rest(now, is_paused)
-        self.timeline.look(self.peers, self.step or 0, max(0, (self.step or 0) - (before or self.step or 0)), now)
+        updates = max(0, (self.step or 0) - (before or self.step or 0))
+        self.timeline.look(self.peers, self.step or 0, updates, now, rested_until)
         self._note_tests()
         self._summarise(now)
         self.looked_at = now
