@@ -119,18 +119,23 @@ def check_name(name: str, option: str) -> str:
     return name
 
 
-def write_json(path: str | Path, data: Any) -> None:
-    """Writes JSON so that a reader sees the old or the new file, never half of one; NaN and infinities become null."""
-    _write_atomically(Path(path), json.dumps(finite_or_null(data), indent=2, allow_nan=False) + "\n")
+def write_json(path: str | Path, data: Any, durable: bool = True) -> None:
+    """Writes JSON so that a reader sees the old or the new file, never half of one; NaN and infinities become null.
+
+    Args:
+        durable: it outlives a power failure, which costs a disk time and wear; else it may be empty after one.
+    """
+    _write_atomically(Path(path), json.dumps(finite_or_null(data), indent=2, allow_nan=False) + "\n", durable)
 
 
-def _write_atomically(path: Path, text: str) -> None:
+def _write_atomically(path: Path, text: str, durable: bool = True) -> None:
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         with open(temporary, "w", encoding="utf-8") as file:
             file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
+            if durable:
+                file.flush()
+                os.fsync(file.fileno())
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)

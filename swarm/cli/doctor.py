@@ -13,7 +13,7 @@ import math
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from types import FrameType
@@ -43,7 +43,11 @@ from swarm.runtime.log_filters import silence_libraries
 from swarm.runtime.processes import descendants, kill
 
 if TYPE_CHECKING:
-    from swarm.cli.probe import ProbeResult  # takes seconds to import
+    # these take seconds to import
+    import hivemind
+
+    from swarm.cli.probe import ProbeResult
+    from swarm.membership.run_manifest import RunManifest
 
 MAX_ADDRESSES = 8
 CONNECT_SECONDS = 5.0
@@ -165,7 +169,6 @@ def _enrolment(line: JoinLine) -> Check:
 
 def _run(peers: list[str], line: JoinLine | None, options: DoctorOptions) -> Iterator[Check]:
     from recipe.model import build_model
-    from swarm.cli.probe import expected_traffic
     from swarm.membership.run_manifest import choose_manifest, read_manifests
     from swarm.network.dht_options import NetworkOptions, start_dht, stop_dht
 
@@ -181,7 +184,7 @@ def _run(peers: list[str], line: JoinLine | None, options: DoctorOptions) -> Ite
         yield Check("run manifest", "ok", f"run {manifest.run_id}: {recipe.model} on {recipe.dataset}")
         model = build_model(replace(recipe, pretrained=False))
         shapes = [parameter.shape for parameter in model.parameters() if parameter.requires_grad]
-        yield Check("traffic", "ok", str(expected_traffic(dht, manifest, shapes)))
+        yield _traffic(dht, manifest, shapes)
     except InputError as error:
         yield Check("run manifest", "failed", str(error), "ask the organiser which run to join")
         return
@@ -190,6 +193,15 @@ def _run(peers: list[str], line: JoinLine | None, options: DoctorOptions) -> Ite
     yield check_micro_batch(model, recipe, options.device)
     yield check_shared_memory(sum(map(math.prod, shapes)))
     yield check_data(manifest, options.data_dir.expanduser())
+
+
+def _traffic(dht: hivemind.DHT, manifest: RunManifest, shapes: Sequence[Sequence[int]]) -> Check:
+    from swarm.cli.probe import expected_traffic
+
+    try:
+        return Check("traffic", "ok", str(expected_traffic(dht, manifest, shapes)))
+    except TimeoutError:
+        return Check("traffic", "warning", "the swarm did not say in time who trains", "try again in a minute")
 
 
 def table(checks: list[Check]) -> Table:

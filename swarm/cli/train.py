@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated
@@ -13,7 +15,7 @@ from recipe.errors import InputError
 from recipe.overrides import RecipeOverrides
 from recipe.presets import PRESETS
 from swarm.enrolment.join_line import whom_to_join
-from swarm.network.addresses import is_loopback
+from swarm.network.addresses import VARIABLE, is_loopback
 from swarm.peer.main import run
 from swarm.peer.options import (
     ConnectionOptions,
@@ -91,14 +93,15 @@ class StartMembership(MembershipOptions):
 class StartOptions:
     """Start a new swarm. It prints the line with which others join, and waits for the first of them."""
 
-    recipe: Annotated[str, arg("NAME", "digits", f"What the swarm trains: {', '.join(PRESETS)}, or a recipe.json.")] = (
-        "digits"
-    )
+    recipe: Annotated[
+        str | None, arg("NAME", "digits", f"What the swarm trains: {', '.join(PRESETS)}, or a recipe.json.")
+    ] = None
     run_id: Annotated[str | None, arg("NAME", "the recipe and the time")] = None
     """Name of the run. A peer that is started again with the same --run-id, --public-name and --output-dir goes on
     where it was."""
     resume: bool = False
-    """Go on where a peer with this --output-dir was last: with the run and the name of its newest checkpoint."""
+    """Go on where a peer with this --output-dir was last: with the run, the name and the recipe of its newest
+    checkpoint."""
     start_from: Annotated[Path | None, arg("FILE", "random weights, or pretrained ones if the recipe says so")] = None
     """Checkpoint whose weights the swarm starts from, at step 0 with a new optimizer."""
     machine: Annotated[MachineOptions, tyro.conf.arg(name="your")] = field(default_factory=MachineOptions)
@@ -141,7 +144,16 @@ class StartOptions:
 
 def start(arguments: list[str]) -> int:
     """Returns the exit status."""
-    return run(lambda: read_start(arguments).as_peer)
+    return run(lambda: _read_own(arguments))
+
+
+def _read_own(arguments: list[str]) -> PeerOptions:
+    """Of a peer that begins a run of its own: the variable names somebody else's, and must not be joined unasked."""
+    options = read_start(arguments).as_peer
+    if os.environ.pop(VARIABLE, "").strip():
+        said = f"{VARIABLE} is not used: swarm start begins a run of its own, and swarm join joins another one."
+        print(said, file=sys.stderr, flush=True)
+    return options
 
 
 def read_start(arguments: list[str]) -> StartOptions:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import apprise
 
 from recipe.errors import InputError
-from swarm.desk.health import Finding
+from swarm.desk.health import UNKNOWN_WHILE, Finding
 
 SURE_SECONDS = 15.0
 """For which something has to be wrong before anybody is told: a peer that starts again is no reason."""
@@ -68,6 +68,9 @@ class Alerts:
         for finding in found:
             matter = self._matters.setdefault(finding.kind, _Matter(finding, now, now))
             matter.finding, matter.seen_at = finding, now
+        for kind in set().union(*(UNKNOWN_WHILE.get(finding.kind, ()) for finding in found)):
+            if kind in self._matters and self._matters[kind].is_told:
+                self._matters[kind].seen_at = now  # it is hidden by what is worse, and not over
         for kind, matter in [*self._matters.items()]:
             if not matter.is_told and matter.seen_at < now:
                 del self._matters[kind]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -22,6 +22,12 @@ DEAF_SECONDS = 30.0
 
 Level = Literal["good", "warning", "bad", "paused"]
 Kind = Literal["deaf", "nobody", "still", "loss", "reachable", "certificate", "disk"]
+
+UNKNOWN_WHILE: Mapping[Kind, frozenset[Kind]] = {
+    "nobody": frozenset({"still", "loss", "reachable", "certificate"}),
+    "deaf": frozenset({"nobody", "still", "loss", "reachable", "certificate"}),
+}
+"""Of which kinds nothing can be found where one of this kind is: that does not mean that they are over."""
 
 
 @dataclass(frozen=True)

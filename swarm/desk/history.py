@@ -25,6 +25,8 @@ from swarm.protocol.notes import MAX_TRAFFIC_BYTES, FailedRound, Profile, Score
 
 LOST_SECONDS = 5.0
 """Without a new record: a peer writes one a second."""
+CLOCK_DRIFT = 0.05
+"""Seconds that two clocks may drift apart in each second: so one that was set a little is followed, too."""
 MISSED_LOOKS = 2
 """Looks at which a record has to be missing: then its peer has taken it away."""
 SHOWN_SECONDS = 3600.0
@@ -57,7 +59,7 @@ class PeerSeen:
         joined: DHT time in seconds when it joined, or came back
         record_time: DHT time in seconds of its last record
         seen_at: when it was written, by this machine's clock, seconds since 1970
-        least_age: that a record of it ever seemed to have: what the two clocks differ by
+        least_age: that a record of it seemed to have lately, in seconds: what the two clocks differ by
         state: lost: it fell silent; left: it took its record away
         samples: in all updates so far, by the pace that it claims
         missed: looks at which it had no record
@@ -108,9 +110,17 @@ class PeerSeen:
             self._count(record.profile, record.time - self.record_time)
             self.profile = record.profile
         age = now - record.time
-        self.least_age = age if self.least_age is None else min(age, self.least_age)
+        self.least_age = self._least_age(age, record.time - self.record_time)
         self.record_time, self.seen_at = record.time, now - (age - self.least_age)
         return True
+
+    def _least_age(self, age: float, seconds: float) -> float:
+        """With a new record of that age, so long after the one before; no living peer's is much older than usual, so
+        then a clock was set."""
+        if self.least_age is None:
+            return age
+        expected = self.least_age + CLOCK_DRIFT * seconds
+        return age if age - expected > LOST_SECONDS else min(age, expected)
 
     def _count(self, told: Profile, seconds: float) -> None:
         """It counts from its start on, so it begins at 0 again when it is started again."""
@@ -237,10 +247,11 @@ class History:
             self._attentive_since = now
         self._meet(records, now)
         self._miss(records, now)
-        before = self.step
+        before, rested_until = self.step, self.still_since
         self._advance(now, unseen)
         self._rest(now, is_paused)
-        self.timeline.look(self.peers, self.step or 0, max(0, (self.step or 0) - (before or self.step or 0)), now)
+        updates = max(0, (self.step or 0) - (before or self.step or 0))
+        self.timeline.look(self.peers, self.step or 0, updates, now, rested_until)
         self._note_tests()
         self._summarise(now)
         self.looked_at = now

@@ -62,7 +62,7 @@ class Round:
         time: when they were seen, seconds since 1970
         step: of the last one
         updates: how many
-        seconds: since those before
+        seconds: since those before, or since a pause was over
         peers: how many computed for them
         late: names of those who computed while more than half of the others were averaging already
         lost: names of those who fell silent or left meanwhile
@@ -110,7 +110,9 @@ class Timeline:
         self._failed: dict[tuple[int, str], Failure] = {}
         """By the update that was to be made, and why it was not."""
 
-    def look(self, peers: Mapping[str, PeerSeen], step: int, updates: int, now: float) -> None:
+    def look(
+        self, peers: Mapping[str, PeerSeen], step: int, updates: int, now: float, rested_until: float | None
+    ) -> None:
         """What everybody does now.
 
         Args:
@@ -118,13 +120,14 @@ class Timeline:
             step: at which the swarm is
             updates: that were made since the last look
             now: seconds since 1970
+            rested_until: until when nobody was to make an update, as of the last look
         """
         self._begin_cell(now)
         self._fill_cell(peers)
         self._see_who_is_late(peers)
         self._see_failures(peers, step, updates)
         if updates:
-            self._note_round(peers, step, updates, now)
+            self._note_round(peers, step, updates, now, rested_until)
 
     @property
     def trying(self) -> list[Failure]:
@@ -160,13 +163,15 @@ class Timeline:
             if peer_id not in peers or not self.strips[peer_id].strip(UNKNOWN + GONE):
                 del self.strips[peer_id]
 
-    def _note_round(self, peers: Mapping[str, PeerSeen], step: int, updates: int, now: float) -> None:
+    def _note_round(
+        self, peers: Mapping[str, PeerSeen], step: int, updates: int, now: float, rested_until: float | None
+    ) -> None:
         self.updates[-1] += updates
         if self.rounds_at is not None:
             computed = [peer.name for peer in peers.values() if peer.computes and not peer.helps]
             late, lost = ([*names.values()][:MAX_ROUND_PEERS] for names in (self._late, self._lost))
             failed = _said_most([failure for (at_step, _), failure in self._failed.items() if at_step <= step])
-            took, names = now - self.rounds_at, computed[:MAX_ROUND_PEERS]
+            took, names = now - max(self.rounds_at, rested_until or 0.0), computed[:MAX_ROUND_PEERS]
             self.rounds.append(Round(now, step, updates, took, len(computed), late, lost, names, failed))
             del self.rounds[:-MAX_ROUNDS]
         self.rounds_at = now

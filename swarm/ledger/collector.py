@@ -19,7 +19,7 @@ from hivemind.proto import averaging_pb2
 from hivemind.utils import get_logger
 
 from swarm.ledger.calls import ANSWER_SECONDS, Call, caller_of
-from swarm.ledger.ledger import LedgerFile
+from swarm.ledger.ledger import LedgerFile, OtherVersion
 from swarm.ledger.lines import MAX_LINE_BYTES, AnyLine, NotALine, Signature, Start, digest_of, is_signed, read_line
 from swarm.ledger.messages import ANSWER_BYTES, PIECE_BYTES, LedgerOffer, LedgerWish
 from swarm.network.dht_process import SwarmDHT
@@ -129,9 +129,16 @@ class Shelf:
         return sorted(found, key=lambda path: path.stat().st_mtime, reverse=True)
 
     def wish(self) -> LedgerWish:
-        """For what comes next of the ledger that grew last."""
+        """For what comes next of the ledger that grew last.
+
+        Raises:
+            Refused: another version of this program has fetched it
+        """
         for path in self._paths():
-            file = LedgerFile(path)
+            try:
+                file = LedgerFile(path)
+            except OtherVersion:
+                raise Refused(f"is not asked: another version of this program wrote {path}") from None
             if first := file.first_line():
                 self._open(file)
                 return LedgerWish(b"", digest_of(first), file.size)

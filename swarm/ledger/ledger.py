@@ -8,8 +8,10 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Protocol
 
+import msgspec
 from hivemind.p2p import PeerID
 from hivemind.utils import get_logger
+from msgspec import Struct
 
 from swarm.ledger.lines import (
     FORMAT,
@@ -57,6 +59,21 @@ class Owner(Protocol):
         """The peer's signature, in base 64."""
 
 
+class OtherVersion(Exception):  # noqa: N818 (reads as what it is)
+    """This file ends with lines of another version of this program: nothing can follow on them."""
+
+
+class _LineOfAnyVersion(Struct):
+    """What makes it one, and not rubbish."""
+
+    kind: str
+    n: int
+    before: str
+
+
+_ANY_VERSION = msgspec.json.Decoder(_LineOfAnyVersion)
+
+
 class LedgerFile:
     """Appends lines, each bound to the one before; what a crash has left of a line is cut off first.
 
@@ -65,6 +82,7 @@ class LedgerFile:
 
     Raises:
         OSError: there is a file that cannot be read or mended
+        OtherVersion: it is left as it is
     """
 
     def __init__(self, path: Path):
@@ -77,7 +95,7 @@ class LedgerFile:
             self._find_end()
 
     def _find_end(self) -> None:
-        """After the last line that can be read: power may have failed in the middle of the next one."""
+        """After the last line; of the next one a part may be there, or rubbish, if power has failed."""
         with open(self.path, "r+b") as file:
             end = begin = file.seek(0, os.SEEK_END)
             while begin > 0:
@@ -113,14 +131,6 @@ class LedgerFile:
             file.truncate()  # what did not fit last time
             file.write(content)
         self.n, self.before, self.size = self.n + len(lines), digest_of(lines[-1]), self.size + len(content)
-
-    def move_aside(self) -> None:
-        """It is another peer's, or of another run: the next line begins a new file."""
-        number = 1
-        while (other := self.path.with_name(f"{self.path.stem}-{number}{self.path.suffix}")).exists():
-            number += 1
-        self.path.rename(other)
-        self.n, self.before, self.size = 0, b"", 0
 
 
 class Ledger:
@@ -158,10 +168,8 @@ class Ledger:
         self._write(self._begin)
 
     def _begin(self) -> LedgerFile:
-        file = LedgerFile(self._path)
         key = self._owner.local_public_key.decode().removeprefix("[owner:").removesuffix("]")
-        if file.size and not self._is_own(file.first_line(), key):
-            file.move_aside()
+        file = self._open(key)
         organiser = b"" if self._admission.is_open else self._admission.authority.organiser
         start = Start(file.n, file.before, time.time(), FORMAT, self._run, organiser, key, self._name)
         file.append(start)
@@ -169,6 +177,19 @@ class Ledger:
         self._show([self._owner.own])
         self._sign()  # also what was written before a crash
         return file
+
+    def _open(self, key: str) -> LedgerFile:
+        """That of before. If nothing can follow on it, it is kept under another name, and a new one begins."""
+        try:
+            file = LedgerFile(self._path)
+            if not file.size or self._is_own(file.first_line(), key):
+                return file
+            _moved_aside(self._path)
+        except OtherVersion:
+            kept = _moved_aside(self._path)
+            said = f"it is kept as {kept.name}, and a new one begins"
+            logger.warning(f"The ledger {self._path} is of another version of this program: {said}.")
+        return LedgerFile(self._path)
 
     def _is_own(self, first: bytes, key: str) -> bool:
         try:
@@ -240,11 +261,22 @@ def _follows(member: Certificate, written: Certificate) -> bool:
     return written.is_to_be_renewed(member.begin, RENEWED_AFTER / 2) or time.time() > written.end
 
 
+def _moved_aside(path: Path) -> Path:
+    """Where it is then."""
+    number = 1
+    while (other := path.with_name(f"{path.stem}-{number}{path.suffix}")).exists():
+        number += 1
+    return path.rename(other)
+
+
 def _last_line(content: bytes, is_whole: bool) -> tuple[bytes, int] | None:
     """The last line that can be read, and where it ends.
 
     Args:
         is_whole: whether the content begins with a line, not in the middle of one
+
+    Raises:
+        OtherVersion: there are lines behind it
     """
     after = len(content)
     while (end := content.rfind(b"\n", 0, after)) >= 0:
@@ -254,7 +286,18 @@ def _last_line(content: bytes, is_whole: bool) -> tuple[bytes, int] | None:
         try:
             read_line(content[begin:end])
         except NotALine:
+            if _is_of_another_version(content[begin:end]):
+                raise OtherVersion from None
             after = begin  # what is behind it cannot follow on it
             continue
         return content[begin:end], end + 1
     return None
+
+
+def _is_of_another_version(line: bytes) -> bool:
+    """Of what is no line here."""
+    try:
+        _ANY_VERSION.decode(line)
+    except (msgspec.MsgspecError, ValueError, RecursionError):
+        return False
+    return True

@@ -62,9 +62,13 @@ class Status:
     ended: str = ""
 
     def write(self, path: Path) -> None:
-        """Replace the file atomically; a full disk costs the status, never the training."""
+        """Replace the file atomically; a full disk costs the status, never the training.
+
+        It is written twice a second for as long as the peer runs, and says nothing any more after a power failure: so
+        no disk has to write it at once.
+        """
         try:
-            write_json(path, asdict(self))
+            write_json(path, asdict(self), durable=False)
         except OSError:
             pass
 

@@ -72,6 +72,17 @@ def test_all_is_well(examine, address):
     assert re.match(r"\d+ samples, measured: \d+(\.\d+)? s each", measured), "32, and fewer on a busy machine"
 
 
+def test_a_swarm_that_answers_slowly_ends_no_check(examine, address, monkeypatch):
+    def slow(*_):
+        raise TimeoutError
+
+    monkeypatch.setattr("swarm.cli.probe.progress_records", slow)
+    status, checks = examine("--initial-peers", address, "--run-id", "letters")
+    assert status == 0, checks
+    assert checks["traffic"].state == "warning"
+    assert checks["data"].state == "ok"
+
+
 def test_missing_images_are_found_before_joining(examine, address):
     status, checks = examine("--initial-peers", address, "--run-id", "pictures")
     assert status == 1

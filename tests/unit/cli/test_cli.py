@@ -1,6 +1,7 @@
 """The command `swarm`: its words, its help, and what it refuses."""
 
 import importlib.metadata
+import os
 import signal
 import subprocess
 import sys
@@ -10,6 +11,7 @@ import pytest
 from recipe.command_line import read_options
 from swarm.cli import app, train
 from swarm.cli.train import SECOND_PEER, JoinOptions, StartOptions, read_start
+from swarm.enrolment.join_line import whom_to_join
 
 ADDRESS = "/ip4/203.0.113.5/tcp/31337/p2p/QmYyQSo1c1Ym7orWxLYvCrM2EmxFTANf8wXmmE7DWjhx5N"
 
@@ -71,6 +73,18 @@ def test_join_takes_the_words_of_other_programs(monkeypatch):
 def test_join_without_an_address_is_refused(capsys):
     assert app.main(["join"]) == 2
     assert capsys.readouterr().err.startswith("error: swarm join needs a join line or an address")
+
+
+def test_start_joins_nobody_else(monkeypatch, capsys):
+    read = []
+    monkeypatch.setenv("INITIAL_PEERS", ADDRESS)
+    monkeypatch.setattr(train, "run", lambda options: read.append(options()) or 0)
+    assert app.main(["start", "--run-id", "mine"]) == 0
+    assert whom_to_join(read[0].initial_peers) == ([], None)
+    assert "INITIAL_PEERS" not in os.environ, "a peer that starts itself again reads it anew"
+    assert capsys.readouterr().err.startswith("INITIAL_PEERS is not used: ")
+    assert app.main(["start"]) == 0
+    assert capsys.readouterr().err == ""
 
 
 def test_start_waits_for_a_second_peer():

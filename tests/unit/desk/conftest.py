@@ -52,10 +52,12 @@ class SeenRun:
         found = dict(item if isinstance(item, tuple) else (item.name, item) for item in records)
         self.desk.turn(found, ending=self.ending)
 
-    def record(self, name: str, step: int, rate: float = 10.0, loss: float = 0.5, **more) -> PeerProgress:
-        """One that is written right before the next look."""
+    def record(
+        self, name: str, step: int, rate: float = 10.0, loss: float = 0.5, behind_seconds: float = 0.0, **more
+    ) -> PeerProgress:
+        """One that is written right before the next look, by a clock that is so far behind the desk's."""
         fields = {"client_mode": False, "phase": TRAINING, "loss": loss} | more
-        return PeerProgress(name, step, 8, rate, BEGAN - 60, self.now + 1, **fields)
+        return PeerProgress(name, step, 8, rate, BEGAN - 60, self.now + 1 - behind_seconds, **fields)
 
     def train(self, *names: str, steps: range, seconds: float = 2.0, **more) -> None:
         """These peers make updates, all alike."""

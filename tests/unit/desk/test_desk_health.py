@@ -249,6 +249,33 @@ def test_each_matter_is_told_once_and_once_more_when_it_is_over(another, mailbox
     run.alerts.stop()
 
 
+def test_what_is_hidden_by_something_worse_is_not_well_again(another, mailbox):
+    run = another(urls=(mailbox.url,))
+
+    def for_long(look) -> None:
+        for _ in range(int(SETTLED_SECONDS)):
+            look()
+            run.alerts.wait()
+
+    def nobody_answers() -> None:
+        run.now += 2
+        run.desk.turn(None)
+
+    for_long(lambda: run.look(run.record("ada", 1), run.record("ben", 1, client_mode=True)))
+    for_long(run.look)
+    for_long(nobody_answers)
+    alone, nobody, deaf = mailbox.texts
+    assert alone.startswith("Only 'ada' can be called.")
+    assert nobody.startswith("Nobody trains")
+    assert deaf.startswith("The desk has had no answer")
+    for_long(run.look)
+    (over,) = mailbox.texts[3:]
+    assert over.startswith("Is well again. It was: The desk has had no answer")
+    for_long(lambda: run.look(run.record("ada", 1), run.record("cleo", 1)))
+    assert set(mailbox.texts[4:]) == {f"Is well again. It was: {alone}", f"Is well again. It was: {nobody}"}
+    run.alerts.stop()
+
+
 def test_a_message_that_does_not_get_through_is_sent_again(another, mailbox):
     run = another(urls=(mailbox.url,))
     mailbox.status = 500

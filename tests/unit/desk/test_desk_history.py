@@ -47,6 +47,24 @@ def test_nobody_is_lost_because_nobody_looked(seen):
     assert seen.events[-1] == "ada left."
 
 
+@pytest.mark.parametrize("seconds", [4, 6, 10])
+def test_a_desk_whose_clock_is_set_forward_loses_nobody(seen, seconds):
+    seen.train("ada", "ben", steps=range(3))
+    for step in range(3, 100):
+        seen.now += seconds * (step == 3)
+        late = 2 * (step == 90)  # a record that is read a look later than usual
+        seen.look(*(seen.record(name, step, behind_seconds=seconds + late) for name in ("ada", "ben")))
+    assert len(seen.events) == 1
+    assert [peer.state for peer in seen.history.peers.values()] == ["here", "here"]
+
+
+def test_a_peer_whose_clock_is_set_back_is_there_again_after_some_seconds(seen):
+    seen.train("ada", "ben", steps=range(3))
+    for step in range(3, 100):
+        seen.look(seen.record("ada", step, behind_seconds=6), seen.record("ben", step))
+    assert seen.events[1:] == ["ada was lost: no word for more than 5 s.", "ada came back."]
+
+
 def test_one_who_claims_to_be_ahead_moves_nothing(seen):
     seen.train("ada", "ben", steps=range(7, 9))
     seen.look(seen.record("ada", 9), seen.record("ben", 9), seen.record("liar", 10**6))

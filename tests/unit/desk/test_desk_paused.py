@@ -50,6 +50,7 @@ def test_a_pause_is_no_time_in_which_the_run_stood_still(seen, phase):
         assert (report.level, report.findings) == ("good", [])
     assert report.sentence == "All is well: 2 peers train, with an update every 18 s.", "40, 10, 10 and 10 s"
     assert report.seconds_left == pytest.approx(17.5 * 9977)
+    assert [round.seconds for round in seen.history.timeline.rounds][-5:] == [2, 42, 10, 10, 10]
 
 
 @pytest.mark.parametrize("phase", [None, WAITING])
@@ -61,6 +62,7 @@ def test_a_night_without_company_is_none_either(seen, phase):
         seen.look(seen.record("ada", step), seen.record("ben", step))
         assert seen.desk.newest.swarm.level == "good"
     assert seen.desk.newest.swarm.updates_per_minute > 2
+    assert [round.seconds for round in seen.history.timeline.rounds][-2:] == [42, 10]
     for _ in range(400):
         seen.look(seen.record("ada", 21), seen.record("ben", 21))
     assert seen.desk.newest.swarm.sentence == "No update was made for 13 minutes."

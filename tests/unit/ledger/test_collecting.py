@@ -62,6 +62,16 @@ def test_a_ledger_arrives_as_it_is_and_then_only_what_is_new(run, tmp_path):
     assert again.num_bytes == run.path("anna").stat().st_size - first.num_bytes
 
 
+def test_a_ledger_that_another_version_has_fetched_stays_as_it_is(run, tmp_path):
+    folder = tmp_path / "fetched"
+    fetched(run, folder, caller(server_of(run)))
+    (path,) = folder.iterdir()
+    path.write_bytes(content := path.read_bytes().replace(b'"n":', b'"new":1,"n":'))
+    with pytest.raises(Refused, match="another version of this program wrote"):
+        fetched(run, folder, caller(server_of(run)))
+    assert content_of(folder) == [content]
+
+
 def test_what_was_fetched_adds_up_to_the_same(run, tmp_path):
     folder = tmp_path / "fetched"
     for name in ("anna", "ben", "cleo"):

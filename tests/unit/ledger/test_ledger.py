@@ -75,6 +75,20 @@ def test_a_file_of_nothing_but_rubbish_begins_anew(run):
     assert run.audit().findings == []
 
 
+@pytest.mark.parametrize("num_lines", [0, 3])
+def test_a_ledger_of_another_version_is_kept_and_a_new_one_begins(run, caplog, num_lines):
+    """None of its lines can be read, or the first three."""
+    lines = run.lines("anna")
+    other = [line.replace(b'"n":', b'"new":1,"n":') for line in lines[num_lines:]]
+    content = b"".join(line + b"\n" for line in (*lines[:num_lines], *other))
+    run.path("anna").write_bytes(content)
+    run.start("anna")
+    run.close()
+    assert run.path("anna").with_name("ledger-1.jsonl").read_bytes() == content
+    assert read_line(run.lines("anna")[0]).n == 0
+    assert [record.getMessage() for record in caplog.records if "it is kept as ledger-1.jsonl" in record.getMessage()]
+
+
 def test_what_a_crash_has_left_unsigned_is_signed_at_the_next_start(tmp_path):
     run = LedgerRun(tmp_path, sign_seconds=math.inf)
     run.start(*NAMES)

@@ -7,15 +7,16 @@ import pytest
 from recipe.errors import InputError
 from recipe.presets import preset
 from recipe.run_folder import RunFolder
+from swarm.cli.train import read_start
 from swarm.enrolment.removed import Removed
 from swarm.peer.main import run
-from swarm.peer.options import parse_options
+from swarm.peer.options import own_recipe, parse_options
 from swarm.peer.rejoin import come_back, resumed
 
 
 def checkpoint(output_dir, run_id: str, name: str, written_at: float, file: str = "last.ckpt") -> RunFolder:
     folder = RunFolder.create(output_dir, run_id, name)
-    folder.write_recipe(preset("digits"))
+    folder.write_recipe(preset("glyphs"))
     (folder.checkpoints / file).touch()
     folder.rounds.touch()
     os.utime(folder.checkpoints / file, (written_at, written_at))
@@ -44,6 +45,14 @@ def test_the_newest_checkpoint_is_gone_on_with(output_dir, given, run_id, name):
     options = resumed(parse_options(["--resume", "--output-dir", str(output_dir), *given]))
     assert (options.run_id, options.machine.public_name) == (run_id, name)
     assert options.recipe == str(RunFolder(output_dir / run_id / name).recipe)
+
+
+def test_an_organiser_goes_on_with_the_recipe_of_before(output_dir):
+    words = ["--resume", "--output-dir", str(output_dir)]
+    options = resumed(read_start(words).as_peer)
+    assert (options.run_id, options.machine.public_name) == ("newer", "anna")
+    assert own_recipe(options) == preset("glyphs")
+    assert own_recipe(resumed(read_start([*words, "--recipe", "digits"]).as_peer)) == preset("digits")
 
 
 def test_who_is_given_addresses_takes_the_recipe_from_there(output_dir):

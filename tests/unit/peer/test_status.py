@@ -28,6 +28,13 @@ def test_rates_are_readable(rate, text):
     assert shown_rate(rate) == text
 
 
+def test_the_status_wakes_no_disk(tmp_path, monkeypatch):
+    monkeypatch.setattr("os.fsync", lambda _file: pytest.fail("it is written twice a second, for weeks"))
+    Status("ada", "run", "training", step=7).write(tmp_path / "status.json")
+    assert Status.read(tmp_path / "status.json").step == 7
+    assert [path.name for path in tmp_path.iterdir()] == ["status.json"]
+
+
 def text_of(table) -> str:
     console = Console(file=io.StringIO(), width=120)
     console.print(table)
