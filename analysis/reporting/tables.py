@@ -13,7 +13,7 @@ from scipy import stats
 
 from analysis.campaigns.cells import Cell
 from analysis.campaigns.statistics import equivalence
-from analysis.campaigns.systems import SYSTEMS
+from analysis.campaigns.systems import SYSTEMS, asked_samples
 from analysis.reporting import figures
 from analysis.reporting.results import (
     Experiment,
@@ -164,6 +164,8 @@ def quality_table(experiment: Experiment) -> pd.DataFrame | None:
         for name in ("top1", "macro_f1", "precision", "recall"):
             mean, half_width, _ = interval(group[name])
             row[name] = number(mean, 4) + ("" if math.isnan(half_width) else f" ± {half_width:.4f}")
+        asked = asked_samples(group.iloc[0]["cell"])
+        row["samples of an update (asked for)"] = f"{number(interval(group['samples_per_step'])[0], 0)} ({asked:,})"
         row["samples/s"] = number(interval(group["samples_per_second"])[0], 1)
         recipe = group.iloc[0]["cell"].full_recipe()
         if samples := training_samples(recipe.dataset, recipe.num_classes):

@@ -341,6 +341,19 @@ def test_quality_is_shown_where_compute_was_true(tmp_path):
     )
 
 
+def test_the_report_says_of_how_many_samples_updates_were(tmp_path):
+    """All updates had 512."""
+    for asked in (256, 512):
+        changes = {"target_batch_size": asked, "validate_every_steps": 4}
+        cell = replace(CELL, target_accuracy=0.5, paced_samples_per_second=None, changes=changes)
+        write_run(tmp_path / "sizes" / cell.name, cell, top1=0.9)
+    table = quality_table(Experiment(read(tmp_path / "sizes")))
+    assert table["samples of an update (asked for)"].tolist() == ["512 (256)", "512 (512)"]
+    write_report([tmp_path / "sizes"], tmp_path / "report")
+    said = (tmp_path / "report" / "report.md").read_text()
+    assert "0 to 100 % more here, most at sizes: samples per update = 256." in said
+
+
 @pytest.mark.parametrize(
     ("spread", "said"),
     [(0.001, "+0.10 ± 0.11; shown"), (0.005, "+0.10 ± 0.57; not shown"), (0.02, "+0.10 ± 2.29; not shown")],

@@ -421,6 +421,25 @@ def test_the_table_of_results_is_what_was_measured():
     assert [row[2:] for row in rows] == [measured(*row) for row in RESULTS]
 
 
+def sizes(experiment: str, system: str, mbps: float) -> str:
+    """The fewest and the most samples that an update of a system had, as the benchmarks write it."""
+    lines = map(json.loads, (ROOT / "analysis" / "report" / f"{experiment}.jsonl").read_text().splitlines()[1:])
+    found = [
+        line["result"]["samples_per_step"]
+        for line in lines
+        if not line["result"].get("problems")
+        and (line["cell"]["system"], line["cell"]["bandwidth_mbps"]) == (system, mbps)
+    ]
+    return f"{min(found):,.0f} to {max(found):,.0f}"
+
+
+def test_the_benchmarks_say_how_many_samples_updates_had():
+    text = PAGES[DOCS / "benchmarks.md"]
+    assert f"{sizes('accuracy', 'swarm-local-1-fp16', 100)} samples instead of 512" in text
+    assert f"{sizes('accuracy', 'swarm-local', 100)} instead of 2,048" in text
+    assert f"({sizes('bandwidth', 'swarm-local', 10)} at 10 Mbit/s)" in text
+
+
 def test_constraints_name_versions_and_nothing_else():
     lines = (ROOT / "constraints.txt").read_text().splitlines()
     assert all(re.fullmatch(r"[A-Za-z0-9._-]+==[A-Za-z0-9.+!]+", line) for line in lines)
