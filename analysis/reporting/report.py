@@ -24,7 +24,7 @@ from analysis.reporting.fault_sections import (
 )
 from analysis.reporting.opening import opening_section
 from analysis.reporting.provenance import CHECKS, commits, lab_section, machine_section, published_section
-from analysis.reporting.results import Experiment, experiments_in, validated_over_trained
+from analysis.reporting.results import Experiment, experiments_in, same_cells, validated_over_trained
 from analysis.reporting.scaling import TRUST, Prediction, home_table, predict, transfers
 from analysis.reporting.section import Section
 from analysis.reporting.tables import (
@@ -84,8 +84,8 @@ def write_report(sources: Sequence[Path], output: Path, earlier: Sequence[Path] 
     sections, models = [opening_section(experiments, output)], []
     for experiment in experiments:
         sections.append(experiment_section(experiment, output))
-        if experiment.asked in before:
-            sections.append(agreement_section(experiment, Experiment(before[experiment.asked])))
+        if experiment.asked in before and (same := same_cells(before[experiment.asked], experiment)).cells:
+            sections.append(agreement_section(experiment, Experiment(same)))
         models += model_sections(experiment, output, [other for other in experiments if other is not experiment])
     sections += models
     soaks = {whom: _beside(sources, name) for name, whom in SOAKS.items()}

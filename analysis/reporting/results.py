@@ -136,6 +136,13 @@ def experiments_in(records: Records) -> list[Experiment]:
     return found
 
 
+def same_cells(records: Records, experiment: Experiment) -> Records:
+    """Those of another run that have the settings of the experiment's: it may be a part of what that run asked."""
+    wanted = set(experiment.cells["fingerprint"])
+    cells = {name: found for name, found in records.cells.items() if found[0].fingerprint in wanted}
+    return replace(records, cells=cells)
+
+
 def _summary_columns(axis: str) -> list[str]:
     return ["system", axis, "mean", "half_width", "n"]
 

@@ -265,6 +265,20 @@ def test_the_same_experiment_twice_on_machines_of_different_speed(tmp_path):
     assert row["now"].startswith("1.99 ± ")
 
 
+def test_an_earlier_run_is_compared_setting_by_setting(tmp_path):
+    """Smaller updates are faster with a swarm, and slower with DDP; both runs are the same."""
+    for repetition, rtt, samples in itertools.product((1, 2, 3), (0, 100), (256, 512)):
+        for system, seconds in (("ddp", 4.0 + 512 / samples), ("swarm", 1.0 + samples / 512)):
+            changes = {"target_batch_size": samples}
+            cell = replace(CELL, system=system, rtt_ms=rtt, repetition=repetition, changes=changes)
+            cell = replace(cell, paced_samples_per_second=None)
+            write_run(tmp_path / "two" / cell.name, cell, seconds + 0.01 * repetition)
+    write_report([tmp_path / "two"], tmp_path / "report", [tmp_path / "two"])
+    said = (tmp_path / "report" / "report.md").read_text()
+    differences = re.findall(r"\| ([+-][0-9.]+ %) \| [^|]* to [^|]* \| (\w+) \|", said)
+    assert differences == [("+0.0 %", "yes")] * 4
+
+
 def test_efficiency_is_over_what_one_peer_of_the_same_system_makes(tmp_path):
     for system, seconds in (("swarm", {1: 4.0, 2: 2.5}), ("ddp", {2: 2.5})):
         for peers in seconds:
