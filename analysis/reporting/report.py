@@ -174,14 +174,16 @@ def experiment_section(experiment: Experiment, output: Path) -> Section:
         section.figures.append(("Time to accuracy", figures.time_to_accuracy(experiment, output)))
     if (quality := quality_table(experiment)) is not None:
         section.tables.append(("Quality at the end", quality))
+        section.text.append("Accuracies: n counts seeds (and folds); of runs with the same seed the mean counts once.")
     if (same := equivalence_table(experiment)) is not None:
         title = "Does who sends less learn as well? (accuracy of pairs: mean, 90 % interval; two one-sided tests)"
         section.tables.append((title, same))
         section.text.append("A pair is two runs with the same seed; where that ran several times, their means.")
         if validated_over_trained(experiment):
             section.text.append(
-                "Folds share most of their training samples, so intervals are wider than those of independent pairs: "
-                "Nadeau and Bengio 2003, Inference for the generalization error."
+                "Folds share most of their training samples, so intervals of pairs are wider than those of independent "
+                "ones: Nadeau and Bengio 2003, Inference for the generalization error. Those of the quality at the end "
+                "are not widened, and too narrow."
             )
     if "earlier_problems" in experiment.cells:
         again = experiment.cells.dropna(subset=["earlier_problems"])

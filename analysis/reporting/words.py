@@ -9,7 +9,7 @@ import pandas as pd
 from analysis.campaigns.cells import load_grid, shipped_grids
 from analysis.campaigns.systems import SYSTEMS, samples_between_validations
 from analysis.reporting import figures
-from analysis.reporting.results import Experiment, interval, ratios
+from analysis.reporting.results import Experiment, interval, of_seeds, ratios
 from analysis.reporting.tables import quality_table, time_reached, with_interval
 
 FAIR = ("ddp", "ddp-fp16")
@@ -190,9 +190,12 @@ def learned(experiment: Experiment) -> str:
     """Accuracy of every system where nothing else varies; empty where none was asked for."""
     if quality_table(experiment) is None:
         return ""
-    found = experiment.summary("top1").dropna(subset=["mean"]).sort_values("mean", ascending=False)
+    found = [
+        (system, *interval(of_seeds(cells, "top1"))) for system, cells in experiment.valid.groupby("system", sort=True)
+    ]
     shown = "; ".join(
-        f"{SYSTEMS[row.system].label} {with_interval(100 * row.mean, 100 * row.half_width, row.n)}"
-        for row in found.itertuples()
+        f"{SYSTEMS[system].label} {with_interval(100 * mean, 100 * half_width, n)}"
+        for system, mean, half_width, n in sorted(found, key=lambda row: -row[1])
+        if n
     )
     return f"Validation accuracy at the end, in percent: {shown}. "

@@ -406,6 +406,25 @@ def test_repetitions_with_the_same_seed_are_one_pair(tmp_path):
     assert (row["pairs"], row["accuracy, points more"]) == (3, "+0.10 ± 0.34")
 
 
+def test_accuracies_of_one_seed_count_once(tmp_path):
+    """Seeds with 90, 92 and 94 %, each run twice; one that is the only one of its system, run three times."""
+    for seed, repetition in itertools.product(range(3), (1, 2)):
+        cell = replace(CELL, repetition=repetition, target_accuracy=0.5, changes={"seed": seed})
+        cell = replace(cell, paced_samples_per_second=None)
+        write_run(tmp_path / "seeds" / cell.name, cell, top1=0.9 + 0.02 * seed + 0.001 * (-1) ** repetition)
+    for repetition in (1, 2, 3):
+        cell = replace(cell, system="swarm-overlap", repetition=repetition)
+        write_run(tmp_path / "seeds" / cell.name, cell, top1=0.9)
+    experiment = Experiment(read(tmp_path / "seeds"))
+    rows = {row["system"]: row for row in quality_table(experiment).to_dict("records")}
+    # Student's 4.303 for two degrees of freedom times 0.02, over the root of 3
+    sure, unsure = rows["our swarm, synchronous"], rows[SYSTEMS["swarm-overlap"].label]
+    assert (sure["n"], sure["accuracy"], sure["macro_f1"]) == (3, "0.9200 ± 0.0497", "0.9200 ± 0.0497")
+    assert (unsure["n"], unsure["accuracy"]) == (1, "0.9000")
+    assert "our swarm, synchronous 92.0 ± 5.0 (n = 3)" in answer(experiment)
+    assert f"{SYSTEMS['swarm-overlap'].label} 90.0 (n = 1)" in answer(experiment)
+
+
 def test_cells_are_measured_again_from_their_files(experiment, capsys):
     file = experiment / replace(CELL, rtt_ms=0, repetition=1).name / "result.json"
     result = json.loads(file.read_text())
