@@ -175,10 +175,18 @@ def experiment_section(experiment: Experiment, output: Path) -> Section:
     if (quality := quality_table(experiment)) is not None:
         section.tables.append(("Quality at the end", quality))
         section.text.append("Accuracies: n counts seeds (and folds); of runs with the same seed the mean counts once.")
+        if not validated_over_trained(experiment):
+            section.text.append(
+                "All runs validate the same samples. So an interval of accuracies, and what is shown by pairs, is "
+                "about other seeds, and not about other samples."
+            )
     if (same := equivalence_table(experiment)) is not None:
         title = "Does who sends less learn as well? (accuracy of pairs: mean, 90 % interval; two one-sided tests)"
         section.tables.append((title, same))
-        section.text.append("A pair is two runs with the same seed; where that ran several times, their means.")
+        section.text.append(
+            "A pair is two runs with the same seed; where that ran several times, their means. Tests are not corrected "
+            "for their number."
+        )
         if validated_over_trained(experiment):
             section.text.append(
                 "Folds share most of their training samples, so intervals of pairs are wider than those of independent "

@@ -404,6 +404,8 @@ def test_repetitions_with_the_same_seed_are_one_pair(tmp_path):
     (row,) = equivalence_table(Experiment(read(tmp_path / "texts"))).to_dict("records")
     # 0.3, -0.1 and 0.1: Student's 2.920 for two degrees of freedom times 0.2, over the root of 3
     assert (row["pairs"], row["accuracy, points more"]) == (3, "+0.10 ± 0.34")
+    said = " ".join(experiment_section(Experiment(read(tmp_path / "texts")), tmp_path).text)
+    assert "is about other seeds, and not about other samples" in said
 
 
 def test_accuracies_of_one_seed_count_once(tmp_path):
