@@ -421,15 +421,30 @@ def test_the_table_of_results_is_what_was_measured():
     assert [row[2:] for row in rows] == [measured(*row) for row in RESULTS]
 
 
+def valid(experiment: str, number: str, **settings: float | str) -> list[float]:
+    """A number of the report's valid cells that have these settings."""
+    lines = map(json.loads, (ROOT / "analysis" / "report" / f"{experiment}.jsonl").read_text().splitlines()[1:])
+    return [
+        line["result"][number]
+        for line in lines
+        if not line["result"].get("problems") and settings.items() <= line["cell"].items()
+    ]
+
+
+def test_the_readme_begins_with_what_was_measured():
+    swarm, waiting, ddp = (
+        valid("home_ddp", "samples_per_second", system=system)
+        for system in ("swarm-local-1-fp16", "swarm-fp16", "ddp-fp16")
+    )
+    assert [len(found) for found in (swarm, waiting, ddp)] == [2, 3, 3]
+    began = " ".join(README.split("\n## ")[0].split())
+    assert f"at {np.mean(swarm):.0f} samples/s (two runs), or {np.mean(waiting):.0f} if they wait" in began
+    assert f"DDP makes {np.mean(ddp):.0f} (" in began
+
+
 def sizes(experiment: str, system: str, mbps: float) -> str:
     """The fewest and the most samples that an update of a system had, as the benchmarks write it."""
-    lines = map(json.loads, (ROOT / "analysis" / "report" / f"{experiment}.jsonl").read_text().splitlines()[1:])
-    found = [
-        line["result"]["samples_per_step"]
-        for line in lines
-        if not line["result"].get("problems")
-        and (line["cell"]["system"], line["cell"]["bandwidth_mbps"]) == (system, mbps)
-    ]
+    found = valid(experiment, "samples_per_step", system=system, bandwidth_mbps=mbps)
     return f"{min(found):,.0f} to {max(found):,.0f}"
 
 
