@@ -101,7 +101,7 @@ def opening_section(experiments: Sequence[Experiment], output: Path) -> Section:
         "size, and samples per second how much of the machines is used. Shown: the 95 % interval of the ratio leaves 1 "
         "out, which takes three repetitions. Limits, in figures and tables, are what is left when nothing but "
         "computing and the bytes of an fp16 average takes time; DDP, which sends gradients while it computes others, "
-        "can exceed the synchronous one."
+        "can exceed the synchronous one where it is not paced."
     )
     rest = [_row(system, row) for system, rows in every.items() for row in rows if not row.is_counted]
     if rest:

@@ -42,6 +42,7 @@ from analysis.reporting.tables import (
 )
 from analysis.reporting.words import (
     answer,
+    lost_overlap,
     machine_drift,
     paced_rates,
     reproduction,
@@ -138,6 +139,7 @@ def experiment_section(experiment: Experiment, output: Path) -> Section:
             f"PACED: each peer pretended to compute {rates} samples/s ({computed}). Before commit 49f6df3 a wrong "
             "guess of the backward pass was not made up for: a plain script could be 5 % faster than the device."
         )
+        section.text += filter(None, [lost_overlap(experiment)])
     if any(system.startswith("hivemind") for system in experiment.systems):
         section.text.append(
             "Before commit 3acb784 Hivemind's Optimizer did not clip gradients as the recipe says, nor smooth labels: "

@@ -11,6 +11,7 @@ from analysis.campaigns.systems import SYSTEMS, samples_between_validations
 from analysis.reporting import figures
 from analysis.reporting.results import Experiment, interval, of_seeds, ratios
 from analysis.reporting.tables import quality_table, time_reached, with_interval
+from recipe.training.pacing import BACKWARD_OVER_FORWARD
 
 FAIR = ("ddp", "ddp-fp16")
 """What a swarm is compared with: the same global batch, averaged once per update."""
@@ -33,6 +34,28 @@ def reproduction(experiment: Experiment) -> str:
 def paced_rates(experiment: Experiment) -> list[float]:
     """Samples per second of the pretended devices; empty where computing was true."""
     return sorted({cell.paced_samples_per_second for cell in experiment.cells["cell"]} - {None})
+
+
+def lost_overlap(experiment: Experiment) -> str | None:
+    """What pacing takes from DDP; None where it did not run with several paced peers."""
+    if not (shares := lost_shares(experiment)):
+        return None
+    return (
+        "The pretended time passes before a backward pass, when DDP has nothing to send yet. A device could send while "
+        "it computes the last backward pass of an update, all but the bucket that is ready last: that takes "
+        f"{100 * max(shares):.1f} % of DDP's update here at most, and DDP could be faster by no more."
+    )
+
+
+def lost_shares(experiment: Experiment) -> list[float]:
+    """Of each run of several paced peers with DDP: a device's backward pass of a micro-batch over the whole update."""
+    cells = experiment.valid[experiment.valid["system"].isin(FAIR) & (experiment.valid["peers"] > 1)]
+    backward = BACKWARD_OVER_FORWARD / (1 + BACKWARD_OVER_FORWARD)
+    return [
+        backward * cell.batch_size / min(cell.paced_rates) / seconds
+        for cell, seconds in zip(cells["cell"], cells["step_seconds"], strict=True)
+        if cell.paced_rates
+    ]
 
 
 def machine_drift(experiment: Experiment) -> str | None:

@@ -214,7 +214,7 @@ class StopAtAccuracy(L.Callback):
 class PacedCompute(L.Callback):
     """Makes a module's `training_step` take its share of the time before the backward pass begins.
 
-    DDP's averaging, which begins within the backward pass, therefore overlaps with nothing but that.
+    DDP's averaging, which begins within the backward pass, therefore overlaps with no more than the few samples' own.
 
     Args:
         samples_per_second: speed of the device.

@@ -3,6 +3,7 @@
 import itertools
 import json
 import re
+import statistics
 from dataclasses import replace
 from pathlib import Path
 
@@ -27,10 +28,11 @@ from analysis.reporting.tables import (
     survivors_table,
     throughput_table,
 )
-from analysis.reporting.words import answer, results_table, time_to_accuracy
+from analysis.reporting.words import answer, lost_shares, results_table, time_to_accuracy
 from recipe.registry import DIGITS_FOLDS
 from recipe.run_folder import write_json
 from tests.helpers.measured_cells import CELL, write_run
+from tests.helpers.paths import ROOT
 
 
 @pytest.fixture
@@ -331,6 +333,23 @@ def test_the_report_says_what_was_paced(tmp_path, rate, said):
     assert row["each paced to, samples/s"] == said
     text = " ".join(experiment_section(experiment, tmp_path).text)
     assert ("PACED: each peer pretended to compute 200 samples/s" in text) == (rate is not None)
+    # two thirds of the 0.08 s of a micro-batch, over 2 s
+    assert ("that takes 2.7 % of DDP's update here at most" in text) == (rate is not None)
+
+
+def test_the_benchmarks_say_what_pacing_takes_from_ddp():
+    names = ("averaging", "continents", "delay_paced", "home_ddp", "peers", "unequal")
+    kept = {name: Experiment(read(ROOT / "analysis" / "report" / f"{name}.jsonl")) for name in names}
+    shares = {name: max(lost_shares(experiment)) for name, experiment in kept.items()}
+    text = " ".join((ROOT / "docs" / "benchmarks.md").read_text().split())
+    assert f"{100 * min(shares.values()):.1f} to {100 * max(shares.values()):.1f} % less time" in text
+    over_ddp = ratios(kept["peers"], "swarm-local-1-fp16", "ddp-fp16", "updates_per_second")
+    ddp = kept["peers"].valid.query("system == 'ddp-fp16'").groupby("peers")["step_seconds"].mean()
+    backward = 2 / 3 * CELL.batch_size / 40
+    measured = [statistics.fmean(over_ddp[peers]) for peers in (2, 4)]
+    (two, four) = (mean * (1 - backward / ddp[peers]) for mean, peers in zip(measured, (2, 4), strict=True))
+    said = f"{two:.2f} and {four:.2f} times its updates, not {measured[0]:.2f} and {measured[1]:.2f}."
+    assert said in text
 
 
 def test_quality_is_shown_where_compute_was_true(tmp_path):
