@@ -455,6 +455,16 @@ def test_the_benchmarks_say_how_many_samples_updates_had():
     assert f"({sizes('bandwidth', 'swarm-local', 10)} at 10 Mbit/s)" in text
 
 
+@pytest.mark.parametrize(
+    ("peers", "said"),
+    [(8, "| eight peers, an average in fp16 every 15 s | {} cores, {} MB each |"), (2, ": {} cores and {} MB.\n")],
+)
+def test_the_benchmarks_say_what_a_peer_costs(peers, said):
+    kept = json.loads((ROOT / "analysis" / "report" / f"footprint-{peers}.json").read_text())
+    (row,) = [row for row in kept["rows"] if row["process"] == "beside the training"]
+    assert said.format(f"{row['cores']:.3f}", f"{row['mb']:.0f}") in PAGES[DOCS / "benchmarks.md"]
+
+
 def test_constraints_name_versions_and_nothing_else():
     lines = (ROOT / "constraints.txt").read_text().splitlines()
     assert all(re.fullmatch(r"[A-Za-z0-9._-]+==[A-Za-z0-9.+!]+", line) for line in lines)
