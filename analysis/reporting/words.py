@@ -213,12 +213,10 @@ def learned(experiment: Experiment) -> str:
     """Accuracy of every system where nothing else varies; empty where none was asked for."""
     if quality_table(experiment) is None:
         return ""
-    found = [
-        (system, *interval(of_seeds(cells, "top1"))) for system, cells in experiment.valid.groupby("system", sort=True)
-    ]
+    cells = experiment.valid.dropna(subset=["top1"])
+    found = [(system, *interval(of_seeds(own, "top1"))) for system, own in cells.groupby("system", sort=True)]
     shown = "; ".join(
         f"{SYSTEMS[system].label} {with_interval(100 * mean, 100 * half_width, n)}"
         for system, mean, half_width, n in sorted(found, key=lambda row: -row[1])
-        if n
     )
     return f"Validation accuracy at the end, in percent: {shown}. "
