@@ -194,6 +194,14 @@ SYSTEMS: dict[str, System] = {
 }
 
 
+def asked_samples(cell: Cell) -> int:
+    """Samples that an update was asked to have; a swarm's has more, since nobody stops within a micro-batch."""
+    system = SYSTEMS[cell.system]
+    if system.every_micro_batch:
+        return cell.batch_size * cell.peers
+    return cell.full_recipe().target_batch_size * max(1, system.local_steps)
+
+
 def samples_between_validations(cell: Cell) -> int:
     """How finely the time to an accuracy is measured."""
     recipe, local = cell.full_recipe(), SYSTEMS[cell.system].local_steps or 1

@@ -6,6 +6,7 @@
 The peers of a swarm and one plain training process run at the same time on this machine. All are paced to the same
 device (`recipe.training.pacing`), so all compute the same; what a peer uses more is the price of the swarm. Memory
 that the processes of a peer share counts once, and so do the libraries that all have open, as if each were alone.
+Measurements are windows of one run: how far they are apart says nothing of another run.
 """
 
 from __future__ import annotations
@@ -29,7 +30,6 @@ from rich.table import Table
 
 from analysis.campaigns.measure import steps_done
 from analysis.campaigns.peer_processes import environment_without_peers, has_ended, kill, parts
-from analysis.campaigns.statistics import interval
 from recipe.command_line import arg, at_least, exit_status
 from recipe.errors import InputError
 from recipe.run_folder import make_writable, write_json
@@ -58,9 +58,9 @@ class FootprintOptions:
     batch_size: int = 16
     """Micro-batch, in samples."""
     seconds: float = 60.0
-    """How long each measurement lasts."""
+    """How long each window of the run lasts."""
     repeat: int = 3
-    """Measurements, one after the other."""
+    """Windows, one after the other."""
     output_dir: Annotated[Path, arg("FOLDER")] = Path("runs/footprint")
     """For the run folders and footprint-PEERS.json."""
 
@@ -151,7 +151,7 @@ def _measurement(
     number: int, options: FootprintOptions, plain: subprocess.Popen, swarm: subprocess.Popen, console: Console
 ) -> dict[str, np.ndarray]:
     """Means over the peers: of each process, of all together, of the plain one, and the difference of these two."""
-    console.print(f"measurement {number + 1}/{options.repeat}, {options.seconds:.0f} s")
+    console.print(f"window {number + 1}/{options.repeat}, {options.seconds:.0f} s")
     try:
         peers = [child for child in psutil.Process(swarm.pid).children() if child.children()]
         whole = [psutil.Process(plain.pid), *peers]
@@ -195,16 +195,17 @@ def _new_bytes(process: psutil.Process, counted: dict[str, int]) -> int:
 
 
 def _row(name: str, values: Sequence[np.ndarray]) -> dict[str, Any]:
-    """Means and intervals over the measurements, of [cores, MB] each."""
-    cores, megabytes = (interval(column) for column in zip(*values, strict=True))
-    sizes = {"cores": cores[0], "cores_half_width": cores[1], "mb": megabytes[0], "mb_half_width": megabytes[1]}
-    return {"process": name, **sizes, "n": len(values)}
+    """Means over the windows, of [cores, MB] each, and the least and the most of them."""
+    row: dict[str, Any] = {"process": name, "windows": len(values)}
+    for column, numbers in zip(("cores", "mb"), zip(*values, strict=True), strict=True):
+        row |= {column: float(np.mean(numbers)), f"{column}_least": min(numbers), f"{column}_most": max(numbers)}
+    return row
 
 
 def table(found: dict[str, Any]) -> Table:
     """A row for each process of a peer, and what they are together, beside the plain one."""
     options = found["options"]
-    title = f"A peer of {options['peers']}, paced to {options['samples_per_second']:g} samples/s"
+    title = f"A peer of {options['peers']}, paced to {options['samples_per_second']:g} samples/s; windows of one run"
     shown = Table(title=title, title_justify="left")
     for column in COLUMNS:
         shown.add_column(column, justify="left" if column == COLUMNS[0] else "right")
@@ -216,12 +217,16 @@ def table(found: dict[str, Any]) -> Table:
 
 
 def cells(row: dict[str, Any]) -> tuple[str, str, str]:
-    """A row as it is shown."""
-    spreads = [f" ± {row[name]:.{digits}f}" if row["n"] > 2 else "" for name, digits in _SPREADS]
-    return row["process"], f"{row['cores']:.3f}{spreads[0]}", f"{row['mb']:.0f}{spreads[1]}"
+    """A row as it is shown. An older file does not know how far windows were apart."""
+    shown = []
+    for name, digits in _DIGITS.items():
+        least, most = row.get(f"{name}_least"), row.get(f"{name}_most")
+        span = "" if least == most else f" ({least:.{digits}f} to {most:.{digits}f})"
+        shown.append(f"{row[name]:.{digits}f}{span}")
+    return row["process"], *shown
 
 
-_SPREADS = (("cores_half_width", 3), ("mb_half_width", 0))
+_DIGITS = {"cores": 3, "mb": 0}
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import shutil
 import subprocess
 import sys
@@ -115,7 +116,7 @@ def measure(lie: str, where: str, number: int, options: LyingOptions) -> dict[st
     name = f"{lie}-{where}-{number}"
     folder = options.output_dir / name
     shutil.rmtree(folder, ignore_errors=True)
-    row = {"lie": lie, "where": where}
+    row = {"lie": lie, "where": where, "number": number}
     if where in ("ddp", "hivemind"):
         recipe = {"target_batch_size": options.target_batch_size, "total_steps": options.updates}
         recipe["validate_every_steps"] = options.updates
@@ -207,15 +208,14 @@ def rate_of(row: dict[str, Any]) -> float:
 
 
 def cost(rows: Sequence[dict[str, Any]]) -> str:
-    """Of clipping, where nobody lies."""
-    rates = {
-        where: [rate_of(row) for row in rows if (row["lie"], row["where"]) == (HONEST, where)]
-        for where in ("off", "clip")
-    }
-    mean, half_width, n = interval([clip / off for off, clip in zip(rates["off"], rates["clip"], strict=False)])
+    """Of clipping, where nobody lies: trainings of the same turn are compared, of which one may have failed."""
+    honest = [row for row in rows if row["lie"] == HONEST]
+    clip, off = ({row["number"]: rate_of(row) for row in honest if row["where"] == where} for where in ("clip", "off"))
+    mean, half_width, n = interval([clip[number] / off[number] for number in clip.keys() & off.keys()])
     if not n:
         return ""
-    return f"Updates/s with clip over off, where nobody lies: {mean:.3f} ± {half_width:.3f} (n = {n})"
+    spread = "" if math.isnan(half_width) else f" ± {half_width:.3f}"
+    return f"Updates/s with clip over off, where nobody lies: {mean:.3f}{spread} (n = {n})"
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -8,6 +8,7 @@ Each swarm is new, of paced peers on the loopback address. Which of the two come
 
 from __future__ import annotations
 
+import math
 import shutil
 import sys
 import time
@@ -116,7 +117,8 @@ def table(pairs: list[dict[str, dict[str, Any]]], what: What = "invitations") ->
         values = {kind: [pair[kind][field] for pair in pairs] for kind in kinds}
         mean, half_width, n = interval([b / a for a, b in zip(*values.values(), strict=True)])
         means = [f"{sum(found) / len(found):.2f}" for found in values.values()]
-        shown.add_row(text, str(n), *means, f"{mean:.3f} ± {half_width:.3f}" if n > 1 else f"{mean:.3f}")
+        spread = "" if math.isnan(half_width) else f" ± {half_width:.3f}"
+        shown.add_row(text, str(n), *means, f"{mean:.3f}{spread}")
     failed = [str(sum(pair[kind]["failed_rounds"] for pair in pairs)) for kind in kinds]
     shown.add_row("failed rounds", str(len(pairs)), *failed, "")
     return shown

@@ -129,8 +129,9 @@ def footprint_section(file: Path, output: Path) -> dict[str, Any]:
     text = [
         f"{options['peers']} peers of a swarm and a plain training process at the same time on one machine, each paced "
         f"to {options['samples_per_second']:g} samples/s, {options['target_batch_size']:,} samples per update of a "
-        f"swarm; {options['repeat']} times {options['seconds']:g} s, with 95 % interval. What a peer of the swarm uses "
-        "more than the plain process is the price of the swarm. Libraries count once for each peer.",
+        f"swarm; means of {options['repeat']} windows of {options['seconds']:g} s of one run. Windows are no "
+        "repetitions: what varies from run to run was not measured. What a peer of the swarm uses more than the plain "
+        "process is the price of the swarm. Libraries count once for each peer.",
         f"Get it again: python -m analysis footprint {' '.join([*words, *found['peer_options']])}",
     ]
     rows = [footprint.cells(row) for row in found["rows"]]

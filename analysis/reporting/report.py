@@ -24,7 +24,7 @@ from analysis.reporting.fault_sections import (
 )
 from analysis.reporting.opening import opening_section
 from analysis.reporting.provenance import CHECKS, commits, lab_section, machine_section, published_section
-from analysis.reporting.results import Experiment, experiments_in, validated_over_trained
+from analysis.reporting.results import Experiment, experiments_in, same_cells, validated_over_trained
 from analysis.reporting.scaling import TRUST, Prediction, home_table, predict, transfers
 from analysis.reporting.section import Section
 from analysis.reporting.tables import (
@@ -42,6 +42,7 @@ from analysis.reporting.tables import (
 )
 from analysis.reporting.words import (
     answer,
+    lost_overlap,
     machine_drift,
     paced_rates,
     reproduction,
@@ -84,8 +85,8 @@ def write_report(sources: Sequence[Path], output: Path, earlier: Sequence[Path] 
     sections, models = [opening_section(experiments, output)], []
     for experiment in experiments:
         sections.append(experiment_section(experiment, output))
-        if experiment.asked in before:
-            sections.append(agreement_section(experiment, Experiment(before[experiment.asked])))
+        if experiment.asked in before and (same := same_cells(before[experiment.asked], experiment)).cells:
+            sections.append(agreement_section(experiment, Experiment(same)))
         models += model_sections(experiment, output, [other for other in experiments if other is not experiment])
     sections += models
     soaks = {whom: _beside(sources, name) for name, whom in SOAKS.items()}
@@ -138,6 +139,7 @@ def experiment_section(experiment: Experiment, output: Path) -> Section:
             f"PACED: each peer pretended to compute {rates} samples/s ({computed}). Before commit 49f6df3 a wrong "
             "guess of the backward pass was not made up for: a plain script could be 5 % faster than the device."
         )
+        section.text += filter(None, [lost_overlap(experiment)])
     if any(system.startswith("hivemind") for system in experiment.systems):
         section.text.append(
             "Before commit 3acb784 Hivemind's Optimizer did not clip gradients as the recipe says, nor smooth labels: "
@@ -174,14 +176,24 @@ def experiment_section(experiment: Experiment, output: Path) -> Section:
         section.figures.append(("Time to accuracy", figures.time_to_accuracy(experiment, output)))
     if (quality := quality_table(experiment)) is not None:
         section.tables.append(("Quality at the end", quality))
+        section.text.append("Accuracies: n counts seeds (and folds); of runs with the same seed the mean counts once.")
+        if not validated_over_trained(experiment):
+            section.text.append(
+                "All runs validate the same samples. So an interval of accuracies, and what is shown by pairs, is "
+                "about other seeds, and not about other samples."
+            )
     if (same := equivalence_table(experiment)) is not None:
         title = "Does who sends less learn as well? (accuracy of pairs: mean, 90 % interval; two one-sided tests)"
         section.tables.append((title, same))
-        section.text.append("A pair is two runs with the same seed; where that ran several times, their means.")
+        section.text.append(
+            "A pair is two runs with the same seed; where that ran several times, their means. Tests are not corrected "
+            "for their number."
+        )
         if validated_over_trained(experiment):
             section.text.append(
-                "Folds share most of their training samples, so intervals are wider than those of independent pairs: "
-                "Nadeau and Bengio 2003, Inference for the generalization error."
+                "Folds share most of their training samples, so intervals of pairs are wider than those of independent "
+                "ones: Nadeau and Bengio 2003, Inference for the generalization error. Those of the quality at the end "
+                "are not widened, and too narrow."
             )
     if "earlier_problems" in experiment.cells:
         again = experiment.cells.dropna(subset=["earlier_problems"])

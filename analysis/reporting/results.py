@@ -43,6 +43,8 @@ _NUMBERS = (
 
 REPETITIONS = ("repetition", "seed", "dataset")
 """What is no setting: systems are compared within each. Of data sets only the folds of one vary in an experiment."""
+INDEPENDENT = ("seed", "dataset")
+"""Of these, what repetitions have to differ in for their accuracies to be independent."""
 
 
 class Experiment:
@@ -136,6 +138,13 @@ def experiments_in(records: Records) -> list[Experiment]:
     return found
 
 
+def same_cells(records: Records, experiment: Experiment) -> Records:
+    """Those of another run that have the settings of the experiment's: it may be a part of what that run asked."""
+    wanted = set(experiment.cells["fingerprint"])
+    cells = {name: found for name, found in records.cells.items() if found[0].fingerprint in wanted}
+    return replace(records, cells=cells)
+
+
 def _summary_columns(axis: str) -> list[str]:
     return ["system", axis, "mean", "half_width", "n"]
 
@@ -183,8 +192,15 @@ def differences(experiment: Experiment, system: str, baseline: str, column: str)
     """
     pairs = _rates_within_a_repetition(experiment, column).unstack("system")
     found = (pairs[system] - pairs[baseline]).dropna()
-    levels = [name for name in ("seed", "dataset") if name in found.index.names]
+    levels = [name for name in INDEPENDENT if name in found.index.names]
     return list(found.groupby(level=levels).mean()) if levels else [found.mean()] if len(found) else []
+
+
+def of_seeds(cells: pd.DataFrame, column: str) -> list[float]:
+    """A number of each seed (and fold): the mean over repetitions with the same seed, which are not independent."""
+    levels = [name for name in INDEPENDENT if name in cells]
+    found = cells.dropna(subset=[column])
+    return list(found.groupby(levels)[column].mean()) if levels else [found[column].mean()] if len(found) else []
 
 
 def validated_over_trained(experiment: Experiment) -> float:

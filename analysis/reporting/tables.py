@@ -13,7 +13,7 @@ from scipy import stats
 
 from analysis.campaigns.cells import Cell
 from analysis.campaigns.statistics import equivalence
-from analysis.campaigns.systems import SYSTEMS
+from analysis.campaigns.systems import SYSTEMS, asked_samples
 from analysis.reporting import figures
 from analysis.reporting.results import (
     Experiment,
@@ -22,6 +22,7 @@ from analysis.reporting.results import (
     granularity,
     interval,
     kept,
+    of_seeds,
     ratios,
     training_samples,
     validated_over_trained,
@@ -151,7 +152,8 @@ def communication_table(experiment: Experiment) -> pd.DataFrame:
 
 
 def quality_table(experiment: Experiment) -> pd.DataFrame | None:
-    """Validation metrics of each setting; None where none was asked for, or not all samples were computed."""
+    """Validation metrics of each setting, of which n seeds have been tried (and folds); None where none was asked for,
+    or not all samples were computed."""
     cells = experiment.valid
     asked = cells["target_accuracy"].notna().any() and not experiment.computes_few_samples
     if not asked or "top1" not in cells or cells["top1"].isna().all():
@@ -160,10 +162,12 @@ def quality_table(experiment: Experiment) -> pd.DataFrame | None:
     for (system, value), group in cells.groupby(["system", experiment.axis], sort=True):
         if group["top1"].isna().all():
             continue
-        row = {"system": SYSTEMS[system].label, experiment.axis: value, "n": len(group)}
+        row = {"system": SYSTEMS[system].label, experiment.axis: value, "n": len(of_seeds(group, "top1"))}
         for name in ("top1", "macro_f1", "precision", "recall"):
-            mean, half_width, _ = interval(group[name])
+            mean, half_width, _ = interval(of_seeds(group, name))
             row[name] = number(mean, 4) + ("" if math.isnan(half_width) else f" ± {half_width:.4f}")
+        asked = asked_samples(group.iloc[0]["cell"])
+        row["samples of an update (asked for)"] = f"{number(interval(group['samples_per_step'])[0], 0)} ({asked:,})"
         row["samples/s"] = number(interval(group["samples_per_second"])[0], 1)
         recipe = group.iloc[0]["cell"].full_recipe()
         if samples := training_samples(recipe.dataset, recipe.num_classes):

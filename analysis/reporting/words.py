@@ -9,8 +9,9 @@ import pandas as pd
 from analysis.campaigns.cells import load_grid, shipped_grids
 from analysis.campaigns.systems import SYSTEMS, samples_between_validations
 from analysis.reporting import figures
-from analysis.reporting.results import Experiment, interval, ratios
+from analysis.reporting.results import Experiment, interval, of_seeds, ratios
 from analysis.reporting.tables import quality_table, time_reached, with_interval
+from recipe.training.pacing import BACKWARD_OVER_FORWARD
 
 FAIR = ("ddp", "ddp-fp16")
 """What a swarm is compared with: the same global batch, averaged once per update."""
@@ -33,6 +34,28 @@ def reproduction(experiment: Experiment) -> str:
 def paced_rates(experiment: Experiment) -> list[float]:
     """Samples per second of the pretended devices; empty where computing was true."""
     return sorted({cell.paced_samples_per_second for cell in experiment.cells["cell"]} - {None})
+
+
+def lost_overlap(experiment: Experiment) -> str | None:
+    """What pacing takes from DDP; None where it did not run with several paced peers."""
+    if not (shares := lost_shares(experiment)):
+        return None
+    return (
+        "The pretended time passes before a backward pass, when DDP has nothing to send yet. A device could send while "
+        "it computes the last backward pass of an update, all but the bucket that is ready last. That pass would take "
+        f"{100 * max(shares):.1f} % of DDP's update here at most, so DDP could be faster by no more."
+    )
+
+
+def lost_shares(experiment: Experiment) -> list[float]:
+    """Of each run of several paced peers with DDP: a device's backward pass of a micro-batch over the whole update."""
+    cells = experiment.valid[experiment.valid["system"].isin(FAIR) & (experiment.valid["peers"] > 1)]
+    backward = BACKWARD_OVER_FORWARD / (1 + BACKWARD_OVER_FORWARD)
+    return [
+        backward * cell.batch_size / min(cell.paced_rates) / seconds
+        for cell, seconds in zip(cells["cell"], cells["step_seconds"], strict=True)
+        if cell.paced_rates
+    ]
 
 
 def machine_drift(experiment: Experiment) -> str | None:
@@ -190,9 +213,10 @@ def learned(experiment: Experiment) -> str:
     """Accuracy of every system where nothing else varies; empty where none was asked for."""
     if quality_table(experiment) is None:
         return ""
-    found = experiment.summary("top1").dropna(subset=["mean"]).sort_values("mean", ascending=False)
+    cells = experiment.valid.dropna(subset=["top1"])
+    found = [(system, *interval(of_seeds(own, "top1"))) for system, own in cells.groupby("system", sort=True)]
     shown = "; ".join(
-        f"{SYSTEMS[row.system].label} {with_interval(100 * row.mean, 100 * row.half_width, row.n)}"
-        for row in found.itertuples()
+        f"{SYSTEMS[system].label} {with_interval(100 * mean, 100 * half_width, n)}"
+        for system, mean, half_width, n in sorted(found, key=lambda row: -row[1])
     )
     return f"Validation accuracy at the end, in percent: {shown}. "

@@ -2,6 +2,7 @@
 
 import csv
 import hashlib
+from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -22,7 +23,7 @@ AG_NEWS_MD5 = {"train.csv": "b1a00f826fdfbd249f79597b59e1dc12", "test.csv": "d52
 """The files of Zhang et al. 2015, "Character-level convolutional networks for text classification"."""
 
 VALIDATION_SHARE = 20
-"""Without a `val.csv`, every 20th training text is held out for validation."""
+"""Without a `val.csv`, every 20th training text of each class is held out for validation."""
 
 csv.field_size_limit(2**20)
 
@@ -93,7 +94,7 @@ def _ag_news(_: Recipe, data_dir: Path) -> Splits:
                 f"connect this machine to the network or put the file from {AG_NEWS_URL} there."
             )
     train, test = _read(folder / "train.csv"), _read(folder / "test.csv")
-    kept, held_out = _held_out(train)
+    kept, held_out = _divided(train, _every_20th(range(len(train))))  # the published order is a random one
     return Splits(*(_texts([(int(label) - 1, text) for label, text in part]) for part in (kept, held_out, test)))
 
 
@@ -106,7 +107,15 @@ def _own_files(recipe: Recipe, data_dir: Path) -> Splits:
             f"{data_dir / 'train.csv'} has {len(names)} classes and the recipe {recipe.num_classes}: set --num-classes "
             f"{len(names)}, or name another --data-dir."
         )
-    kept, held_out = (train, _read(data_dir / "val.csv")) if (data_dir / "val.csv").exists() else _held_out(train)
+    if (data_dir / "val.csv").exists():
+        kept, held_out = train, _read(data_dir / "val.csv")
+    else:
+        kept, held_out = _divided(train, _of_each_class(train))
+    if not held_out:
+        raise InputError(
+            f"{data_dir / 'train.csv'} has one row of each class, and none can be held out for validation: add rows, "
+            "or a val.csv."
+        )
     test = _read(data_dir / "test.csv") if (data_dir / "test.csv").exists() else None
     for name, part in (("val.csv", held_out), ("test.csv", test or [])):
         if unknown := sorted({label for label, _ in part} - set(names)):
@@ -124,11 +133,26 @@ def _ag_news_folder(data_dir: Path) -> Path:
     return data_dir / "ag_news_csv"
 
 
-def _held_out(rows: list[tuple[str, str]]) -> tuple[list[tuple[str, str]], list[tuple[str, str]]]:
-    """Rows to train on, and every 20th to validate; the published order of AG News is a random one."""
-    last = VALIDATION_SHARE - 1
-    kept = [row for place, row in enumerate(rows) if place % VALIDATION_SHARE != last]
-    return kept, rows[last::VALIDATION_SHARE] or rows[-1:]
+def _every_20th(places: Sequence[int]) -> Sequence[int]:
+    return places[VALIDATION_SHARE - 1 :: VALIDATION_SHARE]
+
+
+def _of_each_class(rows: list[tuple[str, str]]) -> list[int]:
+    """Places of the rows to validate: every 20th of a class, and its last one where it has fewer, but not its only one.
+
+    Whatever the order of the rows is, the classes have nearly the same shares in both parts.
+    """
+    places: dict[str, list[int]] = defaultdict(list)
+    for place, (label, _) in enumerate(rows):
+        places[label].append(place)
+    return [place for own in places.values() for place in _every_20th(own) or own[1:][-1:]]
+
+
+def _divided(rows: list[tuple[str, str]], places: Sequence[int]) -> tuple[list[tuple[str, str]], list[tuple[str, str]]]:
+    """Rows to train on, and those at the places."""
+    chosen = set(places)
+    kept = [row for place, row in enumerate(rows) if place not in chosen]
+    return kept, [row for place, row in enumerate(rows) if place in chosen]
 
 
 def _read(path: Path) -> list[tuple[str, str]]:

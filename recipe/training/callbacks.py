@@ -83,6 +83,8 @@ class StepMetrics(L.Callback):
             return
         self._flush()
         self.logged_step = trainer.global_step
+        if pl_module.device.type == "cuda":  # what the GPU still has to do belongs to this update
+            torch.cuda.current_stream(pl_module.device).synchronize()
         seconds = time.perf_counter() - self.started_at
         self._exchange(trainer, pl_module, seconds)
         if trainer.world_size == 1:
@@ -212,7 +214,7 @@ class StopAtAccuracy(L.Callback):
 class PacedCompute(L.Callback):
     """Makes a module's `training_step` take its share of the time before the backward pass begins.
 
-    DDP's averaging, which begins within the backward pass, therefore overlaps with nothing but that.
+    DDP's averaging, which begins within the backward pass, therefore overlaps with no more than the few samples' own.
 
     Args:
         samples_per_second: speed of the device.

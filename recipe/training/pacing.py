@@ -15,7 +15,7 @@ VARIABLE = "PACED_SAMPLES_PER_SECOND"
 ALL_SAMPLES = "PACED_ALL_SAMPLES"
 """Environment variable; with "1" the whole micro-batch is computed, so that accuracies mean something too."""
 _FEW = 2
-_BACKWARD_OVER_FORWARD = 2.0
+BACKWARD_OVER_FORWARD = 2.0
 """Floating-point operations; Kaplan et al. 2020, "Scaling Laws for Neural Language Models", section 2.1."""
 
 
@@ -66,7 +66,7 @@ class Pace:
         """After a forward pass that began at `began` (perf_counter), waits for what the device would still need."""
         now, seconds = time.perf_counter(), num_samples / self.samples_per_second
         self._ends = began + seconds - min(self.late_seconds, seconds)
-        time.sleep(max(0.0, self._ends - now - _BACKWARD_OVER_FORWARD * (now - began)))
+        time.sleep(max(0.0, self._ends - now - BACKWARD_OVER_FORWARD * (now - began)))
 
     def end_backward(self, averaged: bool) -> None:
         """After the backward pass. One that has averaged gradients meanwhile tells nothing of the device."""

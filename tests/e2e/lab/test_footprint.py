@@ -37,6 +37,22 @@ def test_a_peer_beside_a_plain_process(tmp_path):
     assert (tmp_path / "report" / "footprint-2.json").exists()
 
 
+def test_windows_of_one_run_have_no_interval(tmp_path):
+    options = {"peers": 2, "samples_per_second": 40.0, "target_batch_size": 1024, "repeat": 3, "seconds": 45.0}
+    older = {"process": "all", "cores": 0.166, "cores_half_width": 0.009, "mb": 1308.0, "mb_half_width": 45.0, "n": 3}
+    spans = {"cores_least": 0.16, "cores_most": 0.17, "mb_least": 1290.0, "mb_most": 1330.0}
+    newer = {"process": "all", "cores": 0.166, "mb": 1308.0, "windows": 3} | spans
+    shown = []
+    for row in (older, newer):
+        file = tmp_path / "footprint-2.json"
+        file.write_text(json.dumps({"options": options, "peer_options": [], "rows": [row]}))
+        (tmp_path / "report").mkdir(exist_ok=True)
+        section = footprint_section(file, tmp_path / "report")
+        assert "Windows are no repetitions" in section["text"][0]
+        shown += section["tables"][0][1].to_numpy().tolist()
+    assert shown == [["all", "0.166", "1308"], ["all", "0.166 (0.160 to 0.170)", "1308 (1290 to 1330)"]]
+
+
 @pytest.mark.parametrize("bad", [["--peers", "0"], ["--seconds", "0"], ["--recipe", "nothing"], ["--nonsense", "1"]])
 def test_what_cannot_work_is_refused(bad, tmp_path, capsys):
     assert footprint.main([*bad, "--output-dir", str(tmp_path)]) == 2

@@ -3,6 +3,7 @@
 import itertools
 import json
 import re
+import statistics
 from dataclasses import replace
 from pathlib import Path
 
@@ -27,10 +28,11 @@ from analysis.reporting.tables import (
     survivors_table,
     throughput_table,
 )
-from analysis.reporting.words import answer, results_table, time_to_accuracy
+from analysis.reporting.words import answer, lost_shares, results_table, time_to_accuracy
 from recipe.registry import DIGITS_FOLDS
 from recipe.run_folder import write_json
 from tests.helpers.measured_cells import CELL, write_run
+from tests.helpers.paths import ROOT
 
 
 @pytest.fixture
@@ -265,6 +267,20 @@ def test_the_same_experiment_twice_on_machines_of_different_speed(tmp_path):
     assert row["now"].startswith("1.99 ± ")
 
 
+def test_an_earlier_run_is_compared_setting_by_setting(tmp_path):
+    """Smaller updates are faster with a swarm, and slower with DDP; both runs are the same."""
+    for repetition, rtt, samples in itertools.product((1, 2, 3), (0, 100), (256, 512)):
+        for system, seconds in (("ddp", 4.0 + 512 / samples), ("swarm", 1.0 + samples / 512)):
+            changes = {"target_batch_size": samples}
+            cell = replace(CELL, system=system, rtt_ms=rtt, repetition=repetition, changes=changes)
+            cell = replace(cell, paced_samples_per_second=None)
+            write_run(tmp_path / "two" / cell.name, cell, seconds + 0.01 * repetition)
+    write_report([tmp_path / "two"], tmp_path / "report", [tmp_path / "two"])
+    said = (tmp_path / "report" / "report.md").read_text()
+    differences = re.findall(r"\| ([+-][0-9.]+ %) \| [^|]* to [^|]* \| (\w+) \|", said)
+    assert differences == [("+0.0 %", "yes")] * 4
+
+
 def test_efficiency_is_over_what_one_peer_of_the_same_system_makes(tmp_path):
     for system, seconds in (("swarm", {1: 4.0, 2: 2.5}), ("ddp", {2: 2.5})):
         for peers in seconds:
@@ -317,6 +333,23 @@ def test_the_report_says_what_was_paced(tmp_path, rate, said):
     assert row["each paced to, samples/s"] == said
     text = " ".join(experiment_section(experiment, tmp_path).text)
     assert ("PACED: each peer pretended to compute 200 samples/s" in text) == (rate is not None)
+    # two thirds of the 0.08 s of a micro-batch, over 2 s
+    assert ("That pass would take 2.7 % of DDP's update here at most" in text) == (rate is not None)
+
+
+def test_the_benchmarks_say_what_pacing_takes_from_ddp():
+    names = ("averaging", "continents", "delay_paced", "home_ddp", "peers", "unequal")
+    kept = {name: Experiment(read(ROOT / "analysis" / "report" / f"{name}.jsonl")) for name in names}
+    shares = {name: max(lost_shares(experiment)) for name, experiment in kept.items()}
+    text = " ".join((ROOT / "docs" / "benchmarks.md").read_text().split())
+    assert f"{100 * min(shares.values()):.1f} to {100 * max(shares.values()):.1f} % less time" in text
+    over_ddp = ratios(kept["peers"], "swarm-local-1-fp16", "ddp-fp16", "updates_per_second")
+    ddp = kept["peers"].valid.query("system == 'ddp-fp16'").groupby("peers")["step_seconds"].mean()
+    backward = 2 / 3 * CELL.batch_size / 40
+    measured = [statistics.fmean(over_ddp[peers]) for peers in (2, 4)]
+    (two, four) = (mean * (1 - backward / ddp[peers]) for mean, peers in zip(measured, (2, 4), strict=True))
+    said = f"{two:.2f} and {four:.2f} times its updates, not {measured[0]:.2f} and {measured[1]:.2f}."
+    assert said in text
 
 
 def test_quality_is_shown_where_compute_was_true(tmp_path):
@@ -339,6 +372,19 @@ def test_quality_is_shown_where_compute_was_true(tmp_path):
     assert float(table["epoch, s"][0]) == pytest.approx(1797 * 0.7 / 256, rel=0.3), (
         "most of 1,797 digits are for training"
     )
+
+
+def test_the_report_says_of_how_many_samples_updates_were(tmp_path):
+    """All updates had 512."""
+    for asked in (256, 512):
+        changes = {"target_batch_size": asked, "validate_every_steps": 4}
+        cell = replace(CELL, target_accuracy=0.5, paced_samples_per_second=None, changes=changes)
+        write_run(tmp_path / "sizes" / cell.name, cell, top1=0.9)
+    table = quality_table(Experiment(read(tmp_path / "sizes")))
+    assert table["samples of an update (asked for)"].tolist() == ["512 (256)", "512 (512)"]
+    write_report([tmp_path / "sizes"], tmp_path / "report")
+    said = (tmp_path / "report" / "report.md").read_text()
+    assert "0 to 100 % more here, most at sizes: samples per update = 256." in said
 
 
 @pytest.mark.parametrize(
@@ -377,6 +423,27 @@ def test_repetitions_with_the_same_seed_are_one_pair(tmp_path):
     (row,) = equivalence_table(Experiment(read(tmp_path / "texts"))).to_dict("records")
     # 0.3, -0.1 and 0.1: Student's 2.920 for two degrees of freedom times 0.2, over the root of 3
     assert (row["pairs"], row["accuracy, points more"]) == (3, "+0.10 ± 0.34")
+    said = " ".join(experiment_section(Experiment(read(tmp_path / "texts")), tmp_path).text)
+    assert "is about other seeds, and not about other samples" in said
+
+
+def test_accuracies_of_one_seed_count_once(tmp_path):
+    """Seeds with 90, 92 and 94 %, each run twice; one that is the only one of its system, run three times."""
+    for seed, repetition in itertools.product(range(3), (1, 2)):
+        cell = replace(CELL, repetition=repetition, target_accuracy=0.5, changes={"seed": seed})
+        cell = replace(cell, paced_samples_per_second=None)
+        write_run(tmp_path / "seeds" / cell.name, cell, top1=0.9 + 0.02 * seed + 0.001 * (-1) ** repetition)
+    for repetition in (1, 2, 3):
+        cell = replace(cell, system="swarm-overlap", repetition=repetition)
+        write_run(tmp_path / "seeds" / cell.name, cell, top1=0.9)
+    experiment = Experiment(read(tmp_path / "seeds"))
+    rows = {row["system"]: row for row in quality_table(experiment).to_dict("records")}
+    # Student's 4.303 for two degrees of freedom times 0.02, over the root of 3
+    sure, unsure = rows["our swarm, synchronous"], rows[SYSTEMS["swarm-overlap"].label]
+    assert (sure["n"], sure["accuracy"], sure["macro_f1"]) == (3, "0.9200 ± 0.0497", "0.9200 ± 0.0497")
+    assert (unsure["n"], unsure["accuracy"]) == (1, "0.9000")
+    assert "our swarm, synchronous 92.0 ± 5.0 (n = 3)" in answer(experiment)
+    assert f"{SYSTEMS['swarm-overlap'].label} 90.0 (n = 1)" in answer(experiment)
 
 
 def test_cells_are_measured_again_from_their_files(experiment, capsys):

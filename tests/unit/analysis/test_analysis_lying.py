@@ -1,19 +1,20 @@
-"""Trainings with one member that lies: what is refused, and the arithmetic of the table."""
+"""Trainings with one member that lies: what is refused, and the arithmetic of the tables."""
 
 import json
 
 import pytest
 
-from analysis.endurance import lying
+from analysis.endurance import lying, membership
 from analysis.endurance.lying import LyingOptions, cost, main, table
 from recipe.errors import InputError
 from recipe.training.pacing import ALL_SAMPLES, VARIABLE, computes_all
 
 
-def row(lie: str, where: str, seconds: float, weights=("a", "a"), accuracy: float = 0.9) -> dict:
+def row(lie: str, where: str, seconds: float, weights=("a", "a"), accuracy: float = 0.9, number: int = 1) -> dict:
     return {
         "lie": lie,
         "where": where,
+        "number": number,
         "accuracies": [accuracy, accuracy - 0.02],
         "weights": list(weights),
         "named_by": 1,
@@ -24,12 +25,26 @@ def row(lie: str, where: str, seconds: float, weights=("a", "a"), accuracy: floa
 
 
 def test_pairs_of_honest_trainings_say_what_clipping_costs():
-    rows = [row("honest", "off", seconds) for seconds in (60.0, 50.0, 40.0)]
-    rows += [row("honest", "clip", seconds) for seconds in (60.0, 50.0, 80.0)]
+    rows = [row("honest", "off", seconds, number=number) for number, seconds in enumerate((60.0, 50.0, 40.0))]
+    rows += [row("honest", "clip", seconds, number=number) for number, seconds in enumerate((60.0, 50.0, 80.0))]
     rows += [row("reverse", "clip", 1.0)]
     # ratios 1, 1 and 0.5; Student's 4.303 for two degrees of freedom
     assert cost(rows) == "Updates/s with clip over off, where nobody lies: 0.833 ± 0.717 (n = 3)"
     assert cost(rows[:3]) == ""
+
+
+def test_a_training_that_failed_leaves_the_other_pairs_as_they_are():
+    """The machine is slower each time; the first training with clipping has not come to its end."""
+    rows = [row("honest", "off", 60.0, number=1)]
+    for number, seconds in ((2, 90.0), (3, 120.0)):
+        rows += [row("honest", where, seconds, number=number) for where in ("off", "clip")]
+    assert cost(rows) == "Updates/s with clip over off, where nobody lies: 1.000 (n = 2)"
+
+
+def test_two_pairs_of_swarms_have_no_interval():
+    numbers = {"updates_per_second": 1.0, "first_contribution_seconds": 2.0, "failed_rounds": 0}
+    shown = membership.table([{"open": numbers, "by invitation": numbers}] * 2)
+    assert list(shown.columns[-1].cells) == ["1.000", "1.000", ""]
 
 
 def test_a_row_has_the_mean_over_trainings_and_says_whether_weights_are_alike():

@@ -421,6 +421,50 @@ def test_the_table_of_results_is_what_was_measured():
     assert [row[2:] for row in rows] == [measured(*row) for row in RESULTS]
 
 
+def valid(experiment: str, number: str, **settings: float | str) -> list[float]:
+    """A number of the report's valid cells that have these settings."""
+    lines = map(json.loads, (ROOT / "analysis" / "report" / f"{experiment}.jsonl").read_text().splitlines()[1:])
+    return [
+        line["result"][number]
+        for line in lines
+        if not line["result"].get("problems") and settings.items() <= line["cell"].items()
+    ]
+
+
+def test_the_readme_begins_with_what_was_measured():
+    swarm, waiting, ddp = (
+        valid("home_ddp", "samples_per_second", system=system)
+        for system in ("swarm-local-1-fp16", "swarm-fp16", "ddp-fp16")
+    )
+    assert [len(found) for found in (swarm, waiting, ddp)] == [2, 3, 3]
+    began = " ".join(README.split("\n## ")[0].split())
+    assert f"at {np.mean(swarm):.0f} samples/s (two runs), or {np.mean(waiting):.0f} if they wait" in began
+    assert f"DDP makes {np.mean(ddp):.0f} (" in began
+
+
+def sizes(experiment: str, system: str, mbps: float) -> str:
+    """The fewest and the most samples that an update of a system had, as the benchmarks write it."""
+    found = valid(experiment, "samples_per_step", system=system, bandwidth_mbps=mbps)
+    return f"{min(found):,.0f} to {max(found):,.0f}"
+
+
+def test_the_benchmarks_say_how_many_samples_updates_had():
+    text = PAGES[DOCS / "benchmarks.md"]
+    assert f"{sizes('accuracy', 'swarm-local-1-fp16', 100)} samples instead of 512" in text
+    assert f"{sizes('accuracy', 'swarm-local', 100)} instead of 2,048" in text
+    assert f"({sizes('bandwidth', 'swarm-local', 10)} at 10 Mbit/s)" in text
+
+
+@pytest.mark.parametrize(
+    ("peers", "said"),
+    [(8, "| eight peers, an average in fp16 every 15 s | {} cores, {} MB each |"), (2, ": {} cores and {} MB.\n")],
+)
+def test_the_benchmarks_say_what_a_peer_costs(peers, said):
+    kept = json.loads((ROOT / "analysis" / "report" / f"footprint-{peers}.json").read_text())
+    (row,) = [row for row in kept["rows"] if row["process"] == "beside the training"]
+    assert said.format(f"{row['cores']:.3f}", f"{row['mb']:.0f}") in PAGES[DOCS / "benchmarks.md"]
+
+
 def test_constraints_name_versions_and_nothing_else():
     lines = (ROOT / "constraints.txt").read_text().splitlines()
     assert all(re.fullmatch(r"[A-Za-z0-9._-]+==[A-Za-z0-9.+!]+", line) for line in lines)

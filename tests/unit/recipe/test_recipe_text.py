@@ -3,6 +3,7 @@
 import csv
 import subprocess
 import sys
+from collections import Counter
 from dataclasses import replace
 from importlib.metadata import version
 from itertools import chain, islice
@@ -187,11 +188,38 @@ def test_own_texts(own_texts):
     assert build_data(OWN_TEXTS, own_texts / "others").digest != data.digest, "a label would mean something else there"
 
 
+def held_out(folder, labels: str) -> tuple[dict[str, int], set[str], set[str]]:
+    """Of a file with these classes row by row: rows of each class that are validated, and all texts of both parts."""
+    write_csv(folder / "train.csv", [(label, f"text {place}") for place, label in enumerate(labels)])
+    splits = build_data(replace(OWN_TEXTS, num_classes=len(set(labels))), folder, batch_size=4).splits
+    names = sorted(set(labels))
+    counts = Counter(names[label] for label in splits.val.labels.tolist())
+    return dict(counts), set(splits.train.texts), set(splits.val.texts)
+
+
+@pytest.mark.parametrize(
+    ("labels", "counts"),
+    [
+        ("ab" * 200, {"a": 10, "b": 10}),
+        ("abcd" * 100, {"a": 5, "b": 5, "c": 5, "d": 5}),
+        ("a" * 380 + "b" * 20, {"a": 19, "b": 1}),
+        ("ab" * 5, {"a": 1, "b": 1}),
+        ("a" * 40 + "bb" + "c", {"a": 2, "b": 1}),
+    ],
+    ids=["two in turns", "four in turns", "sorted", "few", "rare"],
+)
+def test_texts_of_each_class_are_held_out_in_whatever_order_they_come(tmp_path, labels, counts):
+    validated, trained, texts = held_out(tmp_path, labels)
+    assert validated == counts
+    assert len(trained) + len(texts) == len(labels), "nothing is in both parts, and nothing is lost"
+
+
 @pytest.mark.parametrize(
     ("rows", "part_of_message"),
     [
         (None, "cannot be read"),
         ([], "no rows"),
+        ([("a", "x"), ("b", "y")], "add rows, or a val.csv"),
         ([("a", "x"), ("b", " ")], "without a class or a text"),
         ([("a", "x"), ("b", "y"), ("c", "z")], "--num-classes 3"),
     ],
