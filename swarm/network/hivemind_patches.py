@@ -15,6 +15,7 @@
   of a dead peer.
 - A search would write what it finds into what others have stored on this node, and end with the first answer that is
   said to stay for ever.
+- A node that names others without end, each a little nearer to a key, would let no search and no store of it end.
 - A node would store whatever anybody gives it, and throw away a whole answer for one record in it that is not valid.
 - A message of 2 kB would end the process that decodes it; a node could take as many places in the DHT as it likes,
   be given all records again and again, hold all calls that a process answers, and keep whoever calls it first from
@@ -34,6 +35,7 @@ from functools import wraps
 from pathlib import Path
 from uuid import UUID
 
+import hivemind.dht.node
 import torch.multiprocessing
 from google.protobuf.message import DecodeError
 from hivemind.dht.node import DHTNode, _SearchState
@@ -49,7 +51,7 @@ from hivemind.utils import MPFuture, ValueWithExpiration, get_dht_time
 from hivemind.utils.mpfuture import UpdateType
 from hivemind.utils.serializer import MSGPackSerializer
 
-from swarm.network.dht_bounds import decoding, nodes
+from swarm.network.dht_bounds import decoding, nodes, searches
 from swarm.network.dht_storage import BoundedStorage, KnownKeys, store_requested
 from swarm.network.served_stream import MAX_MESSAGE_BYTES, ServedStream
 from swarm.network.signed_records import MAX_LIFE_SECONDS, records_of
@@ -319,4 +321,5 @@ def repair_hivemind() -> None:
     DHTProtocol.call_ping = nodes.call_ping
     DHTNode.create = classmethod(nodes.hear_all_first_peers(DHTNode.create.__func__))
     MSGPackSerializer.loads = staticmethod(decoding.loads)
+    hivemind.dht.node.traverse_dht = searches.with_an_end(hivemind.dht.node.traverse_dht)
     _SearchState.add_candidate = _add_to_a_copy(_SearchState.add_candidate)
