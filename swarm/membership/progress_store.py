@@ -18,6 +18,7 @@ from hivemind.utils import get_dht_time, get_logger
 
 from swarm.membership.progress_record import PeerProgress
 from swarm.membership.run_manifest import RunManifest
+from swarm.network.dht_bounds.searches import SEARCH_SECONDS
 from swarm.network.record_push import Push, PushedHere, publish
 from swarm.network.signed_records import PROGRESS, owned_entries
 from swarm.protocol.admission import OPEN, SHOWN_BYTES, Admission, NotAMember
@@ -75,13 +76,25 @@ class ProgressStore:
         expected = get_dht_time() - LATE_REPORTS * self._timeouts.report_seconds
         if not found or any(peer not in found or found[peer].time < expected for peer in self._found):
             try:
-                found = self._read(self._dht.get(self._key, latest=True, return_future=True))
+                found = self._searched_for()
             except TimeoutError:
                 # A node that answers slowly, and names others without end, must not keep this peer from what is here.
                 if not (found := self._pushed()):
                     raise
             self._searched = time.monotonic()
         self._found = found
+        return found
+
+    def _searched_for(self) -> dict[PeerID, PeerProgress]:
+        """What a search finds.
+
+        Raises:
+            TimeoutError: it has found nobody, and was broken off: there may be somebody all the same
+        """
+        began = time.monotonic()
+        found = self._read(self._dht.get(self._key, latest=True, return_future=True))
+        if not found and time.monotonic() - began >= SEARCH_SECONDS:
+            raise TimeoutError("who may know of others has not answered in time")
         return found
 
     def _pushed(self) -> dict[PeerID, PeerProgress]:

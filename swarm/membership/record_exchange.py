@@ -87,10 +87,11 @@ class RecordExchange(threading.Thread):
                 self.look()
             except Exception as error:
                 logger.debug(f"could not exchange progress records: {error!r}")
-            with self._refreshed:
-                self.refreshes += 1
-                self._refreshed.notify_all()
-            self.on_refreshed()
+            else:
+                with self._refreshed:
+                    self.refreshes += 1
+                    self._refreshed.notify_all()
+                self.on_refreshed()
             self._wake.wait(min(max(self._pause_seconds(), MIN_REFRESH_SECONDS), self._timeouts.report_seconds))
             self._wake.clear()
 
@@ -115,7 +116,11 @@ class RecordExchange(threading.Thread):
         """Read the others' records."""
         if search := self._has_to_search:
             self._has_to_search = False  # who asks from now on is served by the search that begins
-        others = self._store.look(search)
+        try:
+            others = self._store.look(search)
+        except Exception:
+            self._has_to_search |= search
+            raise
         self._take_in(others, self._clocks.corrected(others, get_dht_time()))
 
     def _pause_seconds(self) -> float:

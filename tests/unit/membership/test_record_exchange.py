@@ -1,4 +1,4 @@
-"""A peer goes on telling others where it is."""
+"""A peer goes on telling others where it is, and takes no failed look at their records for one that found nobody."""
 
 import threading
 import time
@@ -65,3 +65,15 @@ def test_a_telling_is_not_begun_again_while_it_may_still_end(store, exchange):
     exchange.start()
     assert exchange.wait_refreshed(5)
     assert store.posts <= 1 + (time.monotonic() - began) / 0.5
+
+
+def test_a_look_that_fails_is_no_look(store, exchange):
+    store.is_silent, rings = True, []
+    exchange.on_refreshed = lambda: rings.append(True)
+    exchange.start()
+    assert not exchange.wait_refreshed(1.0)
+    assert len(store.looks) > 1
+    assert all(store.looks), "whoever waits waits for a search, and none has succeeded"
+    assert not rings
+    store.is_silent = False
+    assert exchange.wait_refreshed(5)
