@@ -319,6 +319,7 @@ def repair_hivemind() -> None:
     DHTProtocol.rpc_find = nodes.rpc_find
     DHTProtocol.rpc_ping = nodes.rpc_ping
     DHTProtocol.call_ping = nodes.call_ping
+    DHTProtocol.call_store = nodes.call_store
     DHTNode.create = classmethod(nodes.hear_all_first_peers(DHTNode.create.__func__))
     MSGPackSerializer.loads = staticmethod(decoding.loads)
     hivemind.dht.node.traverse_dht = searches.with_an_end(hivemind.dht.node.traverse_dht)
