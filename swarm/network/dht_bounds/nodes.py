@@ -9,7 +9,8 @@
   calls that a process answers at a time, so that it would hear no member any more.
 - A start would fail if one of the first peers says that the newcomer's clock is off, or that it cannot be called back.
   That may be a lie: it counts if none of the first peers disagrees.
-- Names cost a stranger nothing: what all of them use up is counted apart from what those use up who are known.
+- Names cost a stranger nothing: what all of them use up is counted apart from what those use up who are known. Each
+  would be remembered for good as somebody who may replace another one.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from typing import Any
 
 from hivemind.dht.node import DHTNode
 from hivemind.dht.protocol import DHTProtocol, ValidationError
-from hivemind.dht.routing import DHTID
+from hivemind.dht.routing import DHTID, RoutingTable
 from hivemind.p2p import P2PContext, PeerID
 from hivemind.proto import dht_pb2
 from hivemind.utils import get_logger
@@ -101,10 +102,25 @@ async def update_routing_table(self: DHTProtocol, node_id: DHTID | None, peer_id
         if before is not None and before != node_id and before in table:
             del table[before]
         if node_id not in table and not (_answered.may(self, peer_id) and _handed_over.take()):
-            if (silent := table.add_or_update_node(node_id, peer_id)) is not None:  # is it here?
+            silent = table.add_or_update_node(node_id, peer_id)
+            _keep_few_replacements(table, node_id)
+            if silent is not None:  # is it here?
                 await self.call_ping(silent[1])
             return
     await _update_routing_table(self, node_id, peer_id, responded)
+    if node_id is not None:
+        _keep_few_replacements(table, node_id)
+
+
+def _keep_few_replacements(table: RoutingTable, node_id: DHTID) -> None:
+    """In the bucket of this place keep the latest, as many as are in use there."""
+    bucket = table.buckets[table.get_bucket_index(node_id)]
+    while len(bucket.replacement_nodes) > bucket.size:
+        oldest, peer = next(iter(bucket.replacement_nodes.items()))
+        del bucket.replacement_nodes[oldest]
+        table.uid_to_peer_id.pop(oldest, None)
+        if table.peer_id_to_uid.get(peer) == oldest:
+            del table.peer_id_to_uid[peer]
 
 
 async def call_store(

@@ -4,6 +4,8 @@ Hivemind asks whoever is named, as long as somebody is named who is nearer to th
 end, each of them a little nearer, would be asked for good: nothing would be stored or found any more, and what was
 begun anew would pile up. So a search makes so many calls and takes so long. Then it asks those whom this node knows
 itself and has not asked yet, all at once, since who is named must not hide them; and ends with what it has.
+
+A name that belongs to nobody costs its inventor nothing, and would be remembered for good for not having answered.
 """
 
 from __future__ import annotations
@@ -13,7 +15,9 @@ import time
 from collections.abc import Awaitable, Callable, Collection
 from functools import wraps
 
+from hivemind.dht.node import Blacklist
 from hivemind.dht.routing import DHTID
+from hivemind.p2p import PeerID
 from hivemind.utils import get_logger
 
 logger = get_logger(__name__)
@@ -24,6 +28,9 @@ SEARCH_SECONDS = 3.0
 """As long as Hivemind waits for one answer: with a silent node a search takes so long anyway."""
 LAST_SECONDS = 1.5
 """For those who are asked at the end; whoever waits for records waits a little longer than both."""
+
+MAX_SILENT = 4096
+"""Peers of whom a node remembers how often they have not answered, beside those that it does not ask at present."""
 
 Neighbours = dict[DHTID, tuple[Collection[DHTID], bool]]
 """By key: who is named, and whether the search for it ends."""
@@ -74,6 +81,18 @@ class Search:
         except Exception as error:
             logger.debug(f"an answer that ends no search: {error!r}")
             return {key: ((), False) for key in keys}
+
+
+_register_failure = Blacklist.register_failure
+
+
+def register_failure(self: Blacklist, peer: PeerID) -> None:
+    """As Hivemind's, which would count for good how often each has not answered."""
+    _register_failure(self, peer)
+    if len(self.ban_counter) > MAX_SILENT + len(self.banned_peers):
+        counts = {silent: count for silent, count in self.ban_counter.items() if silent in self.banned_peers}
+        self.ban_counter.clear()
+        self.ban_counter.update(counts)
 
 
 def with_an_end(traverse):

@@ -77,6 +77,28 @@ def test_a_peer_stands_in_one_place_and_not_in_that_of_another():
     assert DHTID(39) not in table
 
 
+def test_names_without_end_are_not_remembered_for_good(monkeypatch):
+    monkeypatch.setattr(nodes, "_handed_over", TokenBucket(100, 0.0))
+    node, pinged = node_at(DHTID.generate(source="own")), []
+
+    async def call_ping(peer):
+        pinged.append(peer)
+
+    async def come(names: int) -> None:
+        node.call_ping = call_ping
+        for number in range(names):
+            peer = PeerID(bytes([18, 32]) + number.to_bytes(32, "big"))
+            await nodes.update_routing_table(node, DHTID.generate(source=number), peer)
+
+    asyncio.run(come(5000))
+    table = node.routing_table
+    in_buckets = [place for bucket in table.buckets for place in (*bucket.nodes_to_peer_id, *bucket.replacement_nodes)]
+    assert len(in_buckets) <= 2 * 20 * len(table.buckets) < 3000
+    assert set(table.uid_to_peer_id) == set(in_buckets) == set(table.peer_id_to_uid.values())
+    assert DHTID.generate(source=4999) in table, "the latest is known"
+    assert pinged
+
+
 STRANGER_TO_ALL = SimpleNamespace(record_validator=None)
 """A node that knows nobody."""
 

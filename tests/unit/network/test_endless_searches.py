@@ -116,6 +116,24 @@ def test_an_answer_of_which_nothing_can_be_made_is_none():
     assert found.value == b"a record"
 
 
+def test_of_many_who_do_not_answer_the_earlier_are_forgotten(monkeypatch):
+    """A lying node can name as many as it likes, who are nowhere."""
+    now = get_dht_time()
+    monkeypatch.setattr("hivemind.utils.timed_storage.get_dht_time", lambda: now)
+    monkeypatch.setattr("hivemind.dht.node.get_dht_time", lambda: now)
+    monkeypatch.setattr(searches, "MAX_SILENT", 50)
+    blacklist = Blacklist(5.0, 2.0)
+    for number in range(1000):
+        now += 1.0
+        blacklist.register_failure(PeerID(bytes([18, 32]) + number.to_bytes(32, "big")))
+    assert 5 <= len(blacklist.ban_counter) <= 60
+    for _ in range(2):
+        now += 6.0
+        blacklist.register_failure(HONEST[0])
+    now += 6.0
+    assert HONEST[0] in blacklist, "the second time for longer"
+
+
 def test_several_keys_are_searched_for_at_once():
     network = Network(answer_seconds=0.02)
     keys = [f"run.{number}" for number in range(4)] + ["run.progress"]
