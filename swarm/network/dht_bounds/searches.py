@@ -28,7 +28,6 @@ SEARCH_SECONDS = 3.0
 """As long as Hivemind waits for one answer: with a silent node a search takes so long anyway."""
 LAST_SECONDS = 1.5
 """For those who are asked at the end; whoever waits for records waits a little longer than both."""
-
 MAX_SILENT = 4096
 """Peers of whom a node remembers how often they have not answered, beside those that it does not ask at present."""
 
