@@ -60,7 +60,7 @@ ATTACKS = (
         "other-history",
     ),
     *("ahead", "false-statistics", "flip", "reverse", "noise", "idle"),
-    *("nested-store", "unknown-types", "nested-answers", "places", "many-keys"),
+    *("nested-store", "unknown-types", "nested-answers", "nearer-names", "places", "many-keys"),
 )
 ATTACKER = Path(__file__).parents[2] / "tests" / "helpers" / "attacks" / "attackers.py"
 BEGINS = ("begins", "First contribution")

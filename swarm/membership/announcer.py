@@ -18,6 +18,7 @@ from hivemind.utils.timed_storage import get_dht_time
 from swarm.membership.run_manifest import RunManifest, publish_manifest
 from swarm.network.hivemind_internals import connect, disconnect
 from swarm.network.known_peers import MAX_ADDRESSES, MAX_REMEMBERED, peer_of_address, read_book, usable, write_book
+from swarm.network.record_push import publish
 from swarm.network.signed_records import ADDRESSES, owned_entries
 from swarm.protocol.admission import OPEN, Admission
 from swarm.protocol.certificates import EVERYTHING
@@ -94,13 +95,9 @@ class Announcer:
     def _publish(self) -> None:
         publish_manifest(self._dht, self._manifest, self._keep_seconds, timeout_seconds=self._timeout_seconds)
         if self._addresses and not self._stopped.is_set():
-            self._dht.store(
-                self._key,
-                subkey=self._dht.owner,
-                value=self._admission.show(msgpack.packb(self._addresses)),
-                expiration_time=get_dht_time() + self._keep_seconds,
-                return_future=True,
-            ).result(self._timeout_seconds)
+            shown = self._admission.show(msgpack.packb(self._addresses))
+            _, stored = publish(self._dht, self._key, shown, get_dht_time() + self._keep_seconds)
+            stored.result(self._timeout_seconds)
 
     def _find_others(self) -> None:
         own = self._dht.peer_id

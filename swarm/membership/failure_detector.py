@@ -30,6 +30,8 @@ from swarm.runtime.timeouts import DEFAULT_TIMEOUTS, Timeouts
 logger = get_logger(__name__)
 
 MAX_REFUSALS = 2
+MAX_HEARD = 4 * MAX_GROUP_SIZE
+"""Peers of whom the last sign of life is remembered, the latest; names cost a stranger nothing."""
 
 
 def question(admission: Admission) -> averaging_pb2.DownloadData:
@@ -93,6 +95,7 @@ class FailureDetector(ServicerBase):
         self._p2p, self._namespace, self.timeouts, self._admission = p2p, namespace, timeouts, admission
         self._answers: asyncio.Task | None = None
         self._signs: dict[PeerID, int] = {}
+        self._num_heard = 0
         self._doubted: set[PeerID] = set()
         self._usual: deque[float] = deque(maxlen=9)
         self._in_time: set[PeerID] = set()
@@ -111,7 +114,11 @@ class FailureDetector(ServicerBase):
 
     def heard(self, peer: PeerID) -> None:
         """It has sent something."""
-        self._signs[peer] = self._signs.get(peer, 0) + 1
+        self._num_heard += 1
+        self._signs.pop(peer, None)
+        self._signs[peer] = self._num_heard
+        if len(self._signs) > MAX_HEARD:
+            del self._signs[next(iter(self._signs))]
         self._doubted.discard(peer)
 
     def called(self, peer: PeerID) -> None:

@@ -8,9 +8,12 @@ from typing import NamedTuple
 from hivemind.p2p import PeerID
 
 from swarm.membership.backoff import Backoff
+from swarm.protocol.messages import MAX_GROUP_SIZE
 
 MAX_WAITED_FOR = 3
 """Steps at which a stranger is waited for in vain."""
+MAX_REMEMBERED = 4 * MAX_GROUP_SIZE
+"""The latest; names cost a stranger nothing."""
 
 
 class NoShow(NamedTuple):
@@ -53,7 +56,10 @@ class NoShows:
         in_a_row = 0 if is_proven else before.in_a_row + (before.step < step)
         if in_a_row >= MAX_WAITED_FOR and before.step < step:
             self._strangers.add(peer)
+        self._last.pop(peer, None)
         self._last[peer] = NoShow(step, joined, in_a_row)
+        if len(self._last) > MAX_REMEMBERED:
+            del self._last[next(iter(self._last))]
 
     def came(self, peer: PeerID) -> None:
         """It is there."""

@@ -18,7 +18,8 @@ from hivemind.utils import get_dht_time, get_logger
 
 from swarm.membership.progress_record import PeerProgress
 from swarm.membership.run_manifest import RunManifest
-from swarm.network.record_push import Push, PushedHere
+from swarm.network.dht_bounds.searches import SEARCH_SECONDS
+from swarm.network.record_push import Push, PushedHere, publish
 from swarm.network.signed_records import PROGRESS, owned_entries
 from swarm.protocol.admission import OPEN, SHOWN_BYTES, Admission, NotAMember
 from swarm.protocol.certificates import EVERYTHING, IN_ROUNDS, Role
@@ -52,7 +53,8 @@ class ProgressStore:
     def post(self, record: PeerProgress | None) -> Future:
         """Begin to store the own record, or that there is none any more.
 
-        With somebody silent in the DHT that takes seconds, which must not keep this peer from looking.
+        With somebody silent in the DHT that takes seconds, which must not keep this peer from looking. Nobody waits for
+        the search that goes on beside it, except who says goodbye.
         """
         content = b"" if record is None else replace(record, time=max(get_dht_time(), record.joined)).to_bytes()
         value = self._admission.show(content) or None
@@ -60,9 +62,8 @@ class ProgressStore:
         if record is not None and time.monotonic() < self._stored + self._timeouts.search_seconds:
             return self._dht.run_coroutine(Push(self._key, self._dht.owner, value, expiration), return_future=True)
         self._stored = time.monotonic()
-        return self._dht.store(
-            self._key, subkey=self._dht.owner, value=value, expiration_time=expiration, return_future=True
-        )
+        pushed, stored = publish(self._dht, self._key, value, expiration)
+        return stored if record is None else pushed
 
     def look(self, search: bool = False) -> dict[PeerID, PeerProgress]:
         """The records of the others.
@@ -75,13 +76,25 @@ class ProgressStore:
         expected = get_dht_time() - LATE_REPORTS * self._timeouts.report_seconds
         if not found or any(peer not in found or found[peer].time < expected for peer in self._found):
             try:
-                found = self._read(self._dht.get(self._key, latest=True, return_future=True))
+                found = self._searched_for()
             except TimeoutError:
                 # A node that answers slowly, and names others without end, must not keep this peer from what is here.
                 if not (found := self._pushed()):
                     raise
             self._searched = time.monotonic()
         self._found = found
+        return found
+
+    def _searched_for(self) -> dict[PeerID, PeerProgress]:
+        """What a search finds.
+
+        Raises:
+            TimeoutError: it has found nobody, and was broken off: there may be somebody all the same
+        """
+        began = time.monotonic()
+        found = self._read(self._dht.get(self._key, latest=True, return_future=True))
+        if not found and time.monotonic() - began >= SEARCH_SECONDS:
+            raise TimeoutError("who may know of others has not answered in time")
         return found
 
     def _pushed(self) -> dict[PeerID, PeerProgress]:

@@ -48,6 +48,7 @@ class RecordExchange(threading.Thread):
         """Called each time that the records have been read, from this thread."""
         self._clocks, self._own_clock = Clocks(), OwnClock()
         self._telling: Future | None = None
+        self._telling_since = 0.0
         self._told = own()
 
     def wake(self) -> None:
@@ -82,17 +83,15 @@ class RecordExchange(threading.Thread):
         while not self._closing.is_set():
             self.look_at_clock()
             try:
-                if self._telling is None or self._telling.done():
-                    own = self._own()
-                    self._telling = self._store.post(own)
-                    self._told = own
+                self._tell()
                 self.look()
             except Exception as error:
                 logger.debug(f"could not exchange progress records: {error!r}")
-            with self._refreshed:
-                self.refreshes += 1
-                self._refreshed.notify_all()
-            self.on_refreshed()
+            else:
+                with self._refreshed:
+                    self.refreshes += 1
+                    self._refreshed.notify_all()
+                self.on_refreshed()
             self._wake.wait(min(max(self._pause_seconds(), MIN_REFRESH_SECONDS), self._timeouts.report_seconds))
             self._wake.clear()
 
@@ -103,11 +102,25 @@ class RecordExchange(threading.Thread):
             said = "if it is some seconds off now, the others do not see this peer (`timedatectl` tells)"
             logger.warning(f"This machine's clock was just set by {seconds:+.0f} s: {said}")
 
+    def _tell(self) -> None:
+        """Post this peer's record, unless the last one is still on its way; what takes too long is given up."""
+        now = time.monotonic()
+        is_telling = self._telling is not None and not self._telling.done()
+        if is_telling and now < self._telling_since + self._timeouts.record_seconds / 3:
+            return
+        own = self._own()
+        self._telling, self._telling_since = self._store.post(own), now
+        self._told = own
+
     def look(self) -> None:
         """Read the others' records."""
         if search := self._has_to_search:
             self._has_to_search = False  # who asks from now on is served by the search that begins
-        others = self._store.look(search)
+        try:
+            others = self._store.look(search)
+        except Exception:
+            self._has_to_search |= search
+            raise
         self._take_in(others, self._clocks.corrected(others, get_dht_time()))
 
     def _pause_seconds(self) -> float:

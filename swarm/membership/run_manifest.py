@@ -17,6 +17,7 @@ from recipe.config import Recipe
 from recipe.errors import InputError
 from swarm.network.dht_storage import MAX_MANIFESTS
 from swarm.network.known_peers import peer_of_address
+from swarm.network.record_push import publish
 from swarm.network.signed_records import RUNS_KEY, owned_entries
 from swarm.protocol.certificates import CLOCK_SECONDS, Authority, NotSigned, Signer
 from swarm.protocol.run_names import authority_in, is_run_id, key_prefix, signed_content
@@ -196,13 +197,7 @@ def publish_manifest(
     Raises:
         concurrent.futures.TimeoutError: the DHT process did not answer.
     """
-    stored = dht.store(
-        RUNS_KEY,
-        subkey=dht.owner,
-        value=manifest.to_bytes(),
-        expiration_time=get_dht_time() + expiration_seconds,
-        return_future=True,
-    )
+    _, stored = publish(dht, RUNS_KEY, manifest.to_bytes(), get_dht_time() + expiration_seconds)
     return bool(stored.result(timeout_seconds))
 
 

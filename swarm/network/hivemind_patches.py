@@ -15,10 +15,12 @@
   of a dead peer.
 - A search would write what it finds into what others have stored on this node, and end with the first answer that is
   said to stay for ever.
+- A node that names others without end, each a little nearer to a key, would let no search and no store of it end.
 - A node would store whatever anybody gives it, and throw away a whole answer for one record in it that is not valid.
 - A message of 2 kB would end the process that decodes it; a node could take as many places in the DHT as it likes,
   be given all records again and again, hold all calls that a process answers, and keep whoever calls it first from
-  starting; and a question could have any number of keys (`swarm.network.dht_bounds`).
+  starting; a question could have any number of keys; and names that nobody answers under would be remembered for
+  good (`swarm.network.dht_bounds`).
 - Each peer would need torch's manager process for its shared memory (some 60 MB), and a peer that is killed together
   with it would leave files there until the machine is switched off.
 """
@@ -34,9 +36,10 @@ from functools import wraps
 from pathlib import Path
 from uuid import UUID
 
+import hivemind.dht.node
 import torch.multiprocessing
 from google.protobuf.message import DecodeError
-from hivemind.dht.node import DHTNode, _SearchState
+from hivemind.dht.node import Blacklist, DHTNode, _SearchState
 from hivemind.dht.protocol import DHTProtocol
 from hivemind.dht.routing import DHTID
 from hivemind.dht.storage import DictionaryDHTValue
@@ -49,7 +52,7 @@ from hivemind.utils import MPFuture, ValueWithExpiration, get_dht_time
 from hivemind.utils.mpfuture import UpdateType
 from hivemind.utils.serializer import MSGPackSerializer
 
-from swarm.network.dht_bounds import decoding, nodes
+from swarm.network.dht_bounds import decoding, nodes, searches
 from swarm.network.dht_storage import BoundedStorage, KnownKeys, store_requested
 from swarm.network.served_stream import MAX_MESSAGE_BYTES, ServedStream
 from swarm.network.signed_records import MAX_LIFE_SECONDS, records_of
@@ -317,6 +320,9 @@ def repair_hivemind() -> None:
     DHTProtocol.rpc_find = nodes.rpc_find
     DHTProtocol.rpc_ping = nodes.rpc_ping
     DHTProtocol.call_ping = nodes.call_ping
+    DHTProtocol.call_store = nodes.call_store
     DHTNode.create = classmethod(nodes.hear_all_first_peers(DHTNode.create.__func__))
     MSGPackSerializer.loads = staticmethod(decoding.loads)
+    Blacklist.register_failure = searches.register_failure
+    hivemind.dht.node.traverse_dht = searches.with_an_end(hivemind.dht.node.traverse_dht)
     _SearchState.add_candidate = _add_to_a_copy(_SearchState.add_candidate)

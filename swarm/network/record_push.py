@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Sequence
+from concurrent.futures import Future
 from typing import Any
 
 from hivemind import DHT
@@ -26,6 +27,8 @@ AGAIN_SECONDS = 1.0
 """From one attempt to the next to have somebody take a list."""
 MEMBERS = 8
 """That get a record wherever they are: in a swarm of nine, all the others."""
+NEWER_SECONDS = 0.001
+"""By which a record that was searched a place for ends later than when it was pushed: a node takes what is newer."""
 
 
 class Push:
@@ -102,6 +105,20 @@ class PushedHere:
             said = plain(node.protocol.record_validator.strip_value(record))
             entries[subkey] = ValueWithExpiration(said, expiration)
         return ValueWithExpiration(entries, found.expiration_time)
+
+
+def publish(dht: Any, key: str, value: Any, expiration_time: float) -> tuple[Future, Future]:
+    """Begin to push a record of this peer, and to store it where a search leads; tells when either is done.
+
+    Where nodes are silent or lie, a search takes seconds, and may lead to those who keep the record for themselves. By
+    then it is here and with those whom this peer knows.
+
+    Args:
+        dht: of `start_dht`
+    """
+    pushed = dht.run_coroutine(Push(key, dht.owner, value, expiration_time - NEWER_SECONDS), return_future=True)
+    stored = dht.store(key, subkey=dht.owner, value=value, expiration_time=expiration_time, return_future=True)
+    return pushed, stored
 
 
 def push_list(

@@ -18,7 +18,7 @@ from hivemind.utils import get_dht_time, get_logger
 from msgspec import Meta
 
 from swarm.protocol.certificates import MAX_CERTIFICATE_BYTES, Authority, Certificate, NotSigned, Role
-from swarm.protocol.signed_lists import REMOVED, SignedLists
+from swarm.protocol.signed_lists import SignedLists
 from swarm.protocol.wire import from_wire, to_wire
 
 SHOWN_BYTES = MAX_CERTIFICATE_BYTES + 16
@@ -72,7 +72,7 @@ class Admission:
             peer: who has sent it, or, in what others pass on, who is said to have
             role: of which it needs one
             late_seconds: what has happened no longer ago does not count yet, where somebody else may not know it: a
-                certificate has ended, or a list of the removed has come
+                certificate has ended, or it was heard for the first time that a member was removed
 
         Raises:
             NotAMember: it may not do that
@@ -115,7 +115,7 @@ class Admission:
             found.check_time(min(now, found.end) if now <= found.end + late_seconds else now)
         except NotSigned as error:
             raise NotAMember(f"shows a certificate that {error}") from None
-        if found.serial in self.lists.removals.removed and self.lists.seconds_known(REMOVED) > late_seconds:
+        if found.serial in self.lists.removals.removed and self.lists.seconds_removed(found.serial) > late_seconds:
             raise NotAMember(f"was removed by the organiser: {self.lists.removals.why(found.serial)}")
         if not found.roles & role:
             raise NotAMember("shows a certificate that does not allow this")

@@ -30,7 +30,7 @@ class SignedLists:
         self._authority = authority
         self.removals, self.book = Removals(run_id, 0, {}), OrderBook(run_id)
         self._signed: dict[str, bytes] = {}
-        self._taken_at: dict[str, float] = {}
+        self._removed_since: dict[int, float] = {}
 
     @property
     def orders(self) -> Orders:
@@ -50,9 +50,9 @@ class SignedLists:
         """Of the list; 0 as long as there is none."""
         return (self.removals if kind == REMOVED else self.orders).number
 
-    def seconds_known(self, kind: str) -> float:
-        """Since when this process has it."""
-        return time.monotonic() - self._taken_at.get(kind, -math.inf)
+    def seconds_removed(self, serial: int) -> float:
+        """How long this process has known that this member was removed."""
+        return time.monotonic() - self._removed_since.get(serial, math.inf)
 
     def take(self, kind: str, signed: bytes) -> bool:
         """Whether there is something new in this list; then it counts from now on.
@@ -68,13 +68,15 @@ class SignedLists:
             removals = Removals.read(signed, self._authority, get_dht_time())
             if removals.number <= self.removals.number:
                 return False
+            now = time.monotonic()
+            self._removed_since = {serial: self._removed_since.get(serial, now) for serial in removals.removed}
             self.removals = removals
         else:
             book = merged(self.book, signed, self._authority, get_dht_time())
             if book == self.book:
                 return False
             self.book, signed = book, book.to_bytes()
-        self._signed[kind], self._taken_at[kind] = signed, time.monotonic()
+        self._signed[kind] = signed
         return True
 
     def take_all(self, lists: Mapping[str, bytes]) -> list[str]:

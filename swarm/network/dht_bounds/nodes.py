@@ -5,22 +5,25 @@
 - Who asks for many keys at once, or for the same again and again, would keep the node busy for minutes; and an answer
   of more than 4 MiB does not get through.
 - A newcomer is given the records that it should have, and may ask to be called back. Who is new again and again would
-  use up the line of whoever gives; and who is called back and does not answer, the calls that a process answers at a
-  time, so that it would hear no member any more.
+  use up the line of whoever gives (what is given counts as an answer); and who is called back and does not answer, the
+  calls that a process answers at a time, so that it would hear no member any more.
 - A start would fail if one of the first peers says that the newcomer's clock is off, or that it cannot be called back.
   That may be a lie: it counts if none of the first peers disagrees.
-- Names cost a stranger nothing: what all of them use up is counted apart from what those use up who are known.
+- Names cost a stranger nothing: what all of them use up is counted apart from what those use up who are known. Each
+  would be remembered for good as somebody who may replace another one.
 """
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from contextvars import ContextVar
 from functools import wraps
+from typing import Any
 
 from hivemind.dht.node import DHTNode
 from hivemind.dht.protocol import DHTProtocol, ValidationError
-from hivemind.dht.routing import DHTID
+from hivemind.dht.routing import DHTID, RoutingTable
 from hivemind.p2p import P2PContext, PeerID
 from hivemind.proto import dht_pb2
 from hivemind.utils import get_logger
@@ -35,9 +38,12 @@ MAX_KEYS = 32
 MAX_ANSWER_BYTES = 3 * 2**20 + 2**18
 """Of all values in an answer; what does not fit has to be asked for alone."""
 BYTES_AT_ONCE, BYTES_PER_SECOND = 2**24, 2**20
-"""That a peer gets in answers: members find each other in what is pushed to them, and a newcomer asks a few times."""
+"""That a peer gets in answers and as a newcomer: members find each other in what is pushed to them, and a newcomer asks
+a few times."""
 ALL_BYTES_AT_ONCE, ALL_BYTES_PER_SECOND = 2**27, 2**20
 """That all strangers together get: 8 Mbit/s of a line, after what dozens of newcomers and watchers need at once."""
+KEY_BYTES = 2**9
+"""That each key counts for beside the bytes of its answer: its neighbours have to be found."""
 
 HAND_OVERS, HAND_OVERS_PER_SECOND = 64, 1.0
 """Newcomers that are given records, of all: others find them by a search."""
@@ -78,7 +84,7 @@ class CallerLimits:
 
 
 _update_routing_table, _find, _ping = DHTProtocol.update_routing_table, DHTProtocol.rpc_find, DHTProtocol.rpc_ping
-_call_ping = DHTProtocol.call_ping
+_call_ping, _call_store = DHTProtocol.call_ping, DHTProtocol.call_store
 _objections: ContextVar[dict[PeerID, ValidationError]] = ContextVar("objections")
 """Of the first peers of the node that is being made."""
 _answered = CallerLimits(BYTES_AT_ONCE, BYTES_PER_SECOND, TokenBucket(ALL_BYTES_AT_ONCE, ALL_BYTES_PER_SECOND))
@@ -95,11 +101,35 @@ async def update_routing_table(self: DHTProtocol, node_id: DHTID | None, peer_id
         before = table.get(peer_id=peer_id)
         if before is not None and before != node_id and before in table:
             del table[before]
-        if node_id not in table and not _handed_over.take():
-            if (silent := table.add_or_update_node(node_id, peer_id)) is not None:  # is it here?
+        if node_id not in table and not (_answered.may(self, peer_id) and _handed_over.take()):
+            silent = table.add_or_update_node(node_id, peer_id)
+            _keep_few_replacements(table, node_id)
+            if silent is not None:  # is it here?
                 await self.call_ping(silent[1])
             return
     await _update_routing_table(self, node_id, peer_id, responded)
+    if node_id is not None:
+        _keep_few_replacements(table, node_id)
+
+
+def _keep_few_replacements(table: RoutingTable, node_id: DHTID) -> None:
+    """In the bucket of this place keep the latest, as many as are in use there."""
+    bucket = table.buckets[table.get_bucket_index(node_id)]
+    while len(bucket.replacement_nodes) > bucket.size:
+        oldest, peer = next(iter(bucket.replacement_nodes.items()))
+        del bucket.replacement_nodes[oldest]
+        table.uid_to_peer_id.pop(oldest, None)
+        if table.peer_id_to_uid.get(peer) == oldest:
+            del table.peer_id_to_uid[peer]
+
+
+async def call_store(
+    self: DHTProtocol, peer: PeerID, keys: Sequence[DHTID], values: Sequence[Any], *args: Any, **options: Any
+) -> list[bool] | None:
+    """As Hivemind's; what a newcomer is handed over counts as what it gets in answers."""
+    if options.get("in_cache") is False:  # said only of what is handed over
+        _answered.spend(self, peer, sum(len(self.serializer.dumps(value)) for value in values))
+    return await _call_store(self, peer, keys, values, *args, **options)
 
 
 async def rpc_find(self: DHTProtocol, request: dht_pb2.FindRequest, context: P2PContext) -> dht_pb2.FindResponse:
@@ -113,14 +143,14 @@ async def rpc_find(self: DHTProtocol, request: dht_pb2.FindRequest, context: P2P
     if not _answered.may(self, context.remote_id):
         raise ValueError("this peer has had enough answers for now")
     response = await _find(self, request, context)
-    num_bytes = 0
+    num_bytes = 0  # of values: neighbours are few
     for result in response.results:
         num_bytes += len(result.value)
         if num_bytes > MAX_ANSWER_BYTES:
             num_bytes -= len(result.value)
             result.type = dht_pb2.NOT_FOUND
             result.ClearField("value")
-    _answered.spend(self, context.remote_id, num_bytes)
+    _answered.spend(self, context.remote_id, response.ByteSize() + KEY_BYTES * len(request.keys))
     return response
 
 

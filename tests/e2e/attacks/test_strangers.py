@@ -102,6 +102,19 @@ def test_a_newcomer_gets_the_run_manifest_of_the_peer_that_it_was_sent_to(run):
     assert after.result == before.result
 
 
+def test_a_newcomer_finds_the_run_and_the_run_goes_on_although_a_node_names_others_without_end(run):
+    run.begin()
+    with Peers(timeout_seconds=150) as peers:
+        before = peers.start("before", newcomer, run.address)
+        peers.until(lambda: before.finished)
+        peers.start("nearer-names", stranger, "nearer-names", run.address, {})
+        felt(peers, "nearer-names", "stood in 1 places, 5 times")
+        after = peers.start("after", newcomer, run.address)
+        peers.until(lambda: after.finished)
+        run.trains_on(3 * TOGETHER)  # records are searched each five seconds only, and forgotten after fifteen
+    assert list(after.result) == list(before.result) == ["live"]
+
+
 def test_a_newcomer_is_called_back_although_a_stranger_is_called_all_the_time(run):
     run.begin()
     with Peers(timeout_seconds=150) as peers:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
 import struct
 from collections.abc import Awaitable, Callable
@@ -74,6 +75,32 @@ async def nested_answers(node: Outsider) -> None:
     await _stand_at(node, places=1)
 
 
+def name_nearer_ones() -> None:
+    """In this process and those that it forks, a node of the DHT answers each question with places of its own, each
+    nearer to the key than all that it has named before."""
+    distances = itertools.count(2**150, -1)
+
+    async def rpc_find(self, request: dht_pb2.FindRequest, context: P2PContext) -> dht_pb2.FindResponse:
+        response = dht_pb2.FindResponse(peer=self.node_info)
+        for key in request.keys:
+            named = [int(DHTID.from_bytes(key)) ^ next(distances) for _ in range(PLACES)]
+            response.results.append(
+                dht_pb2.FindResult(
+                    type=dht_pb2.NOT_FOUND,
+                    nearest_node_ids=[DHTID(place).to_bytes() for place in named],
+                    nearest_peer_ids=[self.p2p.peer_id.to_bytes()] * PLACES,
+                )
+            )
+        return response
+
+    DHTProtocol.rpc_find = rpc_find
+
+
+async def nearer_names(node: Outsider) -> None:
+    """Stands next to the key of the run, and names others without end to whoever searches."""
+    await _stand_at(node, places=1)
+
+
 def keep_for_itself() -> None:
     """In this process and those that it forks, a node of the DHT takes every record and knows none."""
 
@@ -123,8 +150,13 @@ ATTACKS: dict[str, Callable[[Outsider], Awaitable[None]]] = {
     "nested-store": nested_store,
     "unknown-types": unknown_types,
     "nested-answers": nested_answers,
+    "nearer-names": nearer_names,
     "places": places,
     "many-keys": many_keys,
 }
-PREPARATIONS: dict[str, Callable[[], None]] = {"nested-answers": answer_nested, "places": keep_for_itself}
+PREPARATIONS: dict[str, Callable[[], None]] = {
+    "nested-answers": answer_nested,
+    "nearer-names": name_nearer_ones,
+    "places": keep_for_itself,
+}
 """Before the attacker's own node begins."""

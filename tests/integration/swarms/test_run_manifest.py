@@ -223,17 +223,17 @@ def test_nothing_but_newer_manifests_asks_for_an_update(dhts):
 
 
 class BrokenDHT:
-    """Counts the stores that it fails, and what it returns for reads."""
+    """Counts the records that it does not publish, and what it returns for reads."""
 
     owner = subkey_of("broken")
     acquaintances = ()
 
     def __init__(self, entries=None):
-        self.stores, self.entries, self.twice = 0, entries, threading.Event()
+        self.failures, self.entries, self.twice = 0, entries, threading.Event()
 
-    def store(self, *_, **__):
-        self.stores += 1
-        if self.stores == 2:
+    def run_coroutine(self, *_, **__):
+        self.failures += 1
+        if self.failures == 2:
             self.twice.set()
         raise BrokenPipeError("the DHT is gone")
 

@@ -1,5 +1,6 @@
 """Records are read where they were pushed to, and searched for only by who has to."""
 
+from concurrent.futures import Future
 from dataclasses import replace
 
 import pytest
@@ -7,6 +8,7 @@ from hivemind.utils import get_dht_time
 
 from swarm.membership import progress_store as progress_store
 from swarm.membership.progress_store import LATE_REPORTS, ProgressStore, read_record
+from swarm.network.record_push import Push
 from swarm.network.signed_records import peer_of
 from swarm.protocol.admission import Admission
 from swarm.protocol.certificates import EVERYTHING, Role
@@ -69,6 +71,42 @@ def test_a_search_without_an_end_hides_nothing_that_is_here(board):
     board.dht.records.clear()
     with pytest.raises(TimeoutError):
         board.look(search=True)
+
+
+def test_a_search_that_was_broken_off_and_has_found_nobody_does_not_say_that_nobody_is_there(board, monkeypatch):
+    board.dht.records.clear()
+    monkeypatch.setattr(progress_store, "SEARCH_SECONDS", 0.0)
+    with pytest.raises(TimeoutError, match="has not answered"):
+        board.look(search=True)
+    board.says("ben")
+    assert board.look(search=True).keys() == {peer_of(subkey_of("ben"))}
+
+
+class EndlessDHT(FakeDHT):
+    """No search in it ends; notes what is begun."""
+
+    def __init__(self):
+        super().__init__()
+        self.begun = []
+
+    def store(self, *_arguments, **_options):
+        self.begun.append("search")
+        return Future()
+
+    def run_coroutine(self, what, return_future):
+        self.begun.append(type(what))
+        return self._done(1)
+
+
+def test_a_record_is_out_before_any_search_and_waits_for_none():
+    dht = EndlessDHT()
+    store = ProgressStore(dht, "run.progress")
+    assert store.post(RECORD).done()
+    assert dht.begun == [Push, "search"]
+    assert store.post(RECORD).done()
+    assert dht.begun == [Push, "search", Push]
+    assert not store.post(None).done(), "a goodbye waits for those whom this peer does not know"
+    assert dht.begun == [Push, "search", Push, Push, "search"]
 
 
 def test_who_is_alone_or_has_to_be_sure_searches(board):

@@ -1,6 +1,7 @@
 """What a node of the DHT decodes, believes and answers, whatever it is told."""
 
 import asyncio
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -54,7 +55,7 @@ def test_anything_else_is_a_value_error(message):
 def node_at(place: DHTID) -> SimpleNamespace:
     """As much of a node as believes others."""
     table = RoutingTable(place, bucket_size=20, depth_modulo=5)
-    return SimpleNamespace(node_id=place, routing_table=table, storage={}, num_replicas=5)
+    return SimpleNamespace(node_id=place, routing_table=table, storage={}, num_replicas=5, record_validator=None)
 
 
 def test_a_peer_stands_in_one_place_and_not_in_that_of_another():
@@ -74,6 +75,28 @@ def test_a_peer_stands_in_one_place_and_not_in_that_of_another():
     assert table.get(peer_id=PEERS[2]) is None
     asyncio.run(nodes.update_routing_table(node, None, PEERS[1], responded=False))
     assert DHTID(39) not in table
+
+
+def test_names_without_end_are_not_remembered_for_good(monkeypatch):
+    monkeypatch.setattr(nodes, "_handed_over", TokenBucket(100, 0.0))
+    node, pinged = node_at(DHTID.generate(source="own")), []
+
+    async def call_ping(peer):
+        pinged.append(peer)
+
+    async def come(names: int) -> None:
+        node.call_ping = call_ping
+        for number in range(names):
+            peer = PeerID(bytes([18, 32]) + number.to_bytes(32, "big"))
+            await nodes.update_routing_table(node, DHTID.generate(source=number), peer)
+
+    asyncio.run(come(5000))
+    table = node.routing_table
+    in_buckets = [place for bucket in table.buckets for place in (*bucket.nodes_to_peer_id, *bucket.replacement_nodes)]
+    assert len(in_buckets) <= 2 * 20 * len(table.buckets) < 3000
+    assert set(table.uid_to_peer_id) == set(in_buckets) == set(table.peer_id_to_uid.values())
+    assert DHTID.generate(source=4999) in table, "the latest is known"
+    assert pinged
 
 
 STRANGER_TO_ALL = SimpleNamespace(record_validator=None)
@@ -107,6 +130,32 @@ def test_a_question_has_few_keys_and_an_answer_few_bytes(monkeypatch):
         answer(keys[:1], PEERS[0])
     assert asked == [3, 1], "who is refused costs nothing"
     assert answer(keys[:1], PEERS[1]).results[0].value, "another peer is answered"
+
+
+def test_neighbours_count_as_what_else_is_in_an_answer(monkeypatch):
+    """For a question of 700 bytes with keys that nobody has, a node would send 37 kB, without end."""
+
+    async def rpc_ping(*_):
+        pass
+
+    node = node_at(DHTID(0))
+    node.cache, node.bucket_size, node.node_info = {}, 20, dht_pb2.NodeInfo(node_id=bytes(20))
+    node.rpc_ping = rpc_ping
+    for number in range(1, 21):
+        node.routing_table.add_or_update_node(DHTID(number), PeerID(bytes([18, 32, *[number] * 32])))
+    monkeypatch.setattr(nodes, "_answered", nodes.CallerLimits(2**17, 0.0))
+    keys = [bytes([number]) * 20 for number in range(nodes.MAX_KEYS)]
+    question = dht_pb2.FindRequest(keys=keys, peer=dht_pb2.NodeInfo(node_id=bytes(20)))
+    sent = []
+
+    async def ask() -> None:
+        for _ in range(100):
+            sent.append((await nodes.rpc_find(node, question, SimpleNamespace(remote_id=PEERS[0]))).ByteSize())
+
+    with pytest.raises(ValueError, match="enough answers"):
+        asyncio.run(ask())
+    assert sent[0] > 2**15
+    assert sum(sent) < 2**18
 
 
 def test_strangers_together_get_so_much_of_a_line_and_who_is_known_gets_its_own(monkeypatch):
@@ -143,6 +192,34 @@ def test_who_is_new_again_and_again_is_given_all_records_a_few_times(monkeypatch
     assert [peer for peer, _ in given] == [PEERS[1]] * 3
     assert node.routing_table.get(peer_id=PEERS[1]) == DHTID(139)
     assert node.routing_table.get(peer_id=PEERS[2]) == DHTID(500), "it is known all the same"
+
+
+def test_what_is_handed_over_counts_as_an_answer(monkeypatch):
+    """Whoever fills a node's storage, and is new again and again, would have it send megabytes a second."""
+    monkeypatch.setattr(nodes, "_answered", nodes.CallerLimits(2**20, 0.0, TokenBucket(2**20, 0.0)))
+    monkeypatch.setattr(nodes, "_handed_over", TokenBucket(1000, 0.0))
+    given = []
+
+    async def call_store(_self, peer, *_, **__):
+        given.append(peer)
+
+    monkeypatch.setattr(nodes, "_call_store", call_store)
+    node, records = node_at(DHTID(0)), DictionaryDHTValue()
+    node.serializer, node.call_store = MSGPackSerializer, partial(nodes.call_store, node)
+    for number in range(300):
+        records.store(bytes([number % 256, number // 256]), bytes(1000), 2e9)
+    node.storage = {DHTID(7): SimpleNamespace(value=records, expiration_time=2e9)}
+
+    async def run() -> None:
+        for place in range(100, 140):
+            await nodes.update_routing_table(node, DHTID(place), PEERS[1])
+            await asyncio.sleep(0)
+        await nodes.update_routing_table(node, DHTID(500), PEERS[2])
+        await asyncio.sleep(0)
+
+    asyncio.run(run())
+    assert given == [PEERS[1]] * 4, "1 MiB, and what was over"
+    assert DHTID(500) in node.routing_table
 
 
 def test_who_wants_to_be_called_back_and_does_not_answer_holds_few_calls(monkeypatch):
@@ -199,3 +276,4 @@ def test_hivemind_uses_them():
     assert DHTProtocol.rpc_ping is nodes.rpc_ping
     assert DHTProtocol.rpc_find is nodes.rpc_find
     assert DHTProtocol.update_routing_table is nodes.update_routing_table
+    assert DHTProtocol.call_store is nodes.call_store

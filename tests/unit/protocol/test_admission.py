@@ -1,11 +1,12 @@
 """Who may take part in a run by invitation, and who is told that it may not."""
 
 import logging
+from functools import partial
 
 import pytest
 
 from swarm.network.signed_records import peer_of
-from swarm.protocol import admission
+from swarm.protocol import admission, signed_lists
 from swarm.protocol.admission import OPEN, SHOWN_BYTES, Admission, NotAMember
 from swarm.protocol.certificates import NotSigned, Role
 from swarm.protocol.signed_lists import REMOVED
@@ -72,6 +73,27 @@ def test_a_removed_member_is_refused_and_told_why(here):
     assert ada.lists.take(REMOVED, signed)
     assert ada.why_this_peer_was_removed == "it sent noise"
     assert bob.why_this_peer_was_removed is None
+
+
+def test_whom_another_list_removes_gives_nobody_time_again(here, monkeypatch):
+    """A group of a leader that had not heard of it yet goes on; a lying one could go on each time that somebody is
+    removed."""
+    now = [1000.0]
+    monkeypatch.setattr(signed_lists.time, "monotonic", lambda: now[0])
+    ada, bob = ORGANISER.admission(ADA), ORGANISER.admission(BOB)
+    admit = {
+        peer: partial(here.admit, own.show(b""), peer, late_seconds=10) for peer, own in {ADA: ada, BOB: bob}.items()
+    }
+    here.lists.take(REMOVED, ORGANISER.remove(ada))
+    admit[ADA]()
+    now[0] += 60
+    here.lists.take(REMOVED, ORGANISER.remove(bob))
+    with pytest.raises(NotAMember, match="removed"):
+        admit[ADA]()
+    admit[BOB]()
+    now[0] += 11
+    with pytest.raises(NotAMember, match="removed"):
+        admit[BOB]()
 
 
 def test_an_older_list_changes_nothing(here):
