@@ -11,10 +11,12 @@ from fastapi.testclient import TestClient
 
 from recipe.errors import InputError
 from swarm.desk.app import build_app
+from swarm.desk.desk import is_for_others, open_socket, page_url
 from swarm.desk.organiser.controls import SwarmControls
 from swarm.desk.organiser.door import MAX_SESSIONS, MAX_VISITS, SESSION_SECONDS, Door
 from swarm.desk.organiser.login import LOGIN_SECONDS, Login
 from swarm.desk.organiser.web import TRIES_AT_ONCE
+from swarm.network.home.interfaces import has_ipv6
 from swarm.protocol.certificates import CERTIFICATE, Authority, Right, Signer, warrant
 from swarm.protocol.orders import Order, Orders, What
 
@@ -351,3 +353,19 @@ def test_what_strangers_leave_behind_is_bounded():
 def test_an_address_that_is_not_safe_is_refused(url):
     with pytest.raises(InputError, match="--page-url has to be like"):
         Door(AUTHORITY, url)
+
+
+@pytest.mark.parametrize(
+    ("host", "shown", "for_others"),
+    [
+        ("0.0.0.0", "127.0.0.1", True),
+        ("127.0.0.1", "127.0.0.1", False),
+        pytest.param("::", "[::1]", True, marks=pytest.mark.skipif(not has_ipv6(), reason="no IPv6 here")),
+    ],
+)
+def test_the_address_that_the_desk_prints_is_one_where_the_organiser_can_log_in(host, shown, for_others):
+    with open_socket(host, 0) as listener:
+        url = page_url(listener)
+        assert url == f"http://{shown}:{listener.getsockname()[1]}"
+        assert is_for_others(listener) == for_others
+    assert Door(AUTHORITY).address_at(url.removeprefix("http://")) == url
