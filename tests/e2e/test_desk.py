@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 import shutil
 import signal
 import statistics
@@ -275,8 +276,8 @@ def test_the_browser_that_shows_the_code_is_let_in_and_no_other(browser, organis
         assert faults_of(one) == []
         one.get_by_role("link", name="organiser").click()
         assert faults_of(one) == []
-    shown = page.locator("#copy-text").inner_text().removeprefix("swarm login ")
-    assert login([shown, "--yes", "--output-dir", str(tmp_path / "runs")], print) == 0
+    shown = shlex.split(page.locator("#copy-text").inner_text().removeprefix("swarm login "))
+    assert login([*shown, "--yes", "--output-dir", str(tmp_path / "runs")], print) == 0
     expect(page.get_by_role("heading", name="Organiser of crowd")).to_be_visible()
     expect(page.get_by_role("button", name="Log out")).to_be_visible()
     expect(page.locator("#sentence")).to_contain_text("3 peers train")

@@ -64,7 +64,7 @@ class House:
         return TestClient(self.app, base_url=address, client=(host, 1), headers={"accept": "text/html"})
 
     def challenge(self, browser: TestClient) -> str:
-        return re.search(r"/login/([0-9a-f]{16})<", browser.get("/login").text)[1]
+        return re.search(r"/login/([0-9a-f]{16}) ", browser.get("/login").text)[1]
 
     def signed(self, code: str, signer: Signer = ORGANISER, **more) -> bytes:
         fields = {"run_id": "letters", "address": ADDRESS, "challenge": code, "time": int(self.now)} | more
