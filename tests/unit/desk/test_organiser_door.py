@@ -245,7 +245,8 @@ def test_a_deputy_that_was_revoked_lets_nobody_in_and_those_whom_it_let_in_are_o
 
 def test_a_screen_reader_is_not_interrupted_by_numbers(house):
     page = house.logged_in().get("/organiser").text
-    assert re.findall(r'<p id="(\w+)"[^>]* role="status"[^>]*>(.*?)</p>', page) == [("status", "The run is well.")]
+    found = re.findall(r'<p id="(\w+)"[^>]* role="status"[^>]*>(.*?)</p>', page)
+    assert found == [("status", "The run is well."), ("away", "")]
 
 
 def test_an_order_is_asked_for_twice_and_given(house):
@@ -308,6 +309,14 @@ def test_a_desk_without_a_key_shows_what_to_type(house):
     browser = house.logged_in()
     assert "swarm control pause --run-id letters" in browser.get("/organiser").text
     assert browser.post("/order", data={"token": token_in(browser), "what": "pause", "step": "7"}).status_code == 403
+
+
+def test_the_organisers_page_claims_no_more_than_its_health(house):
+    """The sign is the title's first word, which the page's script renews; and who may train is told, not who does."""
+    page = house.logged_in().get("/organiser").text
+    sign = re.search(r'id="sign"[^>]*>([^<]+)<', page)[1]
+    assert f"<title>{sign} Organiser of letters · swarm desk</title>" in page
+    assert "<dt>State</dt><dd>not paused</dd>" in page
 
 
 def test_a_deputy_whose_time_is_over_cannot_order(monkeypatch):
