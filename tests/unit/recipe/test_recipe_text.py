@@ -187,6 +187,17 @@ def test_own_texts(own_texts):
     assert build_data(OWN_TEXTS, own_texts / "others").digest != data.digest, "a label would mean something else there"
 
 
+def test_texts_that_excel_has_saved(own_texts):
+    """Its byte-order mark belongs to no class: the first row's would be another one."""
+    write_csv(own_texts / "val.csv", [("a", "a text")])
+    plain = build_data(OWN_TEXTS, own_texts, batch_size=4)
+    for name in ("train.csv", "val.csv"):
+        (own_texts / name).write_text((own_texts / name).read_text(encoding="utf-8"), encoding="utf-8-sig")
+    marked = build_data(OWN_TEXTS, own_texts, batch_size=4)
+    assert marked.digest == plain.digest
+    assert marked.splits.train.labels.equal(plain.splits.train.labels)
+
+
 @pytest.mark.parametrize(
     ("rows", "part_of_message"),
     [
