@@ -177,7 +177,7 @@ def test_own_texts(own_texts):
     assert (data.num_train_samples, len(data.splits.val), data.splits.test) == (38, 2, None)
     assert data.splits.train[0][0] == "About b text 0 of b, "
     assert data.splits.train.labels.tolist()[:2] == [1, 0], "by the order of their names"
-    with pytest.raises(InputError, match="test"):
+    with pytest.raises(InputError, match=rf"for csv, {own_texts / 'test.csv'};"):
         data.test_dataloader()
     write_csv(own_texts / "val.csv", [("a", "a text")])
     write_csv(own_texts / "test.csv", [("b", "a text"), ("a", "another")])
