@@ -15,7 +15,7 @@ setup: $(READY) ## install everything into .venv
 $(READY): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 		{ echo "error: $(PYTHON) is older than 3.11; run: make $(MAKECMDGOALS) PYTHON=python3.11"; exit 2; }
-	@test -x $(RUN) || $(PYTHON) -m venv $(VENV)
+	@$(RUN) -m pip --version > /dev/null 2>&1 || $(PYTHON) -m venv $(VENV)  # mends one that was left half made
 	@echo "Installing into $(VENV) (PyTorch and CUDA libraries are a few GB the first time) ..."
 	@$(RUN) -m pip install --quiet --disable-pip-version-check -c constraints.txt uv
 	@VIRTUAL_ENV=$(abspath $(VENV)) $(VENV)/bin/uv pip install --quiet --compile-bytecode -c constraints.txt -e '.[test]'

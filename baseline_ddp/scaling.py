@@ -85,8 +85,10 @@ class ScalingRow:
     """Throughput over processes times the first row's throughput per process."""
     communication_share: float
     """Part of the training time that communication took."""
-    best_val_loss: float
+    best_val_loss: float | None
+    """The best of all repetitions; None if all have diverged."""
     test_accuracy: float | None
+    """Mean of the repetitions that have one."""
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -149,6 +151,7 @@ def summarise(processes: int, folders: list[RunFolder], first: ScalingRow | None
     rate, one = statistics.median(rates), summaries[0]
     base = first.throughput / first.processes if first else rate / processes
     times = [summary["step_time_seconds"] for summary in summaries]
+    accuracies = _known(summaries, "test_accuracy")
     return ScalingRow(
         processes=processes,
         learning_rate=one["learning_rate"],
@@ -159,8 +162,8 @@ def summarise(processes: int, folders: list[RunFolder], first: ScalingRow | None
         epoch_seconds=one["steps_per_epoch"] * one["global_batch"] / rate,
         efficiency=rate / (processes * base),
         communication_share=statistics.mean(parts["communication"] / sum(parts.values()) for parts in times),
-        best_val_loss=min(summary["best_val_loss"] for summary in summaries),
-        test_accuracy=_mean([summary["test_accuracy"] for summary in summaries]),
+        best_val_loss=min(_known(summaries, "best_val_loss"), default=None),
+        test_accuracy=statistics.mean(accuracies) if accuracies else None,
     )
 
 
@@ -179,7 +182,7 @@ def scaling_table(rows: list[ScalingRow], options: ScalingOptions) -> Table:
         "epoch time (s)": lambda row: f"{row.epoch_seconds:.2f}",
         "efficiency": lambda row: f"{row.efficiency:.1%}",
         "time in communication": lambda row: f"{row.communication_share:.1%}",
-        "best validation loss": lambda row: f"{row.best_val_loss:.4f}",
+        "best validation loss": lambda row: "-" if row.best_val_loss is None else f"{row.best_val_loss:.4f}",
         "test accuracy": lambda row: "-" if row.test_accuracy is None else f"{row.test_accuracy:.2%}",
     }
     for name, cell in lines.items():
@@ -221,9 +224,9 @@ def _throughput(folder: RunFolder) -> float:
     return statistics.median(line[tag] for line in lines if tag in line and line["step"] > WARMUP_STEPS)
 
 
-def _mean(values: list[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return statistics.mean(known) if known else None
+def _known(summaries: list[dict[str, Any]], name: str) -> list[float]:
+    """Of the runs that have this number: one that has diverged has no losses and is not tested."""
+    return [summary[name] for summary in summaries if summary[name] is not None]
 
 
 def _machine(environment: dict[str, Any]) -> str:

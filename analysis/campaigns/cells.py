@@ -5,12 +5,14 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
+import math
 import random
 import tomllib
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any
+from types import UnionType
+from typing import Any, get_args, get_origin, get_type_hints
 
 from analysis.wan.lab import TOPOLOGY
 from analysis.wan.topology import Topology, load, uniform
@@ -19,6 +21,15 @@ from recipe.errors import InputError
 from recipe.presets import preset
 
 EXPERIMENTS = Path(__file__).parents[1] / "experiments"
+TYPES = {
+    int: "a whole number",
+    float: "a number",
+    str: "a text",
+    bool: "true or false",
+    dict: "a table",
+    type(None): '"none"',
+}
+"""As they are called in a grid's file."""
 
 
 @dataclass(frozen=True)
@@ -69,6 +80,12 @@ class Cell:
     """1 for the first."""
 
     def __post_init__(self) -> None:
+        for name, annotation in get_type_hints(type(self)).items():
+            _check_type(name, getattr(self, name), annotation)
+        if self.target_accuracy is not None and not 0 < self.target_accuracy <= 1:
+            raise InputError(f"target_accuracy is {self.target_accuracy}: give a fraction up to 1, such as 0.95.")
+        if self.time_limit_seconds <= 0:
+            raise InputError("time_limit_seconds has to be more than 0.")
         if self.peers < 1 or self.batch_size < 1 or self.repetition < 1:
             raise InputError("peers, batch_size and repetition of a cell have to be at least 1.")
         if not 0 <= self.warm_up_steps < self.steps:
@@ -167,6 +184,16 @@ class Cell:
             raise InputError(f"a cell of another version ({error}): run its experiment again.") from None
 
 
+def _check_type(name: str, value: Any, annotation: Any) -> None:
+    """Raises InputError: it has another type; a whole number is a number, and true is none"""
+    members = get_args(annotation) if isinstance(annotation, UnionType) else (annotation,)
+    types = [get_origin(member) or member for member in members]
+    if type(value) not in types and not (type(value) is int and float in types):
+        raise InputError(f"{name} is {value!r}: give {' or '.join(TYPES[kind] for kind in types)}.")
+    if isinstance(value, float) and not math.isfinite(value):
+        raise InputError(f"{name} is {value}: give a finite number.")
+
+
 def network_of(cell: Cell, folder: Path) -> Topology:
     """The one that the cell had before, if it ran in this folder: its topology's file may have changed, or be gone.
 
@@ -207,7 +234,9 @@ def _cell(settings: dict[str, Any]) -> Cell:
     """A cell from one flat table: what is no setting of a cell belongs to the recipe."""
     own = {item.name for item in fields(Cell)}
     settings = {name: None if value == "none" else value for name, value in settings.items()}
-    changes = settings.get("changes", {}) | {name: value for name, value in settings.items() if name not in own}
+    changes = settings.get("changes", {})
+    if isinstance(changes, dict):  # the cell refuses anything else
+        changes = changes | {name: value for name, value in settings.items() if name not in own}
     cell = Cell(**{name: value for name, value in settings.items() if name in own} | {"changes": changes})
     cell.network()
     return cell

@@ -188,7 +188,8 @@ class PeerData(L.LightningDataModule):
         if self.splits.test is None:
             raise InputError(
                 f"{self.recipe.dataset} has no samples to test with here: for imagefolder, add "
-                f"{self.data_dir / 'test'} with a folder per class; a fold of digits has none."
+                f"{self.data_dir / 'test'} with a folder per class; for csv, {self.data_dir / 'test.csv'}; a fold of "
+                "digits has none."
             )
         return self._pass_over(self.splits.test)
 

@@ -158,7 +158,7 @@ def _divided(rows: list[tuple[str, str]], places: Sequence[int]) -> tuple[list[t
 def _read(path: Path) -> list[tuple[str, str]]:
     """(class, text) of each row; several columns of text are joined."""
     try:
-        with path.open(encoding="utf-8", newline="") as file:
+        with path.open(encoding="utf-8-sig", newline="") as file:  # Excel writes a mark at the beginning
             rows = [(row[0], " ".join(row[1:]).replace("\\", " ")) for row in csv.reader(file) if row]
     except OSError as error:
         raise InputError(

@@ -207,9 +207,10 @@ def check_images(data_dir: Path, tell: Callable[[str], None]) -> Check:
                     tell(f"{done:,} of {total:,} images looked at, {num_damaged + damaged_here:,} are damaged")
             num_damaged += damaged_here
             too_many |= damaged_here > part.limit
+    digest = f"the digest of their classes is {digest_of_classes(parts[0].classes)}"
     if not num_damaged:
-        digest = digest_of_classes(parts[0].classes)
-        return Check("images", "ok", f"all {total:,} can be read; the digest of their classes is {digest}")
+        return Check("images", "ok", f"all {total:,} can be read; {digest}")
     allowed = ", ".join(f"{part.limit} of {Path(part.root).name}" for part in parts)
     fix = f"repair or remove them; a peer skips {allowed} at most, and ends when it meets more"
-    return Check("images", "failed" if too_many else "warning", f"{num_damaged:,} of {total:,} cannot be read", fix)
+    found = f"{num_damaged:,} of {total:,} cannot be read; {digest}"
+    return Check("images", "failed" if too_many else "warning", found, fix)

@@ -109,7 +109,7 @@ def _watch_and_serve(
     options: DeskOptions, given: Sequence[str], line: JoinLine | None, invitation: JoinLine | None
 ) -> int:
     from swarm.desk.alerts import Alerts
-    from swarm.desk.desk import Desk, open_socket, page_url, served
+    from swarm.desk.desk import Desk, is_for_others, open_socket, page_url, served
     from swarm.desk.history import remembered_addresses
     from swarm.desk.ledger.bookkeeper import Bookkeeper
     from swarm.desk.organiser.controls import SwarmControls
@@ -140,7 +140,8 @@ def _watch_and_serve(
         controls = SwarmControls(dht, manifest, signer) if manifest.organiser else None
         desk.turn(watcher.look(), controls and controls.look(), watcher.ending)
         with served(lambda: desk.newest, listener, Door(manifest.authority, options.page_url), controls):
-            print(f"The desk of run {manifest.run_id}: {page_url(listener)}", flush=True)
+            others = " (for others: an address of this machine, and the same port)" if is_for_others(listener) else ""
+            print(f"The desk of run {manifest.run_id}: {page_url(listener)}{others}", flush=True)
             signal.signal(signal.SIGTERM, signal.default_int_handler)
             try:
                 if books is not None:

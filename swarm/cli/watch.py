@@ -314,7 +314,12 @@ class Display:
             self._console.print(view.table(get_dht_time(), self._console.width))
 
 
-def main(arguments: list[str] | None = None, say: Callable[[str], None] = print) -> int:
+def say_at_once(line: str) -> None:
+    """Also into a file or a pipe, whose reader may wait for it, and before a signal can end this program."""
+    print(line, flush=True)
+
+
+def main(arguments: list[str] | None = None, say: Callable[[str], None] = say_at_once) -> int:
     """Returns the exit status: 0, 1 if there is something wrong after `--seconds`, 2 for input that cannot work."""
     options = tyro.cli(WatchOptions, args=arguments, prog="swarm watch", description=__doc__)
     silence_libraries()

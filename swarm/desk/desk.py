@@ -173,7 +173,15 @@ def open_socket(host: str, port: int) -> socket.socket:
 def page_url(listener: socket.socket) -> str:
     """What to type into a browser on this machine."""
     host, port = listener.getsockname()[:2]
+    address = ipaddress.ip_address(host)
+    if address.is_unspecified:  # where one listens, and on Windows cannot call
+        host = "127.0.0.1" if address.version == 4 else "::1"
     return f"http://{host_and_port(host, port)}"
+
+
+def is_for_others(listener: socket.socket) -> bool:
+    """Whether the page is there at each address of this machine, and not only at that of `page_url`."""
+    return ipaddress.ip_address(listener.getsockname()[0]).is_unspecified
 
 
 @contextlib.contextmanager

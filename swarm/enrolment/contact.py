@@ -21,11 +21,13 @@ class Contact:
         organiser: public key
         addresses: of a peer that newcomers can call
         enrolment_port: where its host enrols them
+        public_ip: which of the hosts others can call whatever its range, as the organiser said; None: she did not
     """
 
     organiser: bytes
     addresses: tuple[str, ...]
     enrolment_port: int
+    public_ip: str | None = None
 
     @classmethod
     def read(cls, folder: Path) -> Contact:
@@ -42,7 +44,7 @@ class Contact:
             noted = json.loads(path.read_text())
             organiser, addresses = bytes.fromhex(noted["organiser"]), tuple(map(str, noted["addresses"]))
             if len(organiser) == 32 and addresses and (port := int(noted["enrolment_port"])):
-                return cls(organiser, addresses, port)
+                return cls(organiser, addresses, port, noted.get("public_ip"))
         except (OSError, ValueError, TypeError, KeyError, RecursionError):
             pass
         raise InputError(

@@ -104,18 +104,26 @@ class OrganiserFolder:
             found.setdefault(path.stem, []).append(path.read_bytes()[: MAX_WARRANT_BYTES + 1])
         return found
 
-    def note_contact(self, organiser: bytes, addresses: Sequence[str], enrolment_port: int) -> None:
+    def note_contact(
+        self, organiser: bytes, addresses: Sequence[str], enrolment_port: int, public_ip: str | None = None
+    ) -> None:
         """Keep what a join line needs, for `swarm invite`.
 
         Args:
             organiser: public key
             addresses: of a peer that newcomers can call
             enrolment_port: where its host enrols them
+            public_ip: as `Contact` has it
 
         Raises:
             InputError: it cannot be written
         """
-        kept = {"organiser": organiser.hex(), "addresses": list(addresses), "enrolment_port": enrolment_port}
+        kept = {
+            "organiser": organiser.hex(),
+            "addresses": list(addresses),
+            "enrolment_port": enrolment_port,
+            "public_ip": public_ip,
+        }
         try:
             write_json(self._contact, kept)
         except OSError as error:
@@ -147,6 +155,15 @@ class OrganiserFolder:
             InputError: as `authority`
         """
         return Contact.read(self.path).enrolment_port
+
+    @property
+    def public_ip(self) -> str | None:
+        """Which of the hosts others can call whatever its range, as the organiser said; None: she did not.
+
+        Raises:
+            InputError: as `authority`
+        """
+        return Contact.read(self.path).public_ip
 
     def others_there(self) -> list[str]:
         """An address of each of up to two members whom peers of this machine have met, and who answer now.

@@ -235,7 +235,7 @@ def join_commands(visible: Sequence[str], program: str = "swarm join", public_ip
         if members:
             lines += [f"# {titles[kind]}", f"{program} {' '.join(members)}"]
     if warning := closed_ports(visible, public_ip):
-        lines.append(warning)
+        lines.append(f"# {warning}")
     return "\n".join(lines)
 
 
@@ -243,6 +243,7 @@ def closed_ports(visible: Sequence[str], public_ip: str | None = None, enrolment
     """What to do where nobody on the internet can call; empty if somebody can.
 
     Args:
+        public_ip: of this machine, as the person says
         enrolment_port: a further port that has to be open
     """
     public = [address for address in visible if address.split("/")[2] == public_ip or classify(address) == "public"]
@@ -257,7 +258,7 @@ def closed_ports(visible: Sequence[str], public_ip: str | None = None, enrolment
     if public:
         who = "Only those with IPv6 can join, if your router lets them in, which was not measured"
     return (
-        f"# {who}: forward {ports}{also} of your router to this machine and start with "
+        f"{who}: forward {ports}{also} of your router to this machine and start with "
         f"--public-ip YOUR.PUBLIC.IP --port {endpoint.port}{option}."
     )
 

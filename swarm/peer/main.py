@@ -381,7 +381,7 @@ class Peer:
         print(f"# {what} To list, invite or remove members:")
         print(f"# {swarm} members {run}\n# {swarm} invite {run}\n# {swarm} remove NAME {run}")
         if warning := closed_ports(addresses, self.options.connection.public_ip, line.enrolment_port):
-            print(warning)
+            print(f"# {warning}")
 
     def _on_hangup(self, signal_number: int, frame) -> None:
         nowhere = os.open(os.devnull, os.O_WRONLY)  # the terminal is closed: whoever writes to it would fail

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 import shutil
 import signal
 import statistics
@@ -248,6 +249,21 @@ def test_peers_are_found_and_sorted_with_the_keyboard_alone(browser, tmp_path):
     page.close()
 
 
+@pytest.mark.parametrize("path", ["/", "/peers"])
+def test_each_page_says_when_the_desk_does_not_answer(browser, tmp_path, path):
+    """Else an old picture says that all is well."""
+    desk = Desk(CROWD, tmp_path / "desk.json", Alerts([]), still_minutes=10)
+    desk.turn({})
+    listener, page = open_socket("127.0.0.1", 0), browser.new_page()
+    with served(lambda: desk.newest, listener):
+        page.goto(page_url(listener) + path)
+        page.evaluate("update()")
+        expect(page.locator("#away")).to_be_empty()
+    expect(page.locator("#away")).to_contain_text("The desk does not answer at the moment")
+    assert faults_of(page) == []
+    page.close()
+
+
 @pytest.fixture
 def organised(tmp_path) -> Iterator[str]:
     """The address of a desk whose run has an organiser, and peers with markup in their names."""
@@ -275,11 +291,13 @@ def test_the_browser_that_shows_the_code_is_let_in_and_no_other(browser, organis
         assert faults_of(one) == []
         one.get_by_role("link", name="organiser").click()
         assert faults_of(one) == []
-    shown = page.locator("#copy-text").inner_text().removeprefix("swarm login ")
-    assert login([shown, "--yes", "--output-dir", str(tmp_path / "runs")], print) == 0
+    shown = shlex.split(page.locator("#copy-text").inner_text().removeprefix("swarm login "))
+    assert login([*shown, "--yes", "--output-dir", str(tmp_path / "runs")], print) == 0
     expect(page.get_by_role("heading", name="Organiser of crowd")).to_be_visible()
     expect(page.get_by_role("button", name="Log out")).to_be_visible()
     expect(page.locator("#sentence")).to_contain_text("3 peers train")
+    page.evaluate("update()")
+    assert page.title().endswith(" Organiser of crowd · swarm desk")
     assert faults_of(page) == []
     assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
     assert page.evaluate("document.cookie") == ""

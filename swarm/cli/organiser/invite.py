@@ -27,7 +27,7 @@ import tyro
 from recipe.command_line import arg, at_least, exit_status, read_options
 from recipe.errors import InputError
 from swarm.cli.organiser.organiser_options import OrganiserOptions, RoleName, date, role_of, roles_shown, short
-from swarm.network.addresses import EXAMPLE, parse_initial_peers
+from swarm.network.addresses import EXAMPLE, closed_ports, parse_initial_peers
 
 if TYPE_CHECKING:
     from hivemind.p2p import PeerID
@@ -121,6 +121,8 @@ def _invite(options: InviteOptions, say: Callable[[str], None]) -> None:
         say(draw(line))
     say(f"swarm join {line}\n")
     say(_about_line(options, folder.run_id))
+    if warning := closed_ports(folder.addresses, folder.public_ip, folder.enrolment_port):
+        say(warning)
 
 
 def _check_name(name: str) -> None:
@@ -156,12 +158,15 @@ def _certify(options: InviteOptions, folder: OrganiserFolder, registry: Registry
     signed = registry.certify(member, signer, authority, options.days)
     end = Certificate.read(signed, authority).end
     text = base64.b64encode(signed).decode()
-    say(f"swarm join {folder.join_line(others=folder.others_there())} --certificate {text}\n")
+    line = folder.join_line(others=folder.others_there())
+    say(f"swarm join {line} --certificate {text}\n")
     say(
         f"{member.name} ({short(member.peer_id)}) is a member of run {folder.run_id} (roles: "
         f"{roles_shown(member.roles)}): with this line its volunteer joins until {date(end)}, and no other peer can "
         f"use it; `swarm remove {shlex.quote(member.name)}` closes the door."
     )
+    if warning := closed_ports(line.addresses, folder.public_ip):
+        say(warning)
 
 
 def _enrolled(options: InviteOptions, registry: Registry, peer_id: PeerID) -> Member:

@@ -1,6 +1,6 @@
 """Log in at a desk: a browser of yours gets the controls of your run.
 
-    swarm login https://desk.example.org/login/0a1b2c3d4e5f6071
+    swarm login https://desk.example.org/login/0a1b2c3d4e5f6071 --run-id night-1
 
 The desk's page shows the whole line (Organiser, at its end). This signs the code in it with your key, for this desk and
 for two minutes, and sends the signature there. The key stays where it is.

@@ -110,7 +110,9 @@ class Door:
         if name in THIS_MACHINE:
             return f"http://{host}"
         there = f"at {self.page_url} or " if self.page_url else ""
-        raise Refused(f"The organiser logs in {there}on the desk's own machine (--page-url says where else).")
+        raise Refused(
+            f"The organiser logs in {there}on the desk's own machine, as localhost (--page-url says where else)."
+        )
 
     def knock(self, secret: str, address: str, host: str) -> tuple[str, Visit]:
         """A browser wants to be let in. Returns a new secret and what it has to show: a new code if it has none.

@@ -36,14 +36,20 @@ function renew(element, now) {
   old.forEach((child, place) => renew(child, fresh[place]));
 }
 
+// A screen reader is told once, and not at each try.
+function sayWhetherItAnswers(sentence) {
+  const told = document.getElementById("away");
+  if (told.textContent !== sentence) told.textContent = sentence;
+}
+
 async function keepUpToDate() {
   try {
     await update();
     pauseMs = REFRESH_MS;
-    document.body.classList.remove("offline");
+    sayWhetherItAnswers("");
   } catch {
     pauseMs = Math.min(2 * pauseMs, MAX_REFRESH_MS); // the desk is busy or away: ask less often
-    document.body.classList.add("offline");
+    sayWhetherItAnswers("The desk does not answer at the moment: what stands here may have changed.");
   }
   setTimeout(keepUpToDate, pauseMs);
 }

@@ -197,7 +197,13 @@ def _ask(line: JoinLine, key, name: str, before: Credentials | None):
 
 
 def organisers_own(
-    folder: OrganiserFolder, signer: Signer, addresses: Sequence[str], port: int, peer_id: PeerID, name: str
+    folder: OrganiserFolder,
+    signer: Signer,
+    addresses: Sequence[str],
+    port: int,
+    peer_id: PeerID,
+    name: str,
+    public_ip: str | None = None,
 ) -> Membership:
     """Of a peer on the organiser's machine, which signs its own certificate.
 
@@ -205,6 +211,7 @@ def organisers_own(
         folder: of the organiser
         addresses: of this peer
         port: where newcomers enrol
+        public_ip: of this machine, as the organiser said
 
     Raises:
         InputError: the folder cannot be used; or this peer was removed, or no other machine could call it
@@ -216,7 +223,7 @@ def organisers_own(
         member = registry.use_invitation(token, peer_id, name)
     if member.why_removed is not None:
         raise InputError(f"This peer was removed from the run: swarm remove {name} --restore lets it in again.")
-    folder.note_contact(signer.public_key, addresses, port)
+    folder.note_contact(signer.public_key, addresses, port, public_ip)
     if why := registry.why_peers_refuse_the_list:
         print(f"warning: {why}", flush=True)
 

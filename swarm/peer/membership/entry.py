@@ -214,7 +214,8 @@ class Entry:
         self._enrolment = EnrolmentProcess(folder, signer, manifest.authority, self._enrolment_port(folder))
         if dht.opened is not None and not dht.opened.open_same(self._enrolment.port):
             print(f"Your router did not open TCP port {self._enrolment.port}, where newcomers enrol: forward it.")
-        return organisers_own(folder, signer, addresses, self._enrolment.port, dht.peer_id, self._name)
+        public_ip = self.options.connection.public_ip
+        return organisers_own(folder, signer, addresses, self._enrolment.port, dht.peer_id, self._name, public_ip)
 
     def _enrolment_port(self, folder) -> int:
         """As given; or the one after the port of the peer; or the one of before, which join lines name; or any.

@@ -1,7 +1,9 @@
 """Options of the baseline that change how a recipe is computed, when it stops, and what cannot work."""
 
+import io
 import json
 import os
+import re
 import shutil
 import signal
 import time
@@ -11,6 +13,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from rich.console import Console
 
 from baseline_ddp.measuring.resources import ResourceMeter
 from baseline_ddp.measuring.timing import StepSplit, Stopwatch
@@ -316,14 +319,14 @@ def test_a_checkpoint_alone(tmp_path, capfd):
     assert checkpoint.with_suffix(".confusion.png").read_bytes().startswith(b"\x89PNG")
 
 
-def finished_run(folder: Path, processes: int, rate: float) -> RunFolder:
-    made = RunFolder(folder / str(processes))
+def finished_run(folder: Path, processes: int, rate: float, **numbers: float | None) -> RunFolder:
+    made = RunFolder(folder / f"{processes}-{len(list(folder.iterdir()))}")
     made.path.mkdir()
     lines = [{"step": step, "perf/samples_per_second": rate if step > 2 else 1.0} for step in range(1, 6)]
     made.metrics.write_text("\n".join(map(json.dumps, lines)))
     summary = {"learning_rate": 0.1, "global_batch": 100, "steps_per_epoch": 4.0, "best_val_loss": 1.0}
     times = {"data": 1.0, "compute": 8.0, "communication": 1.0}
-    made.summary.write_text(json.dumps({**summary, "test_accuracy": 0.5, "step_time_seconds": times}))
+    made.summary.write_text(json.dumps({**summary, "test_accuracy": 0.5, "step_time_seconds": times, **numbers}))
     return made
 
 
@@ -335,6 +338,19 @@ def test_the_scaling_table_against_counting_by_hand(tmp_path):
     assert two.communication_share == pytest.approx(0.1)
     table = scaling_table([one, two], ScalingOptions())
     assert [len(column._cells) for column in table.columns] == [10] * 3
+
+
+def test_the_scaling_table_with_trainings_that_have_diverged(tmp_path):
+    diverged = [
+        finished_run(tmp_path, processes, 200.0, best_val_loss=None, test_accuracy=None) for processes in (1, 2, 2)
+    ]
+    one = summarise(1, [diverged[0], finished_run(tmp_path, 1, 200.0)], None)
+    two = summarise(2, diverged[1:], one)
+    assert (one.best_val_loss, one.test_accuracy) == (1.0, 0.5)
+    assert (two.best_val_loss, two.test_accuracy) == (None, None)
+    shown = Console(width=200, record=True, file=io.StringIO())
+    shown.print(scaling_table([one, two], ScalingOptions()))
+    assert re.search(r"best validation loss[ │]+1.0000[ │]+-", shown.export_text())
 
 
 def test_the_data_benchmark(tmp_path):

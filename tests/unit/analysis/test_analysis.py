@@ -71,11 +71,35 @@ def test_what_is_no_setting_of_a_cell_belongs_to_the_recipe(tmp_path):
         ('[cell]\nsteps = 8\nkill_at_step = 8\n[grid]\nsystem = ["swarm"]', "less than the 8 steps"),
         ('[cell]\nsteps = 8\nkill_at_step = 0\n[grid]\nsystem = ["swarm"]', "kill_at_step is at least 1"),
         ('[cell]\npeers = 1\nkill_at_step = 4\n[grid]\nsystem = ["swarm"]', "needs at least 2 peers"),
+        ('[grid]\nsystem = [["ddp"]]', r"system is \['ddp'\]: give a text"),
     ],
 )
 def test_a_grid_that_cannot_work_is_refused(tmp_path, text, problem):
     file = tmp_path / "grid.toml"
     file.write_text(text)
+    with pytest.raises(InputError, match=problem):
+        load_grid(str(file))
+
+
+@pytest.mark.parametrize(
+    ("setting", "problem"),
+    [
+        ("target_accuracy = 95", "target_accuracy is 95: give a fraction up to 1, such as 0.95"),
+        ('target_accuracy = "x"', "target_accuracy is 'x': give a number or \"none\""),
+        ("steps = 3.5", "steps is 3.5: give a whole number"),
+        ("peers = true", "peers is True: give a whole number"),
+        ('time_limit_seconds = "x"', "time_limit_seconds is 'x': give a number"),
+        ("time_limit_seconds = 0", "time_limit_seconds has to be more than 0"),
+        ("paced_samples_per_second = inf", "paced_samples_per_second is inf: give a finite number"),
+        ("congestion_control = 4", "congestion_control is 4: give a text"),
+        ("topology = 5", "topology is 5: give a text"),
+        ("changes = 3", "changes is 3: give a table"),
+    ],
+)
+def test_a_value_that_no_cell_can_have_is_refused(tmp_path, setting, problem):
+    """Before the first run, which may take hours."""
+    file = tmp_path / "grid.toml"
+    file.write_text(f'[cell]\n{setting}\n[grid]\nsystem = ["swarm"]')
     with pytest.raises(InputError, match=problem):
         load_grid(str(file))
 

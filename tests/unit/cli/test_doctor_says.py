@@ -1,5 +1,7 @@
 """What `swarm doctor` says of a run, without a swarm."""
 
+import pytest
+
 from swarm.cli import doctor
 from swarm.cli.checks import Check
 from swarm.cli.probe import ProbeResult
@@ -8,12 +10,27 @@ from swarm.enrolment.join_line import JoinLine
 ADDRESS = "/ip6/2001:db8::1/tcp/31337/p2p/QmYyQSo1c1Ym7orWxLYvCrM2EmxFTANf8wXmmE7DWjhx5N"
 
 
-def test_an_enrolment_server_with_an_ipv6_address(monkeypatch):
-    line = JoinLine("run", bytes(32), (ADDRESS,), bytes(16), 31338, bytes(16))
+@pytest.fixture(autouse=True)
+def a_swarm_that_is_well(monkeypatch):
     monkeypatch.setattr(doctor, "machine_checks", lambda *_: [Check("machine", "ok", "")])
     monkeypatch.setattr(doctor, "_probed", lambda address: ProbeResult(address, None))
     monkeypatch.setattr(doctor, "_inbound", lambda *_: Check("inbound port", "ok", ""))
     monkeypatch.setattr(doctor, "_run", lambda *_: iter(()))
     monkeypatch.setattr(doctor, "connects", lambda *_: None)
+
+
+def test_an_enrolment_server_with_an_ipv6_address():
+    line = JoinLine("run", bytes(32), (ADDRESS,), bytes(16), 31338, bytes(16))
     found = {check.name: check.found for check in doctor.diagnose(doctor.DoctorOptions(addresses=(str(line),)))}
     assert found["enrolment"] == "answers at [2001:db8::1]:31338"
+
+
+@pytest.mark.parametrize("where", ["variable", "option", "nowhere"])
+def test_what_was_checked_is_said_wherever_the_address_came_from(monkeypatch, capsys, where):
+    monkeypatch.delenv("INITIAL_PEERS", raising=False)
+    if where == "variable":
+        monkeypatch.setenv("INITIAL_PEERS", ADDRESS)
+    assert doctor.main(["--initial-peers", ADDRESS] if where == "option" else []) == 0
+    said = capsys.readouterr().out
+    assert ("This machine can join." in said) == (where != "nowhere")
+    assert ("To check the way to the swarm" in said) == (where == "nowhere")

@@ -54,7 +54,9 @@ def test_the_port_of_the_join_lines_is_taken_again(her_run):
     def end() -> None:
         raise KeyboardInterrupt
 
+    her_run.folder.note_contact(her_run.signer.public_key, her_run.folder.addresses, 31338, "100.64.0.7")
     main(her_run.options("--port", "0"), lambda _: None, end)
+    assert her_run.folder.public_ip == "100.64.0.7"
     said = []
     assert main(her_run.options(), said.append, end) == 0
     port = her_run.folder.enrolment_port

@@ -37,7 +37,7 @@ def invited(arguments: list[str]) -> tuple[list[str], str]:
 
 def test_the_line_makes_somebody_a_member(her_run):
     (line,), sentence = invited(her_run.options("--name", "Ada Byron", "--roles", "train"))
-    assert sentence == (
+    assert sentence.splitlines()[0] == (
         f"One person can join run digits with this line until {date(time.time() + 30 * DAY)}: whoever has it can use "
         "it, and if something goes wrong, `swarm remove 'Ada Byron'` takes the member out again."
     )
@@ -85,6 +85,19 @@ def a_peer() -> Iterator[int]:
         threading.Thread(target=greet, daemon=True).start()
         yield server.getsockname()[1]
         server.shutdown(socket.SHUT_RDWR)
+
+
+@pytest.mark.parametrize("arguments", [[], ["--peer-id", PEER]])
+def test_she_is_told_where_nobody_outside_could_use_the_line(her_run, arguments):
+    """Hours after the start its screen, which has said so, is far up."""
+    said = invited(her_run.options(*arguments))[1]
+    assert "\nNobody on the internet can join: forward TCP port 1" in said
+    assert ("TCP port 31338" in said) == (not arguments), "a certificate needs no enrolment"
+    key, (here,) = her_run.signer.public_key, her_run.folder.addresses
+    her_run.folder.note_contact(key, [here.replace("127.0.0.1", "1.1.1.1")], 31338)
+    assert "Nobody" not in invited(her_run.options(*arguments))[1]
+    her_run.folder.note_contact(key, [here.replace("127.0.0.1", "100.64.0.7")], 31338, public_ip="100.64.0.7")
+    assert "Nobody" not in invited(her_run.options(*arguments))[1], "she has said that others can call it"
 
 
 def test_a_line_for_many(her_run):

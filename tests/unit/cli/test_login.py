@@ -1,6 +1,8 @@
 """`swarm login`: the organiser's key lets in the browser that shows a code, at the real page of a desk."""
 
+import os
 import re
+import shlex
 from collections.abc import Iterator
 
 import httpx
@@ -28,7 +30,12 @@ def browser(her_run, tmp_path) -> Iterator[httpx.Client]:
 
 
 def shown_url(browser: httpx.Client) -> str:
-    return re.search(r"swarm login (http\S+?)<", browser.get("/login").text)[1]
+    return shown_line(browser)[0]
+
+
+def shown_line(browser: httpx.Client) -> list[str]:
+    """What to type after `swarm login`."""
+    return shlex.split(re.search(r"swarm login (http[^<]+)<", browser.get("/login").text)[1])
 
 
 def is_in(browser: httpx.Client) -> bool:
@@ -68,6 +75,14 @@ def test_the_key_of_another_run_opens_nothing(her_run, browser, refusal, monkeyp
     other = her_run.another("letters")
     assert "was not signed by the organiser" in refusal(main, other.options(url, "--yes", "--run-id", "letters"))
     assert not is_in(browser)
+
+
+def test_the_line_that_is_shown_is_for_the_run_of_the_desk(her_run, browser):
+    """An organiser of two runs would else sign with the key of the one that she has started last."""
+    os.utime(her_run.folder.path / "contact.json", (1, 1))
+    her_run.another("letters")
+    assert main(her_run.options(*shown_line(browser), "--yes"), print) == 0
+    assert is_in(browser)
 
 
 def test_a_code_that_was_used_is_refused(her_run, browser, refusal):

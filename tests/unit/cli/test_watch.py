@@ -116,6 +116,20 @@ def test_bad_input_is_refused(capsys, monkeypatch):
     assert "--initial-peers is empty" in capsys.readouterr().err
 
 
+def test_each_line_is_in_the_file_at_once(monkeypatch):
+    """Of a program that watches for days, the end of a signal must not take the last ones."""
+    written, view = io.BytesIO(), SwarmView(MANIFEST)
+
+    def watch(_options, show) -> SwarmView:
+        show(view)
+        assert json.loads(written.getvalue())["run_id"] == "letters"
+        return view
+
+    monkeypatch.setattr("swarm.cli.watch.watch", watch)
+    monkeypatch.setattr("sys.stdout", io.TextIOWrapper(written))
+    assert main(["--json"]) == 1
+
+
 def test_a_swarm_that_stands_still_and_one_that_does_not(monkeypatch, capsys):
     monkeypatch.setattr("swarm.cli.watch.LOOK_SECONDS", 0.3)
     dht = start_dht(NetworkOptions(host_maddrs=("/ip4/127.0.0.1/tcp/0",)))

@@ -11,10 +11,12 @@ from fastapi.testclient import TestClient
 
 from recipe.errors import InputError
 from swarm.desk.app import build_app
+from swarm.desk.desk import is_for_others, open_socket, page_url
 from swarm.desk.organiser.controls import SwarmControls
 from swarm.desk.organiser.door import MAX_SESSIONS, MAX_VISITS, SESSION_SECONDS, Door
 from swarm.desk.organiser.login import LOGIN_SECONDS, Login
 from swarm.desk.organiser.web import TRIES_AT_ONCE
+from swarm.network.home.interfaces import has_ipv6
 from swarm.protocol.certificates import CERTIFICATE, Authority, Right, Signer, warrant
 from swarm.protocol.orders import Order, Orders, What
 
@@ -62,7 +64,7 @@ class House:
         return TestClient(self.app, base_url=address, client=(host, 1), headers={"accept": "text/html"})
 
     def challenge(self, browser: TestClient) -> str:
-        return re.search(r"/login/([0-9a-f]{16})<", browser.get("/login").text)[1]
+        return re.search(r"/login/([0-9a-f]{16}) ", browser.get("/login").text)[1]
 
     def signed(self, code: str, signer: Signer = ORGANISER, **more) -> bytes:
         fields = {"run_id": "letters", "address": ADDRESS, "challenge": code, "time": int(self.now)} | more
@@ -243,7 +245,8 @@ def test_a_deputy_that_was_revoked_lets_nobody_in_and_those_whom_it_let_in_are_o
 
 def test_a_screen_reader_is_not_interrupted_by_numbers(house):
     page = house.logged_in().get("/organiser").text
-    assert re.findall(r'<p id="(\w+)"[^>]* role="status"[^>]*>(.*?)</p>', page) == [("status", "The run is well.")]
+    found = re.findall(r'<p id="(\w+)"[^>]* role="status"[^>]*>(.*?)</p>', page)
+    assert found == [("status", "The run is well."), ("away", "")]
 
 
 def test_an_order_is_asked_for_twice_and_given(house):
@@ -308,6 +311,14 @@ def test_a_desk_without_a_key_shows_what_to_type(house):
     assert browser.post("/order", data={"token": token_in(browser), "what": "pause", "step": "7"}).status_code == 403
 
 
+def test_the_organisers_page_claims_no_more_than_its_health(house):
+    """The sign is the title's first word, which the page's script renews; and who may train is told, not who does."""
+    page = house.logged_in().get("/organiser").text
+    sign = re.search(r'id="sign"[^>]*>([^<]+)<', page)[1]
+    assert f"<title>{sign} Organiser of letters · swarm desk</title>" in page
+    assert "<dt>State</dt><dd>not paused</dd>" in page
+
+
 def test_a_deputy_whose_time_is_over_cannot_order(monkeypatch):
     """While the desk runs."""
     dht = SimpleNamespace(take_part=lambda *_: None)
@@ -351,3 +362,19 @@ def test_what_strangers_leave_behind_is_bounded():
 def test_an_address_that_is_not_safe_is_refused(url):
     with pytest.raises(InputError, match="--page-url has to be like"):
         Door(AUTHORITY, url)
+
+
+@pytest.mark.parametrize(
+    ("host", "shown", "for_others"),
+    [
+        ("0.0.0.0", "127.0.0.1", True),
+        ("127.0.0.1", "127.0.0.1", False),
+        pytest.param("::", "[::1]", True, marks=pytest.mark.skipif(not has_ipv6(), reason="no IPv6 here")),
+    ],
+)
+def test_the_address_that_the_desk_prints_is_one_where_the_organiser_can_log_in(host, shown, for_others):
+    with open_socket(host, 0) as listener:
+        url = page_url(listener)
+        assert url == f"http://{shown}:{listener.getsockname()[1]}"
+        assert is_for_others(listener) == for_others
+    assert Door(AUTHORITY).address_at(url.removeprefix("http://")) == url

@@ -14,9 +14,10 @@ from swarm.enrolment.organiser_folder import OrganiserFolder
 from swarm.membership.run_manifest import PROTOCOL, RunManifest
 from swarm.network.signed_records import peer_of
 from swarm.peer.bootstrap import unfolded
+from swarm.peer.membership import enrolment_process
 from swarm.peer.membership.credentials import Credentials
 from swarm.peer.membership.entry import Entry, open_door
-from swarm.peer.options import MachineOptions, MembershipOptions, PeerOptions, parse_options
+from swarm.peer.options import ConnectionOptions, MachineOptions, MembershipOptions, PeerOptions, parse_options
 from tests.helpers.owners import Organiser, subkey_of
 
 ADDRESS = "/ip4/127.0.0.1/tcp/9/p2p/QmYyQSo1c1Ym7orWxLYvCrM2EmxFTANf8wXmmE7DWjhx5N"
@@ -73,6 +74,22 @@ def test_her_peer_takes_no_other_port_than_the_one_that_join_lines_name(options,
         folder.note_contact(manifest.organiser, [ADDRESS], port)
         with pytest.raises(InputError, match=f"name port {port}, .*`swarm enrol`.* another --enrolment-port"):
             entry.take_part(SimpleNamespace(), manifest, [ADDRESS])
+
+
+def test_her_peer_notes_what_she_says_of_her_address(options, tmp_path, monkeypatch):
+    """`swarm invite` warns of addresses that nobody outside can call, and hers may be of a VPN."""
+
+    def take_part(*_) -> None:
+        raise RuntimeError("this is as far as it goes here")
+
+    monkeypatch.setattr(enrolment_process, "EnrolmentProcess", lambda *_: SimpleNamespace(port=31338))
+    hers = replace(options, run_id="night-1", membership=MembershipOptions(by_invitation=True))
+    entry = Entry(replace(hers, connection=ConnectionOptions(public_ip="100.64.0.7", port=31337)), None)
+    entry.name_peer(tmp_path / "unused", "first")
+    manifest = entry.new_manifest(PROTOCOL, RECIPE)
+    with pytest.raises(RuntimeError, match="as far as it goes"):
+        entry.take_part(SimpleNamespace(opened=None, peer_id=ADA, take_part=take_part), manifest, [ADDRESS])
+    assert OrganiserFolder(tmp_path, "night-1").public_ip == "100.64.0.7"
 
 
 def test_a_run_without_members_has_no_organiser(options):

@@ -51,6 +51,13 @@ def test_what_a_unit_writes_is_where_it_may(unit):
     assert all(folder.startswith("/var/lib/swarm-vit/") for folder in folders)
 
 
+def test_the_variables_of_a_unit_can_be_copied_into_their_file():
+    """systemd takes a comment behind a value for a part of it."""
+    lines = [line for unit in UNITS for line in re.findall(r"^#       (\w+=.*)$", unit.read_text(), re.MULTILINE)]
+    assert len(lines) == 4
+    assert [line for line in lines if " " in line] == []
+
+
 def test_no_unit_tells_the_others_the_name_of_its_machine():
     for unit in UNITS:
         (command,) = settings(unit, "ExecStart")
@@ -58,7 +65,7 @@ def test_no_unit_tells_the_others_the_name_of_its_machine():
     unit = ROOT / "peers" / "systemd" / "swarm-vit.service"
     assert "--public-name ${NAME} " in settings(unit, "ExecStart")[0]
     assert "NAME=volunteer" in settings(unit, "Environment")[0], "without a name, each start would be another peer"
-    assert re.search(r"^#       NAME=ada ", unit.read_text(), re.MULTILINE)
+    assert re.search(r"^#       NAME=ada$", unit.read_text(), re.MULTILINE)
 
 
 def test_a_peer_that_was_removed_is_not_started_again():

@@ -178,7 +178,7 @@ def test_own_texts(own_texts):
     assert (data.num_train_samples, len(data.splits.val), data.splits.test) == (38, 2, None)
     assert data.splits.train[0][0] == "About b text 0 of b, "
     assert data.splits.train.labels.tolist()[:2] == [1, 0], "by the order of their names"
-    with pytest.raises(InputError, match="test"):
+    with pytest.raises(InputError, match=rf"for csv, {own_texts / 'test.csv'};"):
         data.test_dataloader()
     write_csv(own_texts / "val.csv", [("a", "a text")])
     write_csv(own_texts / "test.csv", [("b", "a text"), ("a", "another")])
@@ -212,6 +212,17 @@ def test_texts_of_each_class_are_held_out_in_whatever_order_they_come(tmp_path, 
     validated, trained, texts = held_out(tmp_path, labels)
     assert validated == counts
     assert len(trained) + len(texts) == len(labels), "nothing is in both parts, and nothing is lost"
+
+
+def test_texts_that_excel_has_saved(own_texts):
+    """Its byte-order mark belongs to no class: the first row's would be another one."""
+    write_csv(own_texts / "val.csv", [("a", "a text")])
+    plain = build_data(OWN_TEXTS, own_texts, batch_size=4)
+    for name in ("train.csv", "val.csv"):
+        (own_texts / name).write_text((own_texts / name).read_text(encoding="utf-8"), encoding="utf-8-sig")
+    marked = build_data(OWN_TEXTS, own_texts, batch_size=4)
+    assert marked.digest == plain.digest
+    assert marked.splits.train.labels.equal(plain.splits.train.labels)
 
 
 @pytest.mark.parametrize(
