@@ -3,6 +3,7 @@
 import os
 import signal
 import sys
+from contextlib import ExitStack
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # threads of all lanes on two cores would wait for each other
 # As containers set it: each worker would rewrite all tests, and each of a hundred programs compile all of ours.
@@ -13,6 +14,7 @@ from hypothesis import settings
 from xdist.scheduler import LoadScopeScheduling
 
 from swarm.runtime.imports import quick_imports
+from tests.helpers.programs.importer import importing
 
 sys.dont_write_bytecode = False
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -27,6 +29,13 @@ LANES = ("tests/e2e/", "tests/e2e/lab/", "tests/integration/swarms/", "tests/e2e
 attacks, faults."""
 PLACES = (*LANES, "tests/integration/training/", "tests/")
 """What begins first, and what fills the lanes when the swarms are done."""
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """What imports for all starts once, in the process that starts the others."""
+    if not hasattr(config, "workerinput"):
+        config.add_cleanup((stack := ExitStack()).close)
+        stack.enter_context(importing())
 
 
 def place_of(nodeid: str) -> str:

@@ -17,7 +17,8 @@ def draw_curves(lines: list[dict[str, Any]], path: Path) -> None:
         lines: of a `metrics.jsonl`.
         path: PNG file.
     """
-    figure = Figure(figsize=(10, 6), layout="constrained")
+    figure = Figure(figsize=(10, 6))
+    figure.subplots_adjust(left=0.07, right=0.98, bottom=0.09, top=0.94, hspace=0.4)  # to find it would take long
     panels = figure.subplots(2, 2).ravel()
     _panel(panels[0], lines, "loss", {"train/loss": "training", "val/loss": "validation"})
     _panel(panels[1], lines, "accuracy", {"train/top1": "training, top-1", "val/top1": "validation, top-1"})
@@ -45,7 +46,8 @@ def draw_confusion(confusion: list[list[int]], path: Path) -> None:
         confusion: counts, true classes in rows.
         path: PNG file.
     """
-    figure = Figure(figsize=(6, 5.4), layout="constrained")
+    figure = Figure(figsize=(6, 5.4))
+    figure.subplots_adjust(left=0.11, right=0.99, bottom=0.09, top=0.97)
     axes = figure.subplots()
     shares = [[count / max(1, sum(row)) for count in row] for row in confusion]
     image = axes.imshow(shares, cmap="Blues", vmin=0, vmax=1)

@@ -14,14 +14,22 @@ OWN = ["--host-maddrs", "/ip4/127.0.0.1/tcp/0"]
 HASTY = "tests.helpers.programs.hasty_peer"
 
 
-@pytest.fixture
-def node(tmp_path):
-    """Address of a stock `hivemind-dht`."""
+@pytest.fixture(scope="module")
+def node(tmp_path_factory):
+    """Address of a stock `hivemind-dht`, which knows of no run before the one that begins there."""
     with reaping() as programs:
-        options = ["--host_maddrs", "/ip4/127.0.0.1/tcp/0"]
-        programs.append(stock := Program("hivemind.hivemind_cli.run_dht", options, tmp_path / "node.log"))
+        options, log = ["--host_maddrs", "/ip4/127.0.0.1/tcp/0"], tmp_path_factory.mktemp("node") / "log"
+        programs.append(stock := Program("hivemind.hivemind_cli.run_dht", options, log))
         found = stock.wait_until(lambda: re.search(r"/ip4/127\.0\.0\.1/tcp/\d+/p2p/\w+", stock.output), "it listens")
         yield found.group()
+
+
+def test_only_who_names_recipe_and_run_begins_there(node, refused, monkeypatch):
+    monkeypatch.setattr(run_manifest, "read_manifests", partial(run_manifest.read_manifests, timeout_seconds=3.0))
+    for given in (["--recipe", "digits"], []):
+        sentence = refused("--initial-peers", node, *OWN, *given)
+        assert "The initial peers know of no run" in sentence
+        assert "to start a run there, give --recipe and --run-id as well" in sentence
 
 
 def test_a_run_begins_on_a_neutral_node_and_goes_on_when_the_second_peer_has_used_up_its_traffic(node, tmp_path):
@@ -41,14 +49,6 @@ def test_a_run_begins_on_a_neutral_node_and_goes_on_when_the_second_peer_has_use
         assert 0 < left["updates"] < 24
         assert left["max_num_peers"] == 2
         assert 6e5 <= left["traffic_bytes"] < 1e7
-
-
-def test_only_who_names_recipe_and_run_begins_there(node, refused, monkeypatch):
-    monkeypatch.setattr(run_manifest, "read_manifests", partial(run_manifest.read_manifests, timeout_seconds=3.0))
-    for given in (["--recipe", "digits"], []):
-        sentence = refused("--initial-peers", node, *OWN, *given)
-        assert "The initial peers know of no run" in sentence
-        assert "to start a run there, give --recipe and --run-id as well" in sentence
 
 
 def test_a_wrong_address_starts_nothing(refused):

@@ -36,7 +36,7 @@ def test_an_error_ends_the_training_with_its_reason(tmp_path):
     with reaping() as programs:
         arguments = ["--output-dir", str(tmp_path), "--run-id", "fails", *TINY]
         again = {STARTED: str(time.time())}  # as one that has started again by itself, and tries again to join
-        peer = Program("tests.helpers.programs.failing_peer", arguments, tmp_path / "log", **again)
+        peer = Program("tests.helpers.programs.failing_peer", arguments, tmp_path / "log", forks=True, **again)
         programs.append(peer)
         assert peer.wait(START_SECONDS) == 2
     assert peer.output.splitlines()[-1] == "error: The third update cannot work: leave it out."

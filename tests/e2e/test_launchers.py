@@ -60,6 +60,7 @@ def image(tmp_path_factory) -> Path:
     environment = {**os.environ, "TORCH": "cuda", "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
     for command in instructions("RUN", 1):
         command = command.replace("/opt/swarm", f"{root}/opt/swarm").replace("python -m", f"{sys.executable} -m")
+        command = command.replace("-m venv", "-m venv --without-pip")  # which uv does not use
         assert command.count("uv pip install ") == 1
         command = command.replace("uv pip install ", "uv pip install --no-deps ")
         done = subprocess.run(["sh", "-c", command], cwd=root / "src", env=environment, capture_output=True, text=True)

@@ -35,6 +35,7 @@ UPDATE_TAGS = {
 }
 VALIDATED = [*TINY, "--validate-every-steps", "10"]
 VALIDATION_TAGS = {"val/loss", "val/top1", "val/top5", "val/macro_f1", "val/precision", "val/recall"}
+BEGUN_DEMO = "tests.helpers.programs.begun_demo"
 IMPATIENT = "tests.helpers.programs.impatient_peer"
 
 
@@ -54,12 +55,15 @@ class FinishedRun:
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory) -> Iterator[FinishedRun]:
-    """`swarm demo --peers 3 --max-steps 20`, run to its end; peers test the weights, and upload them."""
+    """`swarm demo --peers 3 --max-steps 20`, run to its end; peers test the weights, and upload them.
+
+    What imports for seconds has begun already, the peers as well.
+    """
     output_dir = tmp_path_factory.mktemp("finished")
     results = ["--evaluate-every-steps", "15", "--upload-to", f"file://{output_dir}/far"]
     with reaping() as programs:
         arguments = ["--peers", "3", "--output-dir", str(output_dir), "--run-id", "whole", "--max-steps", "20"]
-        program = Program("swarm", ["demo", *arguments, *VALIDATED, *results], output_dir / "local.log")
+        program = Program(BEGUN_DEMO, [*arguments, *VALIDATED, *results], output_dir / "local.log", forks=True)
         programs.append(program)
         yield FinishedRun(program, program.wait(2 * START_SECONDS), output_dir)
 
@@ -249,14 +253,18 @@ def test_without_its_founder_a_run_goes_on(finished, tmp_path):
 
 @pytest.fixture(scope="module")
 def ended_early(tmp_path_factory) -> Iterator[dict[str, Program]]:
-    """Two at the same time: Ctrl-C comes when the second peer of one has just begun, that of the other refuses."""
+    """Two at the same time: Ctrl-C comes when the second peer of one has just begun, that of the other refuses.
+
+    The first one and its peers are started as people start them.
+    """
     output_dir = tmp_path_factory.mktemp("early")
     RunFolder.create(output_dir, "refusing", "peer-2").write_recipe(preset("synthetic"))
     with reaping() as programs:
-        for run_id in ("interrupted", "refusing"):
-            arguments = ["--peers", "2", "--output-dir", str(output_dir), "--run-id", run_id, *TINY]
-            programs.append(Program("swarm", ["demo", *arguments], output_dir / f"{run_id}.log"))
-        interrupted, refusing = programs
+        arguments = ["--peers", "2", "--output-dir", str(output_dir), *TINY, "--run-id"]
+        interrupted = Program("swarm", ["demo", *arguments, "interrupted"], output_dir / "interrupted.log")
+        programs.append(interrupted)
+        refusing = Program(BEGUN_DEMO, [*arguments, "refusing"], output_dir / "refusing.log", forks=True)
+        programs.append(refusing)
         second_log = output_dir / "interrupted" / "peer-2" / "peer.log"
         interrupted.wait_until(lambda: second_log.exists() and second_log.read_text(), "the second peer starts")
         interrupted.interrupt()

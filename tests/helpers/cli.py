@@ -20,7 +20,8 @@ from recipe.run_folder import RunFolder
 from swarm.network.addresses import environment_without_peers
 from swarm.peer.status import Status
 from swarm.runtime.processes import die_with_parent, kill
-from tests.helpers.programs.forked import ForkedProgram, limit_open_files
+from tests.helpers.programs.forked import ForkedProgram
+from tests.helpers.programs.importer import limit_open_files
 
 START_SECONDS = 180
 """A process imports for 10 s, and far longer when others compute on the same two cores."""

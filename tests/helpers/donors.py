@@ -10,15 +10,25 @@ import torch
 from hivemind.p2p import P2P
 from hivemind.proto.averaging_pb2 import DownloadData
 from hivemind.utils import MSGPackSerializer
+from torch import nn
 
 from swarm.runtime.timeouts import DEFAULT_TIMEOUTS, Timeouts
 from swarm.state_sync.download import Download, DownloadRequest
 from swarm.state_sync.download_messages import PIECE_BYTES, SLICE_BYTES, Offer, Wish, ask_for
 from swarm.state_sync.pull import Pull
 from swarm.state_sync.state_server import StateServer
+from swarm.state_sync.state_version import StateVersion
+from swarm.state_sync.training_state import SharedState
 from swarm.state_sync.transfer_status import TransferStatus
 
 STATE_BYTES = 3 * SLICE_BYTES + PIECE_BYTES + 5
+
+
+def version_at(step: int) -> StateVersion:
+    """A small state after so many updates."""
+    model = nn.Linear(2, 1)
+    state = SharedState(model, [torch.optim.SGD(model.parameters(), lr=0.1)])
+    return StateVersion(state, step, list(model.parameters()))
 
 
 class Donor:

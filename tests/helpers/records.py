@@ -26,6 +26,13 @@ RECORD = PeerProgress(
 )
 
 
+def done(value) -> Future:
+    """Has this value already."""
+    future = Future()
+    future.set_result(value)
+    return future
+
+
 class FakeDHT:
     """Keeps the records of one key in a dictionary."""
 
@@ -43,7 +50,7 @@ class FakeDHT:
 
     def store(self, key, subkey, value, expiration_time, return_future):
         self.records[subkey] = ValueWithExpiration(value, expiration_time)
-        return self._done(True)
+        return done(True)
 
     def get(self, key, latest, return_future):
         self.searches += 1
@@ -51,22 +58,16 @@ class FakeDHT:
             future = Future()
             future.set_exception(TimeoutError())
             return future
-        return self._done(ValueWithExpiration(dict(self.records), get_dht_time() + DEFAULT_TIMEOUTS.record_seconds))
+        return done(ValueWithExpiration(dict(self.records), get_dht_time() + DEFAULT_TIMEOUTS.record_seconds))
 
     def run_coroutine(self, coroutine, return_future):
         if isinstance(coroutine, Push):
             return self.store(coroutine.key, coroutine.subkey, coroutine.value, coroutine.expiration_time, True)
         if isinstance(coroutine, Call):
-            return self._done(self.answers)
+            return done(self.answers)
         assert isinstance(coroutine, PushedHere)
         pushed = ValueWithExpiration(dict(self.records), get_dht_time() + DEFAULT_TIMEOUTS.record_seconds)
-        return self._done(pushed if self.is_told else None)
-
-    @staticmethod
-    def _done(value) -> Future:
-        future = Future()
-        future.set_result(value)
-        return future
+        return done(pushed if self.is_told else None)
 
 
 class SaidSwarm:

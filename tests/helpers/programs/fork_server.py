@@ -1,4 +1,4 @@
-"""The process from which tests fork others: multiprocessing's fork server, with what is slow to import.
+"""The process from which tests fork others: multiprocessing's fork server, which has everything from `importer.py`.
 
 A test process has one, whoever asks for it first, so there is one list: the last of several would count.
 """
@@ -9,7 +9,7 @@ from hivemind.utils.asyncio import _AsyncContextWrapper
 from hivemind.utils.mpfuture import MPFuture
 
 FORK_SERVER = multiprocessing.get_context("forkserver")
-FORK_SERVER.set_forkserver_preload(["tests.helpers.programs.preloaded"])
+FORK_SERVER.set_forkserver_preload(["tests.helpers.programs.give_way"])
 
 
 def have_own_locks() -> None:

@@ -1,7 +1,7 @@
-"""Programs that have begun already: one process imports what peers import, and forks whoever is asked for.
+"""Programs that have begun already: forked by a process that has imported what peers import (`importer.py`).
 
-A peer imports for five seconds, and the suite starts a hundred. From there on it is as if `python -m` had started it,
-to its very end: the module runs at the top level of its process. Where starting is the subject, tests start for real.
+From there on it is as if `python -m` had started it, to its very end: the module runs at the top level of its process.
+Where starting is the subject, tests start for real.
 """
 
 from __future__ import annotations
@@ -10,22 +10,14 @@ import contextlib
 import functools
 import json
 import os
-import resource
-import runpy
 import signal
 import socket
 import subprocess
-import sys
 from pathlib import Path
 
-import numpy as np
-
-from swarm.runtime.processes import die_with_parent
-from tests.helpers.paths import ROOT
-from tests.helpers.programs.fork_server import have_own_locks
+from tests.helpers.programs.importer import PROGRAMS, ask
 
 START_SECONDS = 180.0
-REQUEST_BYTES = 1 << 17
 
 
 class ForkedProgram:
@@ -100,82 +92,4 @@ class ForkedProgram:
 @functools.cache
 def _server() -> socket.socket:
     """Of this test process, to which it listens; it goes when that does."""
-    ours, its_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    as_in_peers = {"PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": "1", "HIVEMIND_LOGLEVEL": "WARNING"}
-    with its_end:
-        subprocess.Popen(
-            [sys.executable, "-m", __name__, str(its_end.fileno())],
-            cwd=ROOT,
-            pass_fds=[its_end.fileno()],
-            env=os.environ | as_in_peers,
-            start_new_session=True,
-        )
-    return ours
-
-
-def _asked(control: socket.socket) -> tuple[dict, int]:
-    """In a process that has forked twice: what to become, and its log."""
-    import tests.helpers.programs.preloaded  # noqa: F401
-
-    server = os.getpid()
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for keepers
-    while True:
-        request, files, *_ = socket.recv_fds(control, REQUEST_BYTES, 2)
-        if not request:
-            os._exit(0)
-        if os.fork():
-            for file in files:
-                os.close(file)
-            continue
-        control.close()
-        die_with_parent(signal.SIGTERM, server)
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        tester, keeper = socket.socket(fileno=files[0]), os.getpid()
-        if program := os.fork():
-            _keep(program, tester)
-        os.setsid()
-        die_with_parent(signal.SIGTERM, keeper)
-        tester.send(str(os.getpid()).encode())
-        tester.close()
-        return json.loads(request), files[1]
-
-
-def _keep(program: int, tester: socket.socket) -> None:
-    """Tell its status, and let nobody else have its number before the test is done with it."""
-    end = os.waitid(os.P_PID, program, os.WEXITED | os.WNOWAIT)
-    status = end.si_status if end.si_code == os.CLD_EXITED else -end.si_status
-    with contextlib.suppress(OSError):  # the test is over
-        tester.send(str(status).encode())
-        tester.recv(1)
-    os._exit(0)
-
-
-def limit_open_files(number: int | None) -> None:
-    """This process may have so many open until it asks for more, as systems usually allow."""
-    if number is not None:
-        _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (number, most))
-
-
-def _become(request: dict, log: int) -> None:
-    """All that a new process would find."""
-    os.nice(request["nice"])
-    limit_open_files(request["open_files"])
-    nothing = os.open(os.devnull, os.O_RDONLY)
-    for file, number in ((nothing, 0), (log, 1), (log, 2)):
-        os.dup2(file, number)
-    os.close(nothing)
-    os.close(log)
-    os.chdir(request["cwd"])
-    os.environ.clear()
-    os.environ.update(request["environment"])
-    np.random.seed()
-    have_own_locks()
-    sys.argv[1:] = request["arguments"]
-    sys.orig_argv = [sys.executable, "-m", request["module"], *request["arguments"]]
-
-
-if __name__ == "__main__":
-    asked, its_log = _asked(socket.socket(fileno=int(sys.argv[1])))
-    _become(asked, its_log)
-    runpy.run_module(asked["module"], run_name="__main__", alter_sys=True)
+    return ask(PROGRAMS)

@@ -1,4 +1,4 @@
-"""What is imported before the fork server forks anybody; as in a peer, no garbage collection looks through it."""
+"""What is imported before anybody is forked (`importer.py`); as in a peer, no garbage collection looks through it."""
 
 from importlib import import_module
 

@@ -1,7 +1,6 @@
 """A swarm computes what one process would compute on the same samples, and counts as Lightning does."""
 
 from contextlib import contextmanager
-from dataclasses import replace
 from functools import partial
 
 import lightning as L
@@ -13,10 +12,6 @@ from lightning.pytorch.plugins import MixedPrecision
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
 from recipe.errors import InputError
-from recipe.presets import preset
-from recipe.registry import build_data, build_task
-from recipe.run_folder import RunFolder, read_metrics
-from recipe.training.trainer import build_trainer
 from swarm.runtime.processes import descendants
 from swarm.training.averaging_mode import Averaging
 from swarm.training.strategy import SwarmStrategy
@@ -89,44 +84,6 @@ def report_difference(what: str, one, other) -> None:
     print(
         f"{what}: {max((torch.as_tensor(a).double() - torch.as_tensor(b).double()).abs().max() for a, b in values):.1e}"
     )
-
-
-def train_recipe_twice(name, initial_peers, line, folder, recipe, batch_size):
-    outcomes = []
-    with running_dht(initial_peers, line) as dht:
-        strategy = SwarmStrategy(recipe.target_batch_size, "test", dht=dht)
-        accumulate = recipe.target_batch_size // batch_size
-        for way, options in (("plain", {"accumulate_grad_batches": accumulate}), ("swarm", {"strategy": strategy})):
-            torch.manual_seed(recipe.seed)
-            run_folder = RunFolder.create(folder, "run", way)
-            trainer = build_trainer(recipe, run_folder, accelerator="cpu", **options)
-            task = build_task(recipe)
-            trainer.fit(task, build_data(recipe, batch_size=batch_size, identity="same"))
-            lines = [entry for entry in read_metrics(run_folder.metrics) if "train/loss" in entry]
-            outcomes.append((lines, dict(task.model.state_dict())))
-    return outcomes
-
-
-def test_a_swarm_of_one_equals_a_plain_trainer_on_digits(tmp_path):
-    """Seen: 2.4e-7 in losses. The warm-up is short so that all 20 steps learn."""
-    recipe = replace(preset("digits"), total_steps=20, warmup_steps=2, target_batch_size=48, embed_dim=32, depth=2)
-    with Peers() as peers:
-        peers.start("a", train_recipe_twice, tmp_path, recipe, 16)
-        (plain, plain_weights), (swarm, swarm_weights) = peers.results()["a"]
-    assert [entry["step"] for entry in plain] == [entry["step"] for entry in swarm] == list(range(1, 21))
-    for tag in ("train/loss", "train/lr"):
-        report_difference(f"digits, {tag}", [e[tag] for e in swarm], [e[tag] for e in plain])
-        torch.testing.assert_close([e[tag] for e in swarm], [e[tag] for e in plain], rtol=0, atol=TOLERANCE)
-    assert swarm[-1]["train/loss"] < swarm[0]["train/loss"] - 0.2
-    swarm_weights, plain_weights = without_key_biases(swarm_weights), without_key_biases(plain_weights)
-    report_difference("digits, weights", swarm_weights, plain_weights)
-    torch.testing.assert_close(swarm_weights, plain_weights, rtol=0, atol=TOLERANCE)
-
-
-def without_key_biases(weights: dict) -> dict:
-    """Softmax ignores what all keys have in common: the gradient of their bias is rounding noise, which AdamW blows up
-    to full size (4e-4 after 20 steps)."""
-    return {n: torch.cat(w.chunk(3)[::2]) if n.endswith("qkv.bias") else w for n, w in weights.items()}
 
 
 # ---- two peers against one process ---------------------------------------------------------------------------------

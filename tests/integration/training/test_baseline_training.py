@@ -76,6 +76,18 @@ def test_equal_loss_curves(runs, name, tolerance):
     torch.testing.assert_close(curve(runs / name, "train/lr"), curve(runs / "single-1", "train/lr"))
 
 
+def test_a_swarm_of_one_ends_with_the_same_weights(runs):
+    one, other = (weights_of(runs / name / "checkpoints" / "last.ckpt") for name in ("single-1", "swarm-1"))
+    torch.testing.assert_close(other, one, rtol=0, atol=2e-6)
+
+
+def weights_of(checkpoint: Path) -> dict[str, torch.Tensor]:
+    """Without the keys' biases: softmax ignores what all keys have in common, so the gradient of their bias is rounding
+    noise, which AdamW blows up to full size (4e-4 after 20 steps)."""
+    weights = torch.load(checkpoint, weights_only=False)["state_dict"]
+    return {n: torch.cat(w.chunk(3)[::2]) if n.endswith("qkv.bias") else w for n, w in weights.items()}
+
+
 @pytest.mark.parametrize("name", ["ddp-2", "fsdp-2", "swarm-1"])
 def test_equal_validation_counts_every_sample_once(runs, name):
     """270 samples in shards of 135 and micro-batches of 8: a sample more or less would change the fractions."""

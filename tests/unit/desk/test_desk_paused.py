@@ -1,9 +1,17 @@
 """A run whose organiser has ordered something, as the desk shows it."""
 
+import math
+
 import pytest
 
 from swarm.membership.progress_record import PAUSED, TRAINING, WAITING
 from swarm.protocol.orders import Order, Orders, What
+
+
+@pytest.fixture(autouse=True)
+def unsaved(monkeypatch):
+    """A night has a thousand looks, and every other one would write all that was seen so far to the disk."""
+    monkeypatch.setattr("swarm.desk.desk.SAVE_SECONDS", math.inf)
 
 
 def ordered(*orders: Order) -> Orders:

@@ -13,6 +13,7 @@ from swarm.peer.membership.member_watch import MemberWatch
 from swarm.protocol.orders import Order, Orders, What
 from swarm.protocol.signed_lists import ORDERS, REMOVED
 from tests.helpers.owners import Organiser, subkey_of
+from tests.helpers.records import done
 
 ADA, BOB = (peer_of(subkey_of(name)) for name in ("ada", "bob"))
 
@@ -43,20 +44,14 @@ class DHT:
 
     def get(self, _key: str, **_options) -> Future:
         self.searched += 1
-        return _done(None)
+        return done(None)
 
     def run_coroutine(self, push, **_options) -> Future:
         self.pushed.append(push.value)
-        return _done(None)
+        return done(None)
 
     def take_part(self, _prefix: str, _authority, certificate: bytes) -> None:
         self.shown.append(certificate)
-
-
-def _done(value) -> Future:
-    future = Future()
-    future.set_result(value)
-    return future
 
 
 class Watched:

@@ -5,9 +5,10 @@ import sys
 
 PROGRAM = """
 import os, sys
-from swarm.peer.supervisor import start_again
 
 if len(sys.argv) == 1:
+    from swarm.peer.supervisor import start_again
+
     file = os.open(os.devnull, os.O_RDONLY)
     os.set_inheritable(file, True)  # as that of shared memory that has come from another process
     start_again([str(file)], trained_seconds=0.0)

@@ -7,7 +7,6 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from torch import nn
 
 from recipe.errors import InputError
 from swarm.averaging.compression.fragments import Fragments
@@ -16,17 +15,11 @@ from swarm.runtime.timeouts import DEFAULT_TIMEOUTS
 from swarm.state_sync.download import Downloaded, DownloadProgress, DownloadRequest, NoState
 from swarm.state_sync.serialization import pack
 from swarm.state_sync.state_version import StateVersion
-from swarm.state_sync.training_state import SharedState
 from swarm.training.joining import fetch, state_takeover
 from swarm.training.joining.attempt import Progress
 from swarm.training.joining.follower import Follower
+from tests.helpers.donors import version_at
 from tests.helpers.hurry import shorter
-
-
-def make(step: int) -> StateVersion:
-    model = nn.Linear(2, 1)
-    state = SharedState(model, [torch.optim.SGD(model.parameters(), lr=0.1)])
-    return StateVersion(state, step, list(model.parameters()))
 
 
 def follower(version: StateVersion, tracker, averager=None) -> Follower:
@@ -89,10 +82,10 @@ class Donor:
 
 @pytest.mark.parametrize(("reach", "times"), [(10**9, 1), (0, 0)])
 def test_what_rounds_left_out_is_forgotten_with_the_weights_and_not_when_a_state_is_refused(reach, times):
-    donor, tracker = Donor(make(7), failures=0), Tracker()
+    donor, tracker = Donor(version_at(7), failures=0), Tracker()
     tracker.reach = reach
     with contextlib.suppress(InputError):
-        catch_up(make(0), tracker, donor, timeout_seconds=0.1)
+        catch_up(version_at(0), tracker, donor, timeout_seconds=0.1)
     assert donor.asked
     assert donor.times_taken_over == times
 
@@ -143,7 +136,7 @@ class Tracker:
 
 
 def test_a_newcomer_tries_again_who_could_not_hand_over_the_state():
-    newcomer, donor, tracker = make(0), Donor(make(7), failures=2), Tracker()
+    newcomer, donor, tracker = version_at(0), Donor(version_at(7), failures=2), Tracker()
     assert catch_up(newcomer, tracker, donor)
     assert (newcomer.step, donor.asked) == (7, 3)
     assert tracker.trusted
@@ -151,7 +144,7 @@ def test_a_newcomer_tries_again_who_could_not_hand_over_the_state():
 
 
 def test_a_newcomer_waits_for_busy_donors_and_blames_nobody(caplog):
-    newcomer, donor, tracker = make(0), Donor(make(7), failures=2, busy_seconds=0.1), Tracker()
+    newcomer, donor, tracker = version_at(0), Donor(version_at(7), failures=2, busy_seconds=0.1), Tracker()
     assert catch_up(newcomer, tracker, donor, timeout_seconds=0.05), "what they announce does not count"
     assert donor.asked == 3
     assert not tracker.is_distrusted
@@ -159,7 +152,7 @@ def test_a_newcomer_waits_for_busy_donors_and_blames_nobody(caplog):
 
 
 def test_who_has_trained_goes_on_without_who_claims_to_be_ahead():
-    member, donor, tracker = make(5), Donor(make(7), failures=1), Tracker()
+    member, donor, tracker = version_at(5), Donor(version_at(7), failures=1), Tracker()
     member.advance(b"a round")
     assert not catch_up(member, tracker, donor, joins=False)
     assert (member.step, donor.asked) == (6, 1)
@@ -187,7 +180,7 @@ class Stalling(Tracker):
 
 
 def test_who_has_trained_does_not_end_because_nobody_hands_over_a_state():
-    member, newcomer, donor = make(5), make(0), Donor(make(7), failures=10**9)
+    member, newcomer, donor = version_at(5), version_at(0), Donor(version_at(7), failures=10**9)
     member.advance(b"a round")
     tracker = Stalling()
     assert not catch_up(member, tracker, donor, timeout_seconds=0.2, joins=False)
@@ -216,7 +209,7 @@ class Pending(Donor):
 
 
 def test_who_has_trained_computes_on_while_the_state_is_on_its_way():
-    member, donor, tracker = make(5), Pending(make(7)), Tracker()
+    member, donor, tracker = version_at(5), Pending(version_at(7)), Tracker()
     member.advance(b"a round")
     follows = follower(member, tracker, donor)
     follows.begin(None, 20)
@@ -229,7 +222,7 @@ def test_who_has_trained_computes_on_while_the_state_is_on_its_way():
 
 
 def test_a_state_that_this_peer_has_overtaken_is_not_taken_over_and_nobody_is_to_blame():
-    member, donor, tracker = make(5), Pending(make(7)), Tracker()
+    member, donor, tracker = version_at(5), Pending(version_at(7)), Tracker()
     member.advance(b"a round")
     follows = follower(member, tracker, donor)
     follows.begin(None, 20)
@@ -265,7 +258,7 @@ def told(follows: Follower, witnesses: Witnesses) -> bool:
 
 def test_a_state_that_nobody_else_holds_is_not_taken_over_and_its_donor_may_be_honest(monkeypatch, caplog):
     monkeypatch.setattr(state_takeover, "CONFIRM_SECONDS", 0.0)
-    member, donor, tracker = make(5), Donor(make(7), 0), Tracker()
+    member, donor, tracker = version_at(5), Donor(version_at(7), 0), Tracker()
     member.advance(b"a round")
     donor.timeouts = shorter(300)
     assert not told(follower(member, tracker, donor), Witnesses(is_held=False))
@@ -282,7 +275,7 @@ def test_a_state_that_nobody_else_holds_is_not_taken_over_and_its_donor_may_be_h
 )
 def test_a_leader_whom_all_deny_is_left_out(record, blamed_after):
     """Its round may only have failed: then it is where all are, and has said so once."""
-    member, donor, tracker, blamed = make(5), Donor(make(7), 0), Tracker(), []
+    member, donor, tracker, blamed = version_at(5), Donor(version_at(7), 0), Tracker(), []
     member.advance(b"a round")
     tracker.blame = blamed.append
     if record is not None:
@@ -296,8 +289,8 @@ def test_a_leader_whom_all_deny_is_left_out(record, blamed_after):
 
 
 def test_who_leaves_ends_its_download():
-    donor = Pending(make(7))
-    follows = follower(make(0), Tracker(), donor)
+    donor = Pending(version_at(7))
+    follows = follower(version_at(0), Tracker(), donor)
     follows.begin(None, 20)
     assert follows.poll() is Progress.NOTHING
     follows.cancel()
@@ -311,7 +304,7 @@ class StoppedAverager(Donor):
     looks, is_killed = 0, False
 
     def __init__(self):
-        super().__init__(make(7), 0)
+        super().__init__(version_at(7), 0)
 
     def download_state(self, donors, request: DownloadRequest) -> Future:
         return Future() if request.average_of is None else super().download_state(donors, request)
@@ -329,15 +322,15 @@ def test_an_averaging_process_that_is_stopped_while_it_downloads_is_ended():
     averager = StoppedAverager()
     averager.timeouts = shorter(300)  # a tenth of a second
     with pytest.raises(InputError, match="has died"):
-        catch_up(make(0), Tracker(), averager)
+        catch_up(version_at(0), Tracker(), averager)
     assert averager.looks == 3, "it was waited for as long as it showed that it was there"
 
 
 def test_how_far_a_download_is_can_be_seen(monkeypatch, caplog):
     monkeypatch.setattr(fetch, "TELL_SECONDS", 0.0)
-    donor = Pending(make(7))
+    donor = Pending(version_at(7))
     donor.arrived = DownloadProgress(0, 31_000_000, 70_000_000, 40.2)
-    follows = follower(make(0), Tracker(), donor)
+    follows = follower(version_at(0), Tracker(), donor)
     follows.begin(None, 20, joins=True)
     assert follows.poll() is Progress.NOTHING
     assert follows.poll() is Progress.NOTHING
@@ -345,7 +338,7 @@ def test_how_far_a_download_is_can_be_seen(monkeypatch, caplog):
 
 
 def test_who_is_behind_does_not_take_over_the_step_that_it_has():
-    member, donor, tracker = make(5), Donor(make(7), failures=0), Tracker()
+    member, donor, tracker = version_at(5), Donor(version_at(7), failures=0), Tracker()
     tracker.others = {"anna": SimpleNamespace(step=7), "cleo": SimpleNamespace(step=5)}
     tracker.latest_step, asked = 7, []
 
@@ -360,7 +353,7 @@ def test_who_is_behind_does_not_take_over_the_step_that_it_has():
 
 
 def test_a_newcomer_does_not_wait_for_who_has_left():
-    newcomer, donor, tracker = make(0), Donor(make(7), failures=1), Tracker()
+    newcomer, donor, tracker = version_at(0), Donor(version_at(7), failures=1), Tracker()
     tracker.cannot_hand_over = lambda peer: tracker.others.clear()
     assert not catch_up(newcomer, tracker, donor)
     assert newcomer.step == 0
@@ -368,7 +361,7 @@ def test_a_newcomer_does_not_wait_for_who_has_left():
 
 def test_a_true_state_under_a_false_claim_is_not_taken_over():
     """Whoever took it over would be told of a later step again, and drop its samples again, after every micro-batch."""
-    member, donor, tracker = make(5), Donor(make(6), failures=0), Tracker()
+    member, donor, tracker = version_at(5), Donor(version_at(6), failures=0), Tracker()
     tracker.others["anna"] = SimpleNamespace(step=10**6)
     member.advance(b"a round")
     assert not catch_up(member, tracker, donor, joins=False)
@@ -379,7 +372,7 @@ def test_a_true_state_under_a_false_claim_is_not_taken_over():
 @pytest.mark.parametrize(("claimed", "reach"), [(7, 10**9), (10**6, 106)])
 def test_a_state_of_a_step_that_nobody_can_have_made_is_not_taken_over(claimed, reach, caplog):
     """Whatever its donor says: it is the others who have to be near it."""
-    member, donor, tracker = make(5), Donor(make(10**6), failures=0), Tracker()
+    member, donor, tracker = version_at(5), Donor(version_at(10**6), failures=0), Tracker()
     tracker.others["anna"], tracker.reach = SimpleNamespace(step=claimed), reach
     member.advance(b"a round")
     assert not catch_up(member, tracker, donor, joins=False)
