@@ -84,6 +84,7 @@ class AllReduce:
         me: this peer
         group: the closed group; its tickets give the weights and say who can reduce
         vector: this peer's contribution, shape [n], fp32
+        num_buffers: numbers at its end that are buffers of the model
         feedback: what earlier rounds have left out
         codec: how numbers travel
         rule: how a reducer combines the parts of all members
@@ -103,6 +104,7 @@ class AllReduce:
         me: PeerID,
         group: Group,
         vector: torch.Tensor,
+        num_buffers: int,
         feedback: ErrorFeedback,
         codec: CompressionBase,
         rule: Combination,
@@ -125,7 +127,7 @@ class AllReduce:
         self.stub_of, self._line, self._stream_seconds = stub_of, line, stream_seconds
         self._waits = waits or Waits()
         self._on_the_way = {peer: PartsOnTheWay(window, stripes) for peer, window in windows.items()}
-        self._parts = partition(vector, shares_of(group), stripes, codec, seals is not None)
+        self._parts = partition(vector, shares_of(group), stripes, codec, seals is not None, num_buffers)
         self._average = torch.empty_like(vector)
         """Shape [n], fp32: the parts of the average that have come, each in its place."""
         self._num_averages: Counter[PeerID] = Counter()
@@ -133,8 +135,8 @@ class AllReduce:
         self._own_parts = self._parts.get(me, [])
         parts = [part for parts in self._parts.values() for part in parts]
         self._largest_part = max((len(part.numbers) for part in parts), default=0)
-        sizes = [len(part.numbers) for part in self._own_parts]
-        self._reducer = PartReducer(sizes, group.peer_ids, rule, dict(zip(group.peer_ids, samples, strict=True)))
+        rules = [rule.for_buffers if part.is_of_buffers else rule for part in self._own_parts]
+        self._reducer = PartReducer(rules, group.peer_ids, dict(zip(group.peer_ids, samples, strict=True)))
         self._encoded: dict[int, asyncio.Future[runtime_pb2.Tensor]] = {}
         self._left_out: dict[int, torch.Tensor] = {}
         self._lost: set[PeerID] = set()

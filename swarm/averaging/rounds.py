@@ -195,6 +195,7 @@ class Rounds:
                 self._target_at,
                 self._orders_at,
                 options.auto,
+                options.fragments.rest,
             )
             ask = partial(ask_for, p2p, options.namespace, options.line)
             largest = largest_micro_batch(options.target.samples)
@@ -500,11 +501,14 @@ class Rounds:
         self._windows = {peer_id: self._windows.get(peer_id) or SendWindow() for peer_id in group.peer_ids}
         return StripedAllReduce(group, counts, others, self.detector, self.groups.registered, self._begin_all_reduce)
 
-    def _begin_all_reduce(self, group: Group, part: torch.Tensor, feedback: ErrorFeedback, stripes: int) -> AllReduce:
+    def _begin_all_reduce(
+        self, group: Group, part: torch.Tensor, num_buffers: int, feedback: ErrorFeedback, stripes: int
+    ) -> AllReduce:
         all_reduce = AllReduce(
             me=self._p2p.peer_id,
             group=group,
             vector=part,
+            num_buffers=num_buffers,
             feedback=feedback,
             codec=self._codec,
             rule=self._rule,
@@ -524,7 +528,7 @@ class Rounds:
         """The vector becomes the average of the group's; with PowerSGD after two passes."""
         low_rank = self._low_rank
         if low_rank is None:
-            return await stripes.average(self._vector, self._feedback)
+            return await stripes.average(self._vector, self._feedback, self._options.fragments.rest)
         samples = group.ticket_of(self._p2p.peer_id).samples
         first = await in_thread(low_rank.begin, self._vector, samples, group)
         await stripes.average(first, ErrorFeedback(self._codec, len(first)))

@@ -15,6 +15,7 @@ from swarm.averaging.audit.seals import Seals, seal_with
 from swarm.averaging.audit.statements import Receipt, hash_of, root_of
 from swarm.averaging.compression.codec import CODECS
 from swarm.averaging.compression.error_feedback import ErrorFeedback
+from swarm.averaging.robust_mean import Combination
 from swarm.averaging.shares import count_stripes
 from swarm.membership.backoff import BlameBackoff
 from swarm.protocol.messages import Blame, Group, RoundFailed
@@ -73,6 +74,27 @@ def test_seals_change_no_bit_of_an_average(kind, codec):
     for member in exchange.members.values():
         assert member.parts_received == member.parts_expected
         assert member.inputs_received == member.inputs_expected
+
+
+@pytest.mark.parametrize("samples", [(100, 100, 400), (100, 100, 100, 10), (400, 100, 100, 50)])
+def test_buffers_that_are_the_same_on_all_members_stay_what_they_are_however_unequal_their_local_steps(samples):
+    """Gradients of local steps grow with samples; running statistics and constant buffers do not."""
+    group = group_of(range(len(samples)))
+    for place, number in enumerate(samples):
+        group = changed(group, place, samples=number)
+    constant, rule = torch.full((500,), 0.5), Combination(clips=True, local_steps=16)
+    gradients = {peer: torch.ones(1500) * ticket.samples / 100 for peer, ticket in group.members}
+
+    async def average_of(vectors: dict) -> dict:
+        return await Exchange(group, vectors, "fp16", rule=rule, num_buffers=500).run()
+
+    buffers = constant
+    for _ in range(3):
+        vectors = {peer: torch.cat([gradients[peer], buffers]) for peer in group.peer_ids}
+        one, *others = asyncio.run(average_of(vectors)).values()
+        assert all(torch.equal(one, other) for other in others)
+        buffers = one[1500:]
+    assert torch.equal(buffers, constant)
 
 
 def test_all_members_have_the_same_receipts():
