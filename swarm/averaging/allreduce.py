@@ -21,7 +21,8 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
+from contextlib import aclosing
 from dataclasses import dataclass
 from functools import partial
 from typing import NoReturn
@@ -258,12 +259,12 @@ class AllReduce:
     async def _send_and_receive(self, reducer: PeerID) -> None:
         """Send this peer's parts of a reducer's share, and take in the averages."""
         try:
-            messages = aiter_with_timeout(await self._stream_to(reducer), 2 * self._stream_seconds)
-            results = amap_in_executor(self._decode_average, messages, max_prefetch=1)
-            try:
+            async with (  # each by itself: what reads ahead may be anywhere, and only the stream hangs up
+                aclosing(await self._stream_to(reducer)) as stream,
+                aclosing(aiter_with_timeout(stream, 2 * self._stream_seconds)) as messages,
+                aclosing(amap_in_executor(self._decode_average, messages, max_prefetch=1)) as results,
+            ):
                 await self._take_averages(reducer, results)
-            finally:
-                await results.aclose()  # hangs up
         except BaseException:
             self._failed.add(reducer)
             raise
@@ -301,7 +302,7 @@ class AllReduce:
         self._num_averages[reducer] += 1
         self.parts_received += 1
 
-    async def _stream_to(self, reducer: PeerID) -> AsyncIterator[averaging_pb2.AveragingData]:
+    async def _stream_to(self, reducer: PeerID) -> AsyncGenerator[averaging_pb2.AveragingData]:
         """Open a stream, as soon as there is a connection.
 
         For seconds after a call has failed p2pd does not try again. Who has come back meanwhile calls us, to send its

@@ -1,12 +1,15 @@
 """An all-reduce in which members sign what they send: real ones, in one process."""
 
 import asyncio
+import gc
 import os
 import random
 from dataclasses import replace
 
 import pytest
 import torch
+from hivemind.compression import CompressionInfo
+from hivemind.proto.averaging_pb2 import AVERAGED_PART, AveragingData
 
 from swarm.averaging.allreduce import AllReduce
 from swarm.averaging.audit.audits import Audits
@@ -95,6 +98,48 @@ def test_buffers_that_are_the_same_on_all_members_stay_what_they_are_however_une
         assert all(torch.equal(one, other) for other in others)
         buffers = one[1500:]
     assert torch.equal(buffers, constant)
+
+
+class AnswersAtOnce(AllReduce):
+    """All its averages are nonsense, and come before anybody can have read the first."""
+
+    hung_up: asyncio.Event
+
+    async def rpc_aggregate_part(self, stream, context):
+        type(self).hung_up = asyncio.Event()
+        numbers = torch.full((8,), torch.nan)
+        nonsense = self.codec.compress(numbers, CompressionInfo.from_tensor(numbers))
+        try:
+            for _ in range(4):
+                yield AveragingData(code=AVERAGED_PART, tensor_part=nonsense)
+            await asyncio.Event().wait()
+        finally:
+            self.hung_up.set()
+
+
+@pytest.fixture
+def no_garbage_collection():
+    """It would close what nobody closes, sooner or later."""
+    gc.disable()
+    yield
+    gc.enable()
+
+
+@pytest.mark.usefixtures("no_garbage_collection")
+def test_who_refuses_an_average_hangs_up_though_the_next_ones_have_come():
+    """Else its reducer would wait for this member's next part."""
+    group = group_of((0, 1))
+    honest, liar = group.peer_ids
+
+    async def run():
+        exchange = Exchange(group, vectors_of(group), kinds={liar: AnswersAtOnce})
+        running = asyncio.ensure_future(exchange.members[honest].run())
+        await asyncio.sleep(0.5)
+        assert exchange.members[honest].blamed == {liar: Blame.SENT_A_BAD_AVERAGE}
+        assert AnswersAtOnce.hung_up.is_set()
+        running.cancel()
+
+    asyncio.run(run())
 
 
 def test_all_members_have_the_same_receipts():
