@@ -228,6 +228,12 @@ class SwarmStrategy(SingleDeviceStrategy):
             raise InputError(
                 f"The codec {codec} is too coarse for this model's running statistics (float buffers): use 'fp16'."
             )
+        for name, buffer in self.lightning_module.named_buffers():
+            if buffer.is_floating_point() and not torch.isfinite(buffer).all():
+                raise InputError(
+                    f"The buffer {name} holds numbers that are not finite, and a swarm averages float buffers: "
+                    "register it as bool, as masks can be, or make it where it is used."
+                )
         if trainer.accumulate_grad_batches != 1:
             raise InputError("A swarm accumulates to the target batch size itself: leave accumulate_grad_batches at 1.")
         for config in self.lr_scheduler_configs:

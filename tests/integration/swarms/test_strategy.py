@@ -270,6 +270,12 @@ class Statistics(Task):
         self.norm = torch.nn.BatchNorm1d(4)
 
 
+class Masked(Task):
+    def __init__(self, plan: Plan):
+        super().__init__(plan)
+        self.register_buffer("mask", torch.nn.Transformer.generate_square_subsequent_mask(4), persistent=False)
+
+
 def mixed_precision() -> dict:
     return {"plugins": [MixedPrecision("16-mixed", "cpu", torch.amp.GradScaler("cpu"))]}
 
@@ -281,6 +287,7 @@ REFUSED = {
     "plateau": (Plateau, "none", dict, "ReduceLROnPlateau"),
     "half precision": (Task, "none", mixed_precision, "bf16-mixed"),
     "coarse statistics": (Statistics, "int8", dict, "running statistics"),
+    "a mask of infinities": (Masked, "none", dict, "buffer mask holds numbers that are not finite"),
 }
 
 
