@@ -13,6 +13,7 @@ from swarm.runtime.hivemind_version import check_hivemind_version
 
 check_hivemind_version()
 
+import operator
 import os
 import threading
 import warnings
@@ -43,7 +44,7 @@ from swarm.runtime import fault_injection as faults
 from swarm.runtime.processes import keep_signal_handlers
 from swarm.training.averaging_mode import Averaging
 from swarm.training.coordinator import Coordinator
-from swarm.training.gradient_buffer import has_float_buffers
+from swarm.training.gradient_buffer import has_float_buffers, trained_parameters
 from swarm.training.island.channel import Channel
 from swarm.training.island.crew import Crew
 from swarm.training.island.lead import Lead
@@ -120,6 +121,8 @@ class SwarmStrategy(SingleDeviceStrategy):
         self._total_steps = max_step
         """Steps of the run, as the Trainer knows it."""
         self.coordinator: Coordinator | Crew | None = None
+        self._trained: Sequence[torch.nn.Parameter] = ()
+        """What was trained when this peer joined."""
         self.parallel_devices: list[torch.device] = []  # Lightning puts the devices of the Trainer here
         self._micro_batch_samples = 0
         self.divides = inside.divides if isinstance(inside, Channel) else inside == "fsdp"
@@ -264,6 +267,7 @@ class SwarmStrategy(SingleDeviceStrategy):
             self._join()
 
     def _join(self) -> None:
+        self._trained = trained_parameters(self.optimizers[0])
         if not self.is_global_zero:
             module, optimizer = self.lightning_module, self.optimizers[0]
             kind = Crew if self._divided is None else self._divided.crew
@@ -398,6 +402,7 @@ class SwarmStrategy(SingleDeviceStrategy):
         **kwargs: Any,
     ) -> Any:
         loss = closure()
+        self._check_trained()
         faults.at("computing", self.coordinator.step)
         if self._contribute(loss):
             self._adopt_step(completed=self.coordinator.step)  # it may have caught up in this call
@@ -409,6 +414,15 @@ class SwarmStrategy(SingleDeviceStrategy):
             self._trainer.should_stop = True
             self._trainer.limit_val_batches = 0  # no last validation for somebody who wants to leave
         return loss
+
+    def _check_trained(self) -> None:
+        """What is frozen or unfrozen on the way would be averaged with nobody, and no newcomer would have it."""
+        now = trained_parameters(self.optimizers[0])
+        if len(now) != len(self._trained) or any(map(operator.is_not, now, self._trained)):
+            raise InputError(
+                "The parameters that are trained have changed, and a swarm trains the same ones to its end: leave out "
+                "what freezes or unfreezes them on the way, such as BackboneFinetuning, or begin another run for it."
+            )
 
     def _contribute(self, loss: torch.Tensor | None) -> bool:
         """The micro-batch belongs to the swarm's step; whether an average is there."""
