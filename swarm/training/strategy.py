@@ -52,6 +52,8 @@ from swarm.training.island.sharded.divided import Divided
 from swarm.training.local_steps import LocalCoordinator
 from swarm.training.options import CoordinatorOptions
 
+OUTER = "outer optimizer"
+"""Under which a checkpoint keeps that beside the state of the peer's own."""
 EVERY_UPDATE = "global update"  # a scheduler interval that Lightning never acts on: the swarm's steps do
 
 
@@ -121,6 +123,8 @@ class SwarmStrategy(SingleDeviceStrategy):
         self._total_steps = max_step
         """Steps of the run, as the Trainer knows it."""
         self.coordinator: Coordinator | Crew | None = None
+        self._outer_state: dict[str, Any] = {}
+        """Of the optimizer that makes the swarm's updates from local steps, as a checkpoint has it."""
         self._trained: Sequence[torch.nn.Parameter] = ()
         """What was trained when this peer joined."""
         self.parallel_devices: list[torch.device] = []  # Lightning puts the devices of the Trainer here
@@ -298,6 +302,8 @@ class SwarmStrategy(SingleDeviceStrategy):
         self.coordinator.version.keep_own = self.keep_own
         if self._inside is not None and self._divided is None:
             self.coordinator.lead(Lead(self._inside), self.lightning_module)
+        if self._outer_state:
+            self.coordinator.load_outer_state(self._outer_state)
         self._check_work()
         self._begin_to_listen()
         self.coordinator.join()
@@ -339,19 +345,25 @@ class SwarmStrategy(SingleDeviceStrategy):
     def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
         if self._is_divided:
             return self._divided.optimizer_state(self.coordinator) if self.is_global_zero else {}
-        return super().optimizer_state(optimizer)
+        if isinstance(self.coordinator, Coordinator):
+            self._outer_state = self.coordinator.outer_state()
+        found = super().optimizer_state(optimizer)
+        return {**found, OUTER: self._outer_state} if self._outer_state else found
 
     def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
         if self._is_divided:
             self._divided.load_optimizer(checkpoint["optimizer_states"][0])
         else:
             super().load_optimizer_state_dict(checkpoint)
+            self._outer_state = checkpoint["optimizer_states"][0].get(OUTER, {})
 
     def leave(self) -> None:
         """Leave the swarm; the model keeps the last averaged weights."""
         if self._divided is not None:
             self._divided.keep(self.coordinator)
         coordinator, self.coordinator = self.coordinator, None  # whose processes nobody misses from now on
+        if isinstance(coordinator, Coordinator):
+            self._outer_state = coordinator.outer_state()
         if coordinator is not None:
             coordinator.leave()
         if self._owns_dht and self.dht is not None:
