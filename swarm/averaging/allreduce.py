@@ -150,6 +150,8 @@ class AllReduce:
         self._all_called = asyncio.Event()
         self.is_over = False
         """This peer has all averages, or nobody needs them."""
+        self.has_served = False
+        """Somebody has got all averages of this peer's share."""
 
     # ---- for whoever runs it ----------------------------------------------------------------------------------------
 
@@ -178,7 +180,7 @@ class AllReduce:
                     self._feedback.add_to(part.numbers, part.info, part.offset, self.weights[self.me])
 
     def keep_left_out(self) -> None:
-        """After the round has succeeded: what its encoded averages left out goes with the next ones."""
+        """After the round has succeeded, here or for others: what its averages left out goes with the next ones."""
         for part_index, left_out in self._left_out.items():
             self._feedback.keep(left_out, self._own_parts[part_index].offset, self._weight_of_all)
 
@@ -388,6 +390,8 @@ class AllReduce:
         finally:
             if num_answers < len(self._own_parts):
                 self._reducer.lose(sender)
+            else:
+                self.has_served = True
         await until_caller_hangs_up()
 
     async def _answers(

@@ -20,6 +20,7 @@ from swarm.averaging.compression.codec import CODECS
 from swarm.averaging.compression.error_feedback import ErrorFeedback
 from swarm.averaging.robust_mean import Combination
 from swarm.averaging.shares import count_stripes
+from swarm.averaging.unsettled import Unsettled
 from swarm.membership.backoff import BlameBackoff
 from swarm.protocol.messages import Blame, Group, RoundFailed
 from tests.helpers.attacks.sealed_exchange import Exchange
@@ -115,6 +116,42 @@ class AnswersAtOnce(AllReduce):
             await asyncio.Event().wait()
         finally:
             self.hung_up.set()
+
+
+class BreaksOff(AllReduce):
+    """As a reducer, for one member."""
+
+    async def rpc_aggregate_part(self, stream, context):
+        if context.remote_id == peer(1):
+            raise ConnectionError("the line has broken down")
+        async for answer in super().rpc_aggregate_part(stream, context):
+            yield answer
+
+
+@pytest.mark.parametrize(("next_step", "is_settled"), [(3, False), (4, True)])
+def test_what_a_reducer_left_out_of_a_round_that_only_it_has_missed_goes_with_its_next_average(next_step, is_settled):
+    """Else what had waited before goes twice. A round that is tried again is of the same step."""
+    group, codec = group_of((0, 1, 2)), CODECS["int8"]()
+    feedbacks = {member: ErrorFeedback(codec, SIZE) for member in group.peer_ids}
+
+    async def run() -> dict:
+        exchange = Exchange(
+            group, vectors_of(group), "int8", feedbacks=feedbacks, kinds={peer(2): BreaksOff}, seconds=1.0
+        )
+        found, unsettled = await exchange.run(), Unsettled()
+        unsettled.failed(3, [exchange.members[peer(1)]])
+        before = feedbacks[peer(1)].left_out.clone()
+        unsettled.come_to(next_step)
+        changed = feedbacks[peer(1)].left_out != before
+        assert changed.any() == is_settled
+        assert changed.sum() <= SIZE / 3 + 1, "its share"
+        unsettled.come_to(next_step + 1)
+        assert torch.equal(feedbacks[peer(1)].left_out != before, changed), "once"
+        return found
+
+    found = asyncio.run(run())
+    assert isinstance(found[peer(1)], RoundFailed)
+    assert torch.equal(found[peer(0)], found[peer(2)]), "the others have the average"
 
 
 @pytest.fixture
