@@ -224,6 +224,7 @@ class AllReduce:
                 logger.debug(f"the averages of {reducer} are missing: {outcome!r}")
         if missing := [reducer for reducer in self._parts if self._is_missing(reducer)]:
             names = ", ".join(sorted(peer.to_base58() for peer in missing))
+            self._average = torch.empty(0)
             arrived = f"{self.parts_received} of {self.parts_expected} parts of the average arrived"
             raise RoundFailed(f"{arrived}, not all those of {names}", frozenset(self._lost))
         average, self._average = self._average, torch.empty(0)  # whoever still reads needs only the messages
