@@ -21,7 +21,8 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
+from contextlib import aclosing
 from dataclasses import dataclass
 from functools import partial
 from typing import NoReturn
@@ -84,6 +85,7 @@ class AllReduce:
         me: this peer
         group: the closed group; its tickets give the weights and say who can reduce
         vector: this peer's contribution, shape [n], fp32
+        num_buffers: numbers at its end that are buffers of the model
         feedback: what earlier rounds have left out
         codec: how numbers travel
         rule: how a reducer combines the parts of all members
@@ -103,6 +105,7 @@ class AllReduce:
         me: PeerID,
         group: Group,
         vector: torch.Tensor,
+        num_buffers: int,
         feedback: ErrorFeedback,
         codec: CompressionBase,
         rule: Combination,
@@ -125,7 +128,7 @@ class AllReduce:
         self.stub_of, self._line, self._stream_seconds = stub_of, line, stream_seconds
         self._waits = waits or Waits()
         self._on_the_way = {peer: PartsOnTheWay(window, stripes) for peer, window in windows.items()}
-        self._parts = partition(vector, shares_of(group), stripes, codec, seals is not None)
+        self._parts = partition(vector, shares_of(group), stripes, codec, seals is not None, num_buffers)
         self._average = torch.empty_like(vector)
         """Shape [n], fp32: the parts of the average that have come, each in its place."""
         self._num_averages: Counter[PeerID] = Counter()
@@ -133,8 +136,8 @@ class AllReduce:
         self._own_parts = self._parts.get(me, [])
         parts = [part for parts in self._parts.values() for part in parts]
         self._largest_part = max((len(part.numbers) for part in parts), default=0)
-        sizes = [len(part.numbers) for part in self._own_parts]
-        self._reducer = PartReducer(sizes, group.peer_ids, rule, dict(zip(group.peer_ids, samples, strict=True)))
+        rules = [rule.for_buffers if part.is_of_buffers else rule for part in self._own_parts]
+        self._reducer = PartReducer(rules, group.peer_ids, dict(zip(group.peer_ids, samples, strict=True)))
         self._encoded: dict[int, asyncio.Future[runtime_pb2.Tensor]] = {}
         self._left_out: dict[int, torch.Tensor] = {}
         self._lost: set[PeerID] = set()
@@ -147,6 +150,8 @@ class AllReduce:
         self._all_called = asyncio.Event()
         self.is_over = False
         """This peer has all averages, or nobody needs them."""
+        self.has_served = False
+        """Somebody has got all averages of this peer's share."""
 
     # ---- for whoever runs it ----------------------------------------------------------------------------------------
 
@@ -175,7 +180,7 @@ class AllReduce:
                     self._feedback.add_to(part.numbers, part.info, part.offset, self.weights[self.me])
 
     def keep_left_out(self) -> None:
-        """After the round has succeeded: what its encoded averages left out goes with the next ones."""
+        """After the round has succeeded, here or for others: what its averages left out goes with the next ones."""
         for part_index, left_out in self._left_out.items():
             self._feedback.keep(left_out, self._own_parts[part_index].offset, self._weight_of_all)
 
@@ -219,6 +224,7 @@ class AllReduce:
                 logger.debug(f"the averages of {reducer} are missing: {outcome!r}")
         if missing := [reducer for reducer in self._parts if self._is_missing(reducer)]:
             names = ", ".join(sorted(peer.to_base58() for peer in missing))
+            self._average = torch.empty(0)
             arrived = f"{self.parts_received} of {self.parts_expected} parts of the average arrived"
             raise RoundFailed(f"{arrived}, not all those of {names}", frozenset(self._lost))
         average, self._average = self._average, torch.empty(0)  # whoever still reads needs only the messages
@@ -256,12 +262,12 @@ class AllReduce:
     async def _send_and_receive(self, reducer: PeerID) -> None:
         """Send this peer's parts of a reducer's share, and take in the averages."""
         try:
-            messages = aiter_with_timeout(await self._stream_to(reducer), 2 * self._stream_seconds)
-            results = amap_in_executor(self._decode_average, messages, max_prefetch=1)
-            try:
+            async with (  # each by itself: what reads ahead may be anywhere, and only the stream hangs up
+                aclosing(await self._stream_to(reducer)) as stream,
+                aclosing(aiter_with_timeout(stream, 2 * self._stream_seconds)) as messages,
+                aclosing(amap_in_executor(self._decode_average, messages, max_prefetch=1)) as results,
+            ):
                 await self._take_averages(reducer, results)
-            finally:
-                await results.aclose()  # hangs up
         except BaseException:
             self._failed.add(reducer)
             raise
@@ -299,7 +305,7 @@ class AllReduce:
         self._num_averages[reducer] += 1
         self.parts_received += 1
 
-    async def _stream_to(self, reducer: PeerID) -> AsyncIterator[averaging_pb2.AveragingData]:
+    async def _stream_to(self, reducer: PeerID) -> AsyncGenerator[averaging_pb2.AveragingData]:
         """Open a stream, as soon as there is a connection.
 
         For seconds after a call has failed p2pd does not try again. Who has come back meanwhile calls us, to send its
@@ -385,6 +391,8 @@ class AllReduce:
         finally:
             if num_answers < len(self._own_parts):
                 self._reducer.lose(sender)
+            else:
+                self.has_served = True
         await until_caller_hangs_up()
 
     async def _answers(

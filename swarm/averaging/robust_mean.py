@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -66,6 +66,11 @@ class Combination:
     def weights(self, samples: Sequence[int]) -> list[float]:
         """What members count for that say that they have computed so many samples."""
         return capped(samples) if self.clips else [float(number) for number in samples]
+
+    @property
+    def for_buffers(self) -> Combination:
+        """For a model's buffers: local steps do not carry them the farther the more of them a member makes."""
+        return replace(self, local_steps=0)
 
     @torch.no_grad()
     def combine(

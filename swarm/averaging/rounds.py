@@ -37,6 +37,7 @@ from swarm.averaging.send_window import SendWindow
 from swarm.averaging.shares import count_stripes
 from swarm.averaging.slow_members import USUAL_MBPS, SlowMembers
 from swarm.averaging.striped_allreduce import StripedAllReduce
+from swarm.averaging.unsettled import Unsettled
 from swarm.membership.backoff import BlameBackoff
 from swarm.membership.failure_detector import FailureDetector
 from swarm.network.peer_service import PeerService
@@ -169,7 +170,7 @@ class Rounds:
         self._vector, self._target = options.averaged_at(0), options.target
         self._codec, self._rule, self._codec_name = options.codec.make(), options.rule, options.codec.name
         self._feedbacks = [ErrorFeedback(self._codec, size, options.codec.decay) for size in options.fragments.sizes]
-        self._feedback = self._feedbacks[0]
+        self._feedback, self._unsettled = self._feedbacks[0], Unsettled()
         self._low_rank = options.codec.low_rank(options.shapes, options.vector.numel())
         self._windows: dict[PeerID, SendWindow] = {}
         self._line_meter = LineMeter(options.line.most_kbps)
@@ -195,6 +196,7 @@ class Rounds:
                 self._target_at,
                 self._orders_at,
                 options.auto,
+                options.fragments.rest,
             )
             ask = partial(ask_for, p2p, options.namespace, options.line)
             largest = largest_micro_batch(options.target.samples)
@@ -235,6 +237,7 @@ class Rounds:
 
     def took_over(self) -> None:
         """This peer has other weights now: what it remembers belongs to the old ones."""
+        self._unsettled.forget()
         for memory in (*self._feedbacks, self._low_rank):
             if memory is not None:
                 memory.reset()
@@ -427,6 +430,7 @@ class Rounds:
             except BaseException as error:
                 trouble.kept_waiting = stripes.kept_waiting | stripes.lost
                 self._matchmaking.reopen()
+                self._unsettled.failed(bounded.step, stripes.runners)
                 self._judge(stripes, bounded, time.perf_counter() - started, compute_seconds, trouble)
                 if trouble.blamed and isinstance(error, Exception):
                     raise RoundFailed(str(error), frozenset(stripes.lost)) from error
@@ -453,6 +457,7 @@ class Rounds:
 
     def _come_to(self, step: int) -> None:
         """Select the fragment that this step averages, and its error feedback."""
+        self._unsettled.come_to(step)
         fragments = self._options.fragments
         self._vector = self._options.averaged_at(step)
         self._feedback = self._feedbacks[step % fragments.number]
@@ -500,11 +505,14 @@ class Rounds:
         self._windows = {peer_id: self._windows.get(peer_id) or SendWindow() for peer_id in group.peer_ids}
         return StripedAllReduce(group, counts, others, self.detector, self.groups.registered, self._begin_all_reduce)
 
-    def _begin_all_reduce(self, group: Group, part: torch.Tensor, feedback: ErrorFeedback, stripes: int) -> AllReduce:
+    def _begin_all_reduce(
+        self, group: Group, part: torch.Tensor, num_buffers: int, feedback: ErrorFeedback, stripes: int
+    ) -> AllReduce:
         all_reduce = AllReduce(
             me=self._p2p.peer_id,
             group=group,
             vector=part,
+            num_buffers=num_buffers,
             feedback=feedback,
             codec=self._codec,
             rule=self._rule,
@@ -524,7 +532,7 @@ class Rounds:
         """The vector becomes the average of the group's; with PowerSGD after two passes."""
         low_rank = self._low_rank
         if low_rank is None:
-            return await stripes.average(self._vector, self._feedback)
+            return await stripes.average(self._vector, self._feedback, self._options.fragments.rest)
         samples = group.ticket_of(self._p2p.peer_id).samples
         first = await in_thread(low_rank.begin, self._vector, samples, group)
         await stripes.average(first, ErrorFeedback(self._codec, len(first)))

@@ -97,11 +97,13 @@ class Part:
         numbers: shape [n], fp32, a view of the vector
         offset: of the first of them in the vector
         info: what Hivemind's codecs want to know of the vector
+        is_of_buffers: they are buffers of the model, and not what training adds up
     """
 
     numbers: torch.Tensor
     offset: int
     info: CompressionInfo
+    is_of_buffers: bool = False
 
     @property
     def is_seal(self) -> bool:
@@ -109,8 +111,34 @@ class Part:
         return not len(self.numbers)
 
 
+@dataclass(frozen=True)
+class Stripe:
+    """A stretch of a vector.
+
+    Args:
+        begin: its first number
+        end: the one after its last
+        num_buffers: numbers at its end that are buffers of the model
+    """
+
+    begin: int
+    end: int
+    num_buffers: int
+
+
+def stripes_of(size: int, num_buffers: int, stripes: int) -> list[Stripe]:
+    """The stretches of a vector of so many numbers that travel side by side; buffers are at its end."""
+    bounds = pairwise(size * stripe // stripes for stripe in range(stripes + 1))
+    return [Stripe(begin, end, min(end - begin, max(0, end - (size - num_buffers)))) for begin, end in bounds]
+
+
 def partition(
-    vector: torch.Tensor, shares: Mapping[PeerID, int], stripes: int, codec: CompressionBase, is_sealed: bool = False
+    vector: torch.Tensor,
+    shares: Mapping[PeerID, int],
+    stripes: int,
+    codec: CompressionBase,
+    is_sealed: bool = False,
+    num_buffers: int = 0,
 ) -> dict[PeerID, list[Part]]:
     """Each reducer's parts of a vector, shape [n]; all members divide alike, by what all know.
 
@@ -118,6 +146,7 @@ def partition(
         shares: how much each reducer averages, against the sum of all, give or take one number; some may have nothing
         stripes: how many such vectors travel side by side
         is_sealed: a seal follows the parts of each share
+        num_buffers: numbers at its end that are buffers of the model; they travel in parts of their own
     """
     # Not `CompressionInfo.from_tensor`, which asks the GPU's driver each time whether this memory is pinned.
     info = CompressionInfo(None, TensorDescriptor(tuple(vector.shape), vector.dtype))
@@ -128,11 +157,14 @@ def partition(
     part_numbers = min(part_numbers, MAX_PART_NUMBERS // _streams(reducers, stripes))
     found: dict[PeerID, list[Part]] = {}
     bounds = pairwise(len(vector) * before // whole for before in accumulate(shares.values(), initial=0))
+    buffers_begin = len(vector) - num_buffers
     for reducer, (begin, end) in zip(shares, bounds, strict=True):
+        middle = min(max(begin, buffers_begin), end)
         found[reducer] = []
-        for offset in range(begin, end, part_numbers):
-            numbers = vector.detach()[offset : min(offset + part_numbers, end)]
-            found[reducer].append(Part(numbers, offset, info))
+        for first, last, is_of_buffers in ((begin, middle, False), (middle, end, True)):
+            for offset in range(first, last, part_numbers):
+                numbers = vector.detach()[offset : min(offset + part_numbers, last)]
+                found[reducer].append(Part(numbers, offset, info, is_of_buffers))
         if is_sealed and found[reducer]:
             found[reducer].append(Part(vector.detach()[end:end], end, info))
     return found
@@ -146,20 +178,18 @@ class PartReducer:
     depends on nothing but what went in.
 
     Args:
-        part_sizes: how many numbers each part has
+        rules: how each part is combined
         senders: whose parts are awaited
-        rule: how they are combined
         samples: that each sender has computed, if that is not its weight
     """
 
     def __init__(
         self,
-        part_sizes: Sequence[int],
+        rules: Sequence[Combination],
         senders: Sequence[PeerID],
-        rule: Combination,
         samples: Mapping[PeerID, float] | None = None,
     ):
-        self.part_sizes, self._rule, self._samples = part_sizes, rule, samples or {}
+        self._rules, self._samples = rules, samples or {}
         self._order, self._senders = tuple(senders), set(senders)
         self._given: dict[PeerID, tuple[torch.Tensor, float]] = {}
         """Of the present part: what each has given, and its weight."""
@@ -177,7 +207,7 @@ class PartReducer:
     @property
     def is_finished(self) -> bool:
         """All means are there, or nobody needs them any more."""
-        return self._index >= len(self.part_sizes)
+        return self._index >= len(self._rules)
 
     async def mean_with(self, sender: PeerID, part: torch.Tensor, weight: float) -> torch.Tensor:
         """Give a member's part of those that are awaited now; the mean, once everybody's is there.
@@ -208,7 +238,7 @@ class PartReducer:
 
     def close(self) -> None:
         """Nobody needs the rest."""
-        self._index, self._given = len(self.part_sizes), {}
+        self._index, self._given = len(self._rules), {}
         self._mean.cancel()
 
     def _combine_if_complete(self, last: PeerID | None = None) -> None:
@@ -221,7 +251,8 @@ class PartReducer:
         samples = [self._samples.get(peer, weight) for peer, weight in zip(counting, weights, strict=True)]
         self._is_combining = True
         self.last_to_give.append(last)
-        combining = asyncio.get_running_loop().run_in_executor(None, self._rule.combine, parts, weights, samples)
+        combine = self._rules[self._index].combine
+        combining = asyncio.get_running_loop().run_in_executor(None, combine, parts, weights, samples)
         combining.add_done_callback(lambda done: self._take(done, counting))
 
     def _take(self, done: asyncio.Future[Combined], counting: Sequence[PeerID]) -> None:

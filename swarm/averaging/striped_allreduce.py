@@ -12,7 +12,6 @@ import asyncio
 import contextlib
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Sequence
-from itertools import pairwise
 from typing import NamedTuple
 
 import torch
@@ -23,7 +22,7 @@ from swarm.averaging.allreduce import AllReduce
 from swarm.averaging.compression.error_feedback import ErrorFeedback
 from swarm.averaging.compression.float16 import compact
 from swarm.averaging.lines.division import shares_of
-from swarm.averaging.shares import stripe_of
+from swarm.averaging.shares import stripe_of, stripes_of
 from swarm.membership.failure_detector import FailureDetector
 from swarm.protocol.messages import Blame, Group, RoundFailed
 from swarm.runtime.async_utils import in_thread
@@ -38,7 +37,7 @@ LATE_AVERAGES_SHARE = 0.5
 
 AwaitedPart = Callable[[AllReduce, PeerID], int | None]
 Register = Callable[[Group], contextlib.AbstractContextManager]
-MakeRunner = Callable[[Group, torch.Tensor, ErrorFeedback, int], AllReduce]
+MakeRunner = Callable[[Group, torch.Tensor, int, ErrorFeedback, int], AllReduce]
 
 
 class MissingPart(NamedTuple):
@@ -63,8 +62,8 @@ class StripedAllReduce(contextlib.AsyncExitStack):
         stripes: how many, for each of the averages to come
         others: who is watched meanwhile
         register: makes a stripe known to those who send to this peer, as long as a context lasts
-        make_runner: of a stripe, its part of the vector, what earlier rounds left out of it, and how many stripes there
-            are; from then on those who have sent to this stripe can reach it
+        make_runner: of a stripe, its part of the vector, how many numbers at its end are buffers, what earlier rounds
+            left out of it, and how many stripes there are; from then on those who have sent to this stripe can reach it
     """
 
     def __init__(
@@ -192,18 +191,21 @@ class StripedAllReduce(contextlib.AsyncExitStack):
         for runner in runners:
             runner.lose(peer_id)
 
-    async def average(self, vector: torch.Tensor, feedback: ErrorFeedback) -> None:
+    async def average(self, vector: torch.Tensor, feedback: ErrorFeedback, num_buffers: int = 0) -> None:
         """The next average: everybody's `vector`, shape [n], fp32, becomes the mean of all; not if this fails.
+
+        Args:
+            num_buffers: numbers at its end that are buffers of the model
 
         Raises:
             RoundFailed: a part of the mean is missing, or it is not finite
         """
         stripes = self._stripes.pop(0)
-        bounds = pairwise(len(vector) * stripe // len(stripes) for stripe in range(len(stripes) + 1))
-        parts = [slice(begin, end) for begin, end in bounds]
+        divided = stripes_of(len(vector), num_buffers, len(stripes))
+        parts = [slice(stretch.begin, stretch.end) for stretch in divided]
         runners = [
-            self._make_runner(stripe, vector[part], feedback.part(part), len(stripes))
-            for stripe, part in zip(stripes, parts, strict=True)
+            self._make_runner(stripe, vector[part], stretch.num_buffers, feedback.part(part), len(stripes))
+            for stripe, part, stretch in zip(stripes, parts, divided, strict=True)
         ]
         self.runners += runners
         for peer_id in tuple(self.lost):

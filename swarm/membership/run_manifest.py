@@ -22,7 +22,7 @@ from swarm.network.signed_records import RUNS_KEY, owned_entries
 from swarm.protocol.certificates import CLOCK_SECONDS, Authority, NotSigned, Signer
 from swarm.protocol.run_names import authority_in, is_run_id, key_prefix, signed_content
 
-PROTOCOL = 21
+PROTOCOL = 22
 """Raised when peers of two versions could no longer train together.
 
 11: a member may listen to a round before it has the weights of its step.
@@ -35,6 +35,7 @@ records say why a round failed, and what a test found.
 19: shares follow the lines that tickets name; members compute each other's work again; records have a profile.
 20: lists of work name the weights, and the micro-batches of all processes of a member; samples need a list.
 21: who gives something else than its list says can be proven guilty.
+22: buffers travel in parts of their own, and are averaged without regard to local steps.
 """
 
 MAX_MANIFEST_BYTES = 64 * 1024

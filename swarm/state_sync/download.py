@@ -208,7 +208,11 @@ class Download:
         self.heard = time.monotonic()
         self.began = self.began or self.heard
         self.wire_bytes += message.ByteSize()
-        piece = unsqueeze(message.tensor_part)
+        try:
+            piece = unsqueeze(message.tensor_part)
+        except RoundFailed:
+            self.is_sound = False
+            raise
         if len(piece) != self.size_of(index):
             self.is_sound = False
             raise RoundFailed(f"{self.donor} sent a piece of another size")

@@ -243,6 +243,8 @@ class StateServer:
     def _exported(self, export: Snapshot) -> None:
         if self._export is export:
             self._export = None  # those who read it keep it, and nobody else
+        if export.content is None:
+            self.uploads.forget(export)  # whoever asks again gets another one
 
     def _kept_average(self, peer_id: PeerID, step: int) -> Snapshot | None:
         batch = self._average_log.batch(step)

@@ -227,7 +227,7 @@ class SharedState:
             kind = id(group), param.dtype, param.dim()
             if kind not in made:
                 made[kind] = made_statistics(optimizer, group, param)
-            if made[kind] is not None and _kinds(found) != _kinds(made[kind]):
+            if made[kind] is not None and not _are_like(found, made[kind], param):
                 raise RoundFailed(f"the state's statistics {', '.join(sorted(found))} are not this optimizer's")
 
     @torch.no_grad()
@@ -284,9 +284,14 @@ class SharedState:
             raise RoundFailed(f"the state's optimizer has made {float(tensor.max()):.0f} steps, and not {most_steps}")
 
 
-def _kinds(statistics: Mapping[str, torch.Tensor]) -> dict[str, tuple[torch.dtype, bool]]:
-    """Of each statistic its type, and whether it is a single number."""
-    return {key: (tensor.dtype, tensor.dim() == 0) for key, tensor in statistics.items()}
+def _are_like(found: Mapping[str, torch.Tensor], made: Mapping[str, torch.Tensor], param: torch.Tensor) -> bool:
+    """Whether statistics of a parameter have the names, types and shapes of those that `made_statistics` shows."""
+    for key, one in made.items():
+        is_whole = one.dim() == param.dim() and one.numel() == 2 ** param.dim()
+        shape = param.shape if is_whole else one.shape
+        if key not in found or (found[key].dtype, found[key].shape) != (one.dtype, shape):
+            return False
+    return found.keys() == made.keys()
 
 
 def _is_frozen(tensor: torch.Tensor) -> bool:

@@ -187,6 +187,11 @@ class Uploads:
         """The copy of this state, if there is one."""
         return next((upload.snapshot for upload in self.of.values() if upload.snapshot.version == version), None)
 
+    def forget(self, snapshot: Snapshot) -> None:
+        """It could not be made: nobody gets it, and who has asked for it is in nobody's way."""
+        for peer_id in [peer_id for peer_id, upload in self.of.items() if upload.snapshot is snapshot]:
+            del self.of[peer_id]
+
     def sweep(self) -> None:
         """Forget those who have everything, or have not asked for anything for long."""
         now = self._clock()

@@ -12,6 +12,7 @@ import contextlib
 import math
 import time
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
 from hivemind import DHT
@@ -485,6 +486,13 @@ class Coordinator:
     def shared(self, state_dict: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """What a checkpoint keeps of the model's state: that of the swarm."""
         return state_dict
+
+    def outer_state(self) -> dict[str, Any]:
+        """What a checkpoint keeps of the optimizer that makes the swarm's updates, where that is another one."""
+        return {}
+
+    def load_outer_state(self, state: dict[str, Any]) -> None:
+        """Before this peer joins: go on with that."""
 
     def resume(self) -> None:
         """A pause (validation, a checkpoint) ends now: it does not count for anybody's pace."""

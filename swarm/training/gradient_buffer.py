@@ -18,8 +18,12 @@ def averaged_tensors(
     model: nn.Module, optimizer: torch.optim.Optimizer
 ) -> tuple[list[nn.Parameter], list[torch.Tensor]]:
     """The parameters that the optimizer changes, and the model's float buffers."""
-    params = [param for group in optimizer.param_groups for param in group["params"] if param.requires_grad]
-    return params, [buffer for buffer in model.buffers() if buffer.is_floating_point()]
+    return trained_parameters(optimizer), [buffer for buffer in model.buffers() if buffer.is_floating_point()]
+
+
+def trained_parameters(optimizer: torch.optim.Optimizer) -> list[nn.Parameter]:
+    """Those that the optimizer changes now."""
+    return [param for group in optimizer.param_groups for param in group["params"] if param.requires_grad]
 
 
 def has_float_buffers(model: nn.Module) -> bool:

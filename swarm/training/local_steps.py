@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import torch
 from hivemind.utils import get_logger
@@ -345,6 +346,13 @@ class LocalCoordinator(Coordinator):
         anchors = zip(self._gradients.params, self._gradients.anchors, strict=True)
         by_address = {param.data_ptr(): anchor.detach() for param, anchor in anchors}
         return {name: by_address.get(tensor.data_ptr(), tensor) for name, tensor in state_dict.items()}
+
+    def outer_state(self) -> dict[str, Any]:
+        return self._gradients.outer.state_dict() if self.local.momentum else {}
+
+    def load_outer_state(self, state: dict[str, Any]) -> None:
+        if self.local.momentum:
+            self._gradients.outer.load_state_dict({**state, "param_groups": self.outer_state()["param_groups"]})
 
     def leave(self) -> None:
         """Say goodbye and stop; the model keeps the weights of the swarm."""

@@ -13,6 +13,7 @@ from swarm.runtime.hivemind_version import check_hivemind_version
 
 check_hivemind_version()
 
+import operator
 import os
 import threading
 import warnings
@@ -43,7 +44,7 @@ from swarm.runtime import fault_injection as faults
 from swarm.runtime.processes import keep_signal_handlers
 from swarm.training.averaging_mode import Averaging
 from swarm.training.coordinator import Coordinator
-from swarm.training.gradient_buffer import has_float_buffers
+from swarm.training.gradient_buffer import has_float_buffers, trained_parameters
 from swarm.training.island.channel import Channel
 from swarm.training.island.crew import Crew
 from swarm.training.island.lead import Lead
@@ -51,6 +52,8 @@ from swarm.training.island.sharded.divided import Divided
 from swarm.training.local_steps import LocalCoordinator
 from swarm.training.options import CoordinatorOptions
 
+OUTER = "outer optimizer"
+"""Under which a checkpoint keeps that beside the state of the peer's own."""
 EVERY_UPDATE = "global update"  # a scheduler interval that Lightning never acts on: the swarm's steps do
 
 
@@ -120,6 +123,10 @@ class SwarmStrategy(SingleDeviceStrategy):
         self._total_steps = max_step
         """Steps of the run, as the Trainer knows it."""
         self.coordinator: Coordinator | Crew | None = None
+        self._outer_state: dict[str, Any] = {}
+        """Of the optimizer that makes the swarm's updates from local steps, as a checkpoint has it."""
+        self._trained: Sequence[torch.nn.Parameter] = ()
+        """What was trained when this peer joined."""
         self.parallel_devices: list[torch.device] = []  # Lightning puts the devices of the Trainer here
         self._micro_batch_samples = 0
         self.divides = inside.divides if isinstance(inside, Channel) else inside == "fsdp"
@@ -228,6 +235,12 @@ class SwarmStrategy(SingleDeviceStrategy):
             raise InputError(
                 f"The codec {codec} is too coarse for this model's running statistics (float buffers): use 'fp16'."
             )
+        for name, buffer in self.lightning_module.named_buffers():
+            if buffer.is_floating_point() and not torch.isfinite(buffer).all():
+                raise InputError(
+                    f"The buffer {name} holds numbers that are not finite, and a swarm averages float buffers: "
+                    "register it as bool, as masks can be, or make it where it is used."
+                )
         if trainer.accumulate_grad_batches != 1:
             raise InputError("A swarm accumulates to the target batch size itself: leave accumulate_grad_batches at 1.")
         for config in self.lr_scheduler_configs:
@@ -258,6 +271,7 @@ class SwarmStrategy(SingleDeviceStrategy):
             self._join()
 
     def _join(self) -> None:
+        self._trained = trained_parameters(self.optimizers[0])
         if not self.is_global_zero:
             module, optimizer = self.lightning_module, self.optimizers[0]
             kind = Crew if self._divided is None else self._divided.crew
@@ -288,6 +302,8 @@ class SwarmStrategy(SingleDeviceStrategy):
         self.coordinator.version.keep_own = self.keep_own
         if self._inside is not None and self._divided is None:
             self.coordinator.lead(Lead(self._inside), self.lightning_module)
+        if self._outer_state:
+            self.coordinator.load_outer_state(self._outer_state)
         self._check_work()
         self._begin_to_listen()
         self.coordinator.join()
@@ -329,19 +345,25 @@ class SwarmStrategy(SingleDeviceStrategy):
     def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
         if self._is_divided:
             return self._divided.optimizer_state(self.coordinator) if self.is_global_zero else {}
-        return super().optimizer_state(optimizer)
+        if isinstance(self.coordinator, Coordinator):
+            self._outer_state = self.coordinator.outer_state()
+        found = super().optimizer_state(optimizer)
+        return {**found, OUTER: self._outer_state} if self._outer_state else found
 
     def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
         if self._is_divided:
             self._divided.load_optimizer(checkpoint["optimizer_states"][0])
         else:
             super().load_optimizer_state_dict(checkpoint)
+            self._outer_state = checkpoint["optimizer_states"][0].get(OUTER, {})
 
     def leave(self) -> None:
         """Leave the swarm; the model keeps the last averaged weights."""
         if self._divided is not None:
             self._divided.keep(self.coordinator)
         coordinator, self.coordinator = self.coordinator, None  # whose processes nobody misses from now on
+        if isinstance(coordinator, Coordinator):
+            self._outer_state = coordinator.outer_state()
         if coordinator is not None:
             coordinator.leave()
         if self._owns_dht and self.dht is not None:
@@ -392,6 +414,7 @@ class SwarmStrategy(SingleDeviceStrategy):
         **kwargs: Any,
     ) -> Any:
         loss = closure()
+        self._check_trained()
         faults.at("computing", self.coordinator.step)
         if self._contribute(loss):
             self._adopt_step(completed=self.coordinator.step)  # it may have caught up in this call
@@ -403,6 +426,15 @@ class SwarmStrategy(SingleDeviceStrategy):
             self._trainer.should_stop = True
             self._trainer.limit_val_batches = 0  # no last validation for somebody who wants to leave
         return loss
+
+    def _check_trained(self) -> None:
+        """What is frozen or unfrozen on the way would be averaged with nobody, and no newcomer would have it."""
+        now = trained_parameters(self.optimizers[0])
+        if len(now) != len(self._trained) or any(map(operator.is_not, now, self._trained)):
+            raise InputError(
+                "The parameters that are trained have changed, and a swarm trains the same ones to its end: leave out "
+                "what freezes or unfreezes them on the way, such as BackboneFinetuning, or begin another run for it."
+            )
 
     def _contribute(self, loss: torch.Tensor | None) -> bool:
         """The micro-batch belongs to the swarm's step; whether an average is there."""

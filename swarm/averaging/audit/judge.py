@@ -36,7 +36,7 @@ from swarm.averaging.compression.codec import Codec
 from swarm.averaging.compression.top_k import ChunkedTopK
 from swarm.averaging.lines.division import shares_of
 from swarm.averaging.robust_mean import Combination, norm
-from swarm.averaging.shares import Part, count_stripes, decode, partition, stripe_of
+from swarm.averaging.shares import Part, count_stripes, decode, partition, stripe_of, stripes_of
 from swarm.protocol.batch_target import BatchTarget
 from swarm.protocol.messages import MAX_GROUP_SIZE, Group
 from swarm.protocol.wire import from_wire
@@ -149,6 +149,7 @@ class Judge:
         target_at: bounds what a member counts for, by step
         orders_at: names the organiser's orders that it follows, by step
         auto: codec and local steps are those of a round's group; `target_at` is that of one local step
+        num_buffers: numbers at the end of what is averaged that are buffers of the model
     """
 
     size_at: Callable[[int], int]
@@ -157,6 +158,7 @@ class Judge:
     target_at: Callable[[int], BatchTarget]
     orders_at: Callable[[int], bytes] = lambda step: b""
     auto: bool = False
+    num_buffers: int = 0
 
     def of(self, group: Group) -> Judge:
         """Who judges the averages of this group."""
@@ -216,7 +218,7 @@ class Judge:
         average = decode(evidence.average, self.codec, len(part.numbers))
         if average is None or average.shape != part.numbers.shape:
             raise ValueError("an average that nobody takes")  # whoever got it has refused it
-        return not given or self._is_far_from(average, part.info, given, weights, samples)
+        return not given or self._is_far_from(average, part, given, weights, samples)
 
     def check_commitments(self, group: Group, receipt: Receipt, evidence: Evidence) -> None:
         """Raises ValueError: the reducer has said that a member has signed what it gave, and does not show it"""
@@ -230,10 +232,10 @@ class Judge:
         vector = torch.empty(size)  # never written, and so it takes no memory
         stripes = count_stripes(group, vector, self.codec)
         found = []
-        for stripe in range(stripes):
-            begin, end = size * stripe // stripes, size * (stripe + 1) // stripes
-            parts = partition(vector[begin:end], shares_of(group), stripes, self.codec).get(reducer, [])
-            found.append(StripeParts(stripe, begin, parts))
+        for stripe, stretch in enumerate(stripes_of(size, self.num_buffers, stripes)):
+            numbers, shares = vector[stretch.begin : stretch.end], shares_of(group)
+            parts = partition(numbers, shares, stripes, self.codec, num_buffers=stretch.num_buffers)
+            found.append(StripeParts(stripe, stretch.begin, parts.get(reducer, [])))
         return found
 
     def _parts_of(self, group: Group, reducer: PeerID, stripe: int) -> list[Part]:
@@ -264,13 +266,14 @@ class Judge:
     def _is_far_from(
         self,
         average: torch.Tensor,
-        info: CompressionInfo,
+        part: Part,
         given: Sequence[torch.Tensor],
         weights: Sequence[float],
         samples: Sequence[float],
     ) -> bool:
-        reaches = [self.rule.reach * (1 + change) for change in (-NEAR_REACH, 0.0, NEAR_REACH)]
-        means = [replace(self.rule, reach=reach).combine(given, weights, samples).mean for reach in reaches]
+        rule = self.rule.for_buffers if part.is_of_buffers else self.rule
+        reaches = [rule.reach * (1 + change) for change in (-NEAR_REACH, 0.0, NEAR_REACH)]
+        means = [replace(rule, reach=reach).combine(given, weights, samples).mean for reach in reaches]
         undecided = max(norm(one - other) for one, other in combinations(means, 2))
         rounding = ROUNDING * statistics.median(map(norm, given))
-        return min(_excess(average, mean, self.codec, info) for mean in means) > 2 * undecided + rounding
+        return min(_excess(average, mean, self.codec, part.info) for mean in means) > 2 * undecided + rounding

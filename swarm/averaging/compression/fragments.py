@@ -19,10 +19,12 @@ class Fragments:
     Args:
         tensors: of each fragment, the places of its tensors among the model's
         sizes: of each fragment, how many numbers travel with it
+        rest: how many of these are the same ones with every fragment, at its end
     """
 
     tensors: tuple[tuple[int, ...], ...]
     sizes: tuple[int, ...]
+    rest: int = 0
 
     @classmethod
     def of(cls, sizes: Sequence[int], number: int = 1, rest: int = 0) -> Fragments:
@@ -47,7 +49,8 @@ class Fragments:
             smallest = filled.index(min(filled))
             dealt[smallest].append(tensor)
             filled[smallest] += sizes[tensor]
-        return cls(tuple(tuple(sorted(tensors)) for tensors in dealt), tuple(numbers + rest for numbers in filled))
+        travelling = tuple(numbers + rest for numbers in filled)
+        return cls(tuple(tuple(sorted(tensors)) for tensors in dealt), travelling, rest)
 
     @property
     def number(self) -> int:

@@ -190,6 +190,7 @@ class Matchmaking:
             self._knocker.stuck = set()
             if not ticket.listens:  # else this peer works on an earlier one
                 self.set_step(ticket.step, ticket.lineage)
+                self.reopen()  # whatever group was closed for this step has not ended it for this peer
             self.expect([member.peer_id for member in members if member.awaited])
             order = [m for m in sorted(members, key=lambda m: m.seniority) if not m.client_mode]
             order = [m for m in order if m.peer_id not in self._shunned]

@@ -46,6 +46,7 @@ class Exchange:
         rule: how reducers combine what they are given
         detectors: of members, for what they remember of earlier rounds
         cut: who cannot call whom
+        num_buffers: numbers at the end of the vectors that are buffers of the model
     """
 
     def __init__(
@@ -62,6 +63,7 @@ class Exchange:
         rule: Combination = RULE,
         detectors: dict[PeerID, FailureDetector] | None = None,
         cut: Collection[tuple[PeerID, PeerID]] = (),
+        num_buffers: int = 0,
     ):
         self.waits = {me: Waits() for me in group.peer_ids}
         part, kinds = stripe_of(group, 0, stripe), kinds or {}
@@ -73,6 +75,7 @@ class Exchange:
                 me=me,
                 group=part,
                 vector=vector,
+                num_buffers=num_buffers,
                 feedback=feedback,
                 codec=coder,
                 rule=rule,

@@ -94,7 +94,10 @@ def sealed_share(
     own, bounded = seals[reducer], group.bounded(judge.target_at(group.step))
     samples = [float(ticket.samples) for ticket in bounded.tickets]
     weights = judge.rule.weights(samples)
-    shares = {member: partition(vector, shares_of(group), 1, codec)[reducer] for member, vector in vectors.items()}
+    shares = {
+        member: partition(vector, shares_of(group), 1, codec, num_buffers=judge.num_buffers)[reducer]
+        for member, vector in vectors.items()
+    }
     for index, part in enumerate(shares[reducer]):
         arrived = []
         for place, member in enumerate(group.peer_ids):
@@ -109,7 +112,8 @@ def sealed_share(
             seals[member].sent(reducer, mine.offset, tensor)
             own.given(member, hash_of(tensor), tensor)
             arrived.append((codec.extract(tensor), weights[place], samples[place]))
-        average = codec.compress(change(judge.rule.combine(*zip(*arrived, strict=True)).mean), part.info)
+        rule = judge.rule.for_buffers if part.is_of_buffers else judge.rule
+        average = codec.compress(change(rule.combine(*zip(*arrived, strict=True)).mean), part.info)
         own.answered(index, average)
         for member in group.peer_ids:
             if member != reducer:

@@ -7,10 +7,13 @@ import pytest
 import torch
 
 from swarm.averaging.averager import SwarmAverager
+from swarm.averaging.commands import RunRound
+from swarm.protocol.messages import NOWHERE, Ticket, WentBack
 from swarm.protocol.round_report import RoundReport
 from swarm.protocol.wire import LINEAGE_BYTES
 from swarm.runtime.line_use import LineUse
 from tests.helpers.averaging_rounds import (
+    NO_TARGET,
     averager_for,
     contribution,
     dismiss,
@@ -180,6 +183,43 @@ def test_what_rounding_leaves_out_comes_with_the_next_round(codec, share, size):
     one, ten = (averages[0] - exact).abs(), (averages.mean(0) - exact).abs()
     assert one.max() > 0
     assert ten.mean() < one.mean() / 4, "an error that is the same in each round would not shrink"
+
+
+def want_back(name, initial_peers, line):
+    """Two rounds of step 7, in which all want to go back to step 5, and one of that. Returns what comes of each."""
+    with running_dht(initial_peers, line) as dht:
+        averager = averager_for(torch.zeros(1000), dht, "int8")
+        members, found = meet_everyone(line, dht), []
+        vector, samples = contribution(name, 1000, 7)
+        for step, back_to in ((7, 5), (7, 5), (5, NOWHERE)):
+            averager.vector.copy_(vector)
+            ticket = Ticket(step, samples, False, 1.0, bytes(LINEAGE_BYTES), back_to=back_to)
+            order = RunRound(ticket, members, NO_TARGET, patience_seconds=10.0, timeout_seconds=30.0)
+            try:
+                found.append(averager.run_round(order).result(35))
+            except WentBack as back:
+                assert torch.equal(averager.vector, vector), "nothing is averaged"
+                found.append((back.step, frozenset(back.group.peer_ids)))
+        say_goodbye(line, averager)
+        return str(dht.peer_id), found, averager.vector.clone()
+
+
+def test_a_group_that_goes_back_averages_nothing_and_meets_again_at_the_earlier_step():
+    with Peers(timeout_seconds=80) as peers:
+        for name in "ab":
+            peers.start(name, want_back)
+        introduce(peers)
+        found = dismiss(peers)
+    all_of_them = {peer_id for peer_id, *_ in found.values()}
+    for _, (*backs, report), average in found.values():
+        for step, group in backs:
+            assert step == 5
+            assert {str(peer) for peer in group} == all_of_them
+        assert report.group.step == 5
+        assert {str(peer) for peer in report.group.peer_ids} == all_of_them
+        assert torch.equal(average, found["a"][-1])
+        difference = average.double() - torch.from_numpy(weighted_mean("ab", 1000, 7))
+        assert difference.abs().max() < 0.3, "int8 rounds numbers of up to 30"
 
 
 def test_two_passes_of_low_rank_give_everybody_the_same_bits_and_few_bytes():

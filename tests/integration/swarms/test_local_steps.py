@@ -1,5 +1,6 @@
 """Local steps: what a swarm of one computes, what two peers average, and what is kept on top of an average."""
 
+import copy
 from dataclasses import replace
 
 import lightning as L
@@ -16,7 +17,7 @@ from swarm.runtime.line_use import LineUse
 from swarm.state_sync.training_state import SharedState
 from swarm.training.averaging_mode import Averaging, LocalSteps
 from swarm.training.local_steps import PseudoGradient
-from swarm.training.strategy import SwarmStrategy
+from swarm.training.strategy import OUTER, SwarmStrategy
 from tests.helpers.strategy_runs import (
     MICRO_BATCH,
     Plan,
@@ -322,6 +323,45 @@ def test_one_local_step_that_is_taken_over_is_a_plain_trainers():
         found = peers.results()
     torch.testing.assert_close(found["a"].weights[10], found["b"], rtol=0, atol=2e-6)
     torch.testing.assert_close(found["a"].final, found["a"].weights[10], rtol=0, atol=0)
+
+
+class OuterMomentum(L.Callback):
+    """Keeps what a checkpoint at the beginning of training would have of the outer optimizer."""
+
+    def on_train_start(self, trainer, pl_module):
+        self.state = copy.deepcopy(trainer.strategy.optimizer_state(trainer.optimizers[0]).get(OUTER))
+
+
+def train_and_resume(name, initial_peers, line, folder):
+    """Two updates with an outer momentum; another peer goes on from the checkpoint.
+
+    Returns:
+        the outer optimizer's state in the checkpoint, when the first peer began, and when the second did
+    """
+    plan, averaging = Plan(), Averaging.local(steps=2, learning_rate=0.7, momentum=0.9)
+    found = []
+    for run, path in (("first", None), ("second", folder / "kept.ckpt")):
+        with running_dht(initial_peers, line) as dht:
+            options = patience(1)
+            strategy = SwarmStrategy(32, run, dht=dht, name=name, options=options, averaging=averaging)
+            momentum = OuterMomentum()
+            trainer = trainer_for(strategy, [momentum], max_steps=2 if path is None else 3)
+            trainer.fit(Task(plan), loader(1), ckpt_path=path)
+            if path is None:
+                trainer.save_checkpoint(folder / "kept.ckpt")
+                found.append(torch.load(folder / "kept.ckpt", weights_only=False)["optimizer_states"][0][OUTER])
+        found.append(momentum.state)
+    return found
+
+
+def test_a_run_goes_on_from_a_checkpoint_with_its_outer_momentum(tmp_path):
+    with Peers() as peers:
+        peers.start("a", train_and_resume, tmp_path)
+        kept, at_first, resumed = peers.results()["a"]
+    assert not at_first["state"], "there is none yet"
+    assert all(one["momentum_buffer"].any() for one in kept["state"].values())
+    assert kept["state"]
+    torch.testing.assert_close(resumed["state"], kept["state"], rtol=0, atol=0)
 
 
 @pytest.mark.parametrize(

@@ -227,6 +227,21 @@ class Statistics(Task):
         self.norm = torch.nn.BatchNorm1d(4)
 
 
+class Masked(Task):
+    def __init__(self, plan: Plan):
+        super().__init__(plan)
+        self.register_buffer("mask", torch.nn.Transformer.generate_square_subsequent_mask(4), persistent=False)
+
+
+class Unfreezes(Task):
+    def __init__(self, plan: Plan):
+        super().__init__(plan)
+        self.net[0].requires_grad_(False)
+
+    def on_train_batch_start(self, batch, batch_idx):
+        self.net[0].requires_grad_(batch_idx > 1)
+
+
 def mixed_precision() -> dict:
     return {"plugins": [MixedPrecision("16-mixed", "cpu", torch.amp.GradScaler("cpu"))]}
 
@@ -238,6 +253,8 @@ REFUSED = {
     "plateau": (Plateau, "none", dict, "ReduceLROnPlateau"),
     "half precision": (Task, "none", mixed_precision, "bf16-mixed"),
     "coarse statistics": (Statistics, "int8", dict, "running statistics"),
+    "a mask of infinities": (Masked, "none", dict, "buffer mask holds numbers that are not finite"),
+    "what is unfrozen on the way": (Unfreezes, "none", dict, "BackboneFinetuning"),
 }
 
 

@@ -42,6 +42,20 @@ def test_an_honest_average_is_none_that_is_false(codec, local_steps):
     assert verdicts(sealed_share(MEMBERS, judge), judge) == {False}
 
 
+def test_an_average_of_buffers_is_made_again_without_regard_to_who_made_more_local_steps():
+    """One member has four times the samples; all hold the same running statistics."""
+    judge = replace(judge_of("fp16", Combination(clips=True, local_steps=16)), num_buffers=SIZE // 2)
+    group = group_of(MEMBERS)
+    tickets = (replace(group.tickets[0], samples=400), *group.tickets[1:])
+    group = replace(group, tickets=tickets)
+
+    def gradients(place: int, size: int) -> torch.Tensor:
+        return torch.cat([torch.full((size // 2,), float(1 + 3 * (place == 0))), torch.full((size // 2,), 0.5)])
+
+    for reducer in (group.peer_ids[0], group.peer_ids[-1]):
+        assert verdicts(sealed_share(MEMBERS, judge, group, reducer, gradients=gradients), judge) == {False}
+
+
 @pytest.mark.parametrize(("step", "is_known"), [(1, True), (2, False)])
 def test_a_fragment_is_judged_by_its_own_size(step, is_known):
     """The one of every second step has as many numbers as the share."""

@@ -13,6 +13,7 @@ from swarm.averaging.meeting.matchmaking import Matchmaking
 from swarm.averaging.meeting.matchmaking_messages import parse_orders, to_knock
 from swarm.membership.backoff import Backoff
 from swarm.network.signed_records import peer_of
+from swarm.protocol.admission import OPEN
 from swarm.protocol.batch_target import BatchTarget
 from swarm.protocol.messages import Member, OtherOrders, Ticket
 from swarm.protocol.orders import Order, Orders, What
@@ -82,14 +83,40 @@ def test_a_guest_whose_certificate_has_ended_is_in_no_group(monkeypatch):
     asyncio.run(test())
 
 
-def leader_of(me, admission) -> Matchmaking:
+def leader_of(me, admission, detector=None) -> Matchmaking:
     """Somebody who waits for guests to step 4."""
-    nobody = SimpleNamespace()
+    detector = detector or SimpleNamespace()
     leader = Matchmaking(
-        SimpleNamespace(peer_id=me), "run", b"", BatchTarget(64), nobody, Backoff(), admission=admission
+        SimpleNamespace(peer_id=me), "run", b"", BatchTarget(64), detector, Backoff(), admission=admission
     )
     leader.set_step(4, AFTER)
     return leader
+
+
+def test_a_leader_that_was_alone_and_meets_again_for_the_same_step_lets_others_in():
+    """It has the target's samples by itself, and its trainer makes no update without those who hold its weights."""
+
+    async def test():
+        detector = SimpleNamespace(usual_seconds=0.0, doubts=lambda peer: False, lost=lambda *_, **__: forever.wait())
+        leader, forever = leader_of(ME, OPEN, detector), asyncio.Event()
+        ticket, alone = Ticket(4, 64, False, 1.0, AFTER), [Member(ME, 0.0, False)]
+        knock = averaging_pb2.JoinRequest(schema_hash=b"", gather=to_knock(ticket.to_bytes()))
+
+        async def meet():
+            return await leader.meet(ticket, alone, 1.0, asyncio.get_running_loop().time() + 5)
+
+        assert (await meet()).peer_ids == (ME,)
+        door = leader.serve(knock, SimpleNamespace(remote_id=FRIEND))
+        assert (await anext(door)).code == averaging_pb2.CANCELLED, "that group is closed"
+        leader.grace.hold(FRIEND)
+        meeting = asyncio.ensure_future(meet())
+        await asyncio.sleep(0)
+        door = leader.serve(knock, SimpleNamespace(remote_id=FRIEND))
+        assert (await anext(door)).code == averaging_pb2.ACCEPTED
+        assert set((await meeting).peer_ids) == {ME, FRIEND}
+        await door.aclose()
+
+    asyncio.run(test())
 
 
 @pytest.mark.parametrize("who_knows", ["the leader", "the guest"])

@@ -1,12 +1,15 @@
 """An all-reduce in which members sign what they send: real ones, in one process."""
 
 import asyncio
+import gc
 import os
 import random
 from dataclasses import replace
 
 import pytest
 import torch
+from hivemind.compression import CompressionInfo
+from hivemind.proto.averaging_pb2 import AVERAGED_PART, AveragingData
 
 from swarm.averaging.allreduce import AllReduce
 from swarm.averaging.audit.audits import Audits
@@ -15,7 +18,9 @@ from swarm.averaging.audit.seals import Seals, seal_with
 from swarm.averaging.audit.statements import Receipt, hash_of, root_of
 from swarm.averaging.compression.codec import CODECS
 from swarm.averaging.compression.error_feedback import ErrorFeedback
+from swarm.averaging.robust_mean import Combination
 from swarm.averaging.shares import count_stripes
+from swarm.averaging.unsettled import Unsettled
 from swarm.membership.backoff import BlameBackoff
 from swarm.protocol.messages import Blame, Group, RoundFailed
 from tests.helpers.attacks.sealed_exchange import Exchange
@@ -73,6 +78,105 @@ def test_seals_change_no_bit_of_an_average(kind, codec):
     for member in exchange.members.values():
         assert member.parts_received == member.parts_expected
         assert member.inputs_received == member.inputs_expected
+
+
+@pytest.mark.parametrize("samples", [(100, 100, 400), (100, 100, 100, 10), (400, 100, 100, 50)])
+def test_buffers_that_are_the_same_on_all_members_stay_what_they_are_however_unequal_their_local_steps(samples):
+    """Gradients of local steps grow with samples; running statistics and constant buffers do not."""
+    group = group_of(range(len(samples)))
+    for place, number in enumerate(samples):
+        group = changed(group, place, samples=number)
+    constant, rule = torch.full((500,), 0.5), Combination(clips=True, local_steps=16)
+    gradients = {peer: torch.ones(1500) * ticket.samples / 100 for peer, ticket in group.members}
+
+    async def average_of(vectors: dict) -> dict:
+        return await Exchange(group, vectors, "fp16", rule=rule, num_buffers=500).run()
+
+    buffers = constant
+    for _ in range(3):
+        vectors = {peer: torch.cat([gradients[peer], buffers]) for peer in group.peer_ids}
+        one, *others = asyncio.run(average_of(vectors)).values()
+        assert all(torch.equal(one, other) for other in others)
+        buffers = one[1500:]
+    assert torch.equal(buffers, constant)
+
+
+class AnswersAtOnce(AllReduce):
+    """All its averages are nonsense, and come before anybody can have read the first."""
+
+    hung_up: asyncio.Event
+
+    async def rpc_aggregate_part(self, stream, context):
+        type(self).hung_up = asyncio.Event()
+        numbers = torch.full((8,), torch.nan)
+        nonsense = self.codec.compress(numbers, CompressionInfo.from_tensor(numbers))
+        try:
+            for _ in range(4):
+                yield AveragingData(code=AVERAGED_PART, tensor_part=nonsense)
+            await asyncio.Event().wait()
+        finally:
+            self.hung_up.set()
+
+
+class BreaksOff(AllReduce):
+    """As a reducer, for one member."""
+
+    async def rpc_aggregate_part(self, stream, context):
+        if context.remote_id == peer(1):
+            raise ConnectionError("the line has broken down")
+        async for answer in super().rpc_aggregate_part(stream, context):
+            yield answer
+
+
+@pytest.mark.parametrize(("next_step", "is_settled"), [(3, False), (4, True)])
+def test_what_a_reducer_left_out_of_a_round_that_only_it_has_missed_goes_with_its_next_average(next_step, is_settled):
+    """Else what had waited before goes twice. A round that is tried again is of the same step."""
+    group, codec = group_of((0, 1, 2)), CODECS["int8"]()
+    feedbacks = {member: ErrorFeedback(codec, SIZE) for member in group.peer_ids}
+
+    async def run() -> dict:
+        exchange = Exchange(
+            group, vectors_of(group), "int8", feedbacks=feedbacks, kinds={peer(2): BreaksOff}, seconds=1.0
+        )
+        found, unsettled = await exchange.run(), Unsettled()
+        unsettled.failed(3, [exchange.members[peer(1)]])
+        before = feedbacks[peer(1)].left_out.clone()
+        unsettled.come_to(next_step)
+        changed = feedbacks[peer(1)].left_out != before
+        assert changed.any() == is_settled
+        assert changed.sum() <= SIZE / 3 + 1, "its share"
+        unsettled.come_to(next_step + 1)
+        assert torch.equal(feedbacks[peer(1)].left_out != before, changed), "once"
+        return found
+
+    found = asyncio.run(run())
+    assert isinstance(found[peer(1)], RoundFailed)
+    assert torch.equal(found[peer(0)], found[peer(2)]), "the others have the average"
+
+
+@pytest.fixture
+def no_garbage_collection():
+    """It would close what nobody closes, sooner or later."""
+    gc.disable()
+    yield
+    gc.enable()
+
+
+@pytest.mark.usefixtures("no_garbage_collection")
+def test_who_refuses_an_average_hangs_up_though_the_next_ones_have_come():
+    """Else its reducer would wait for this member's next part."""
+    group = group_of((0, 1))
+    honest, liar = group.peer_ids
+
+    async def run():
+        exchange = Exchange(group, vectors_of(group), kinds={liar: AnswersAtOnce})
+        running = asyncio.ensure_future(exchange.members[honest].run())
+        await asyncio.sleep(0.5)
+        assert exchange.members[honest].blamed == {liar: Blame.SENT_A_BAD_AVERAGE}
+        assert AnswersAtOnce.hung_up.is_set()
+        running.cancel()
+
+    asyncio.run(run())
 
 
 def test_all_members_have_the_same_receipts():

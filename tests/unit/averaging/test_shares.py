@@ -8,7 +8,7 @@ from hivemind.p2p import PeerID
 
 from swarm.averaging.compression.codec import CODECS
 from swarm.averaging.robust_mean import Combination
-from swarm.averaging.shares import MAX_PART_BYTES, PartReducer, partition
+from swarm.averaging.shares import MAX_PART_BYTES, PartReducer, partition, stripes_of
 from swarm.protocol.messages import ExchangeBroken
 
 PEERS = [PeerID(bytes([number])) for number in range(7)]
@@ -32,16 +32,30 @@ def test_each_number_has_one_place_and_all_have_as_many(size, reducers, stripes,
     assert all(ratio * part.numbers.nbytes <= MAX_PART_BYTES for part in parts)
 
 
+@pytest.mark.parametrize(("size", "num_buffers"), [(50_000, 100), (50_000, 30_000), (50_000, 0), (5, 5), (5, 1)])
+@pytest.mark.parametrize("stripes", [1, 3])
+def test_buffers_travel_in_parts_of_their_own(size, num_buffers, stripes):
+    vector = torch.arange(float(size))
+    found = {True: [torch.empty(0)], False: [torch.empty(0)]}
+    for stretch in stripes_of(size, num_buffers, stripes):
+        numbers = vector[stretch.begin : stretch.end]
+        shares = partition(numbers, dict.fromkeys(PEERS[:3], 1), stripes, CODECS["none"](), False, stretch.num_buffers)
+        for part in (part for of_reducer in shares.values() for part in of_reducer):
+            assert torch.equal(numbers[part.offset : part.offset + len(part.numbers)], part.numbers)
+            found[part.is_of_buffers].append(part.numbers)
+    assert torch.equal(torch.cat(found[False]), vector[: size - num_buffers])
+    assert torch.equal(torch.cat(found[True]), vector[size - num_buffers :])
+
+
 async def mean_of(reducer: PartReducer, gifts: dict[PeerID, tuple[float, float]]) -> list[torch.Tensor]:
     """Each member gives so much, with such a weight; what each of them gets."""
-    size = reducer.part_sizes[0]
-    gives = [reducer.mean_with(peer, torch.full((size,), value), weight) for peer, (value, weight) in gifts.items()]
+    gives = [reducer.mean_with(peer, torch.full((4,), value), weight) for peer, (value, weight) in gifts.items()]
     return await asyncio.gather(*gives)
 
 
 def test_means_are_weighted_and_come_part_after_part():
     async def test():
-        reducer = PartReducer([4, 4], [A, B], MEAN)
+        reducer = PartReducer([MEAN, MEAN], [A, B])
         for value in (1.0, 2.0):
             assert reducer.awaited_from(A) == reducer.awaited_from(B) == value - 1
             one, other = await mean_of(reducer, {A: (value, 10), B: (5 * value, 30)})
@@ -55,7 +69,7 @@ def test_means_are_weighted_and_come_part_after_part():
 
 def test_who_is_lost_is_not_waited_for_and_what_it_gave_counts():
     async def test():
-        reducer = PartReducer([4, 4], [A, B, C], MEAN)
+        reducer = PartReducer([MEAN, MEAN], [A, B, C])
         giving = asyncio.ensure_future(mean_of(reducer, {A: (1.0, 10), B: (4.0, 10)}))
         await asyncio.sleep(0)
         await asyncio.sleep(0)
@@ -74,7 +88,7 @@ def test_who_is_lost_is_not_waited_for_and_what_it_gave_counts():
 
 def test_who_gives_a_part_twice_is_refused_and_its_part_counts_once():
     async def test():
-        reducer = PartReducer([2], [A, B], MEAN)
+        reducer = PartReducer([MEAN], [A, B])
         first = asyncio.ensure_future(reducer.mean_with(A, torch.ones(2), 10))
         await asyncio.sleep(0)
         with pytest.raises(ExchangeBroken):
@@ -87,7 +101,7 @@ def test_who_gives_a_part_twice_is_refused_and_its_part_counts_once():
 
 def test_who_hangs_up_takes_the_mean_from_nobody_and_when_all_is_over_nobody_waits():
     async def test():
-        reducer = PartReducer([2, 2], [A, B], MEAN)
+        reducer = PartReducer([MEAN, MEAN], [A, B])
         hanging_up = asyncio.ensure_future(reducer.mean_with(A, torch.ones(2), 10))
         await asyncio.sleep(0)
         hanging_up.cancel()
@@ -105,7 +119,7 @@ def test_who_hangs_up_takes_the_mean_from_nobody_and_when_all_is_over_nobody_wai
 
 def test_there_is_no_mean_of_those_who_have_computed_nothing():
     async def test():
-        reducer = PartReducer([2], [A, B], MEAN)
+        reducer = PartReducer([MEAN], [A, B])
         listening = asyncio.ensure_future(reducer.mean_with(A, torch.zeros(2), 0))
         await asyncio.sleep(0)
         reducer.lose(B)
@@ -122,7 +136,7 @@ def test_a_helper_that_reduces_changes_no_bit_of_the_mean(rule):
     gifts = {peer: torch.randn(50, generator=generator) * scale for peer, scale in ((A, 1), (B, 1), (C, 100))}
 
     async def mean(*helpers: PeerID) -> torch.Tensor:
-        reducer = PartReducer([50], [*helpers, *gifts], rule)
+        reducer = PartReducer([rule], [*helpers, *gifts])
         giving = [reducer.mean_with(peer, torch.zeros(50), 0.0) for peer in helpers]
         giving += [reducer.mean_with(peer, part, weight) for weight, (peer, part) in enumerate(gifts.items(), 8)]
         return (await asyncio.gather(*giving))[0]
@@ -136,7 +150,7 @@ def test_the_order_of_members_counts_and_not_who_comes_first():
     }
 
     async def mean(arrivals) -> torch.Tensor:
-        reducer = PartReducer([1000], PEERS, MEAN)
+        reducer = PartReducer([MEAN], PEERS)
         found = await asyncio.gather(*(reducer.mean_with(peer, parts[peer], 3.0) for peer in arrivals))
         return found[0]
 
@@ -148,7 +162,7 @@ def test_the_order_of_members_counts_and_not_who_comes_first():
 
 def test_it_is_noted_in_how_many_parts_a_member_was_far_from_the_others():
     async def test():
-        reducer = PartReducer([4, 4, 4], [A, B, C], Combination(clips=True))
+        reducer = PartReducer([Combination(clips=True)] * 3, [A, B, C])
         for far in (100.0, 1.0, 100.0):
             gifts = {A: (0.9, 10), B: (1.1, 10), C: (far, 10)}
             means = await mean_of(reducer, gifts)
@@ -164,7 +178,7 @@ def test_an_error_in_a_rule_is_told_to_all_who_wait():
             raise RuntimeError("no memory")
 
     async def test():
-        reducer = PartReducer([2], [A, B], Broken())
+        reducer = PartReducer([Broken()], [A, B])
         found = await asyncio.gather(
             *(reducer.mean_with(peer, torch.ones(2), 1.0) for peer in (A, B)), return_exceptions=True
         )

@@ -130,6 +130,36 @@ def test_what_arrives_is_what_was_sent():
     run(test)
 
 
+class Garbled(Donor):
+    """The second piece that it ever sends is none."""
+
+    def __init__(self):
+        super().__init__()
+        self.sent = 0
+
+    async def answers(self, requests, context):
+        async for message in super().answers(requests, context):
+            if message.tensor_part.buffer:
+                self.sent += 1
+                if self.sent == 2:
+                    message.tensor_part.CopyFrom(Tensor(buffer=b"garbage", size=[4]))
+            yield message
+
+
+def test_after_a_piece_that_cannot_be_read_the_donor_is_asked_for_everything_again(monkeypatch):
+    monkeypatch.setattr("swarm.state_sync.pull.AGAIN_SECONDS", 0.01)
+
+    async def test():
+        newcomer = Newcomer({"anna": Garbled()})
+        with pytest.raises(NoState) as error:
+            await newcomer.take("anna")
+        assert "a part of the state" in error.value.reasons["anna"]
+        assert newcomer.downloader.broken is None, "that piece would be missing for ever"
+        assert len((await newcomer.take("anna")).content) == STATE_BYTES
+
+    run(test)
+
+
 # ---- slow donors ----------------------------------------------------------------------------------------------------
 
 

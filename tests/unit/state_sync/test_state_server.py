@@ -83,6 +83,28 @@ def test_a_state_that_has_changed_is_copied_anew():
     run(test)
 
 
+def test_after_a_copy_that_failed_the_next_who_asks_gets_the_state(monkeypatch):
+    """Two newcomers take turns, and each of them comes back; the state does not change meanwhile."""
+    monkeypatch.setattr("swarm.state_sync.pull.AGAIN_SECONDS", 0.01)
+
+    class Short(Donor):
+        async def _export(self):
+            content = await super()._export()
+            if self.exports == 1:
+                raise OSError("no room in shared memory")
+            return content
+
+    async def test():
+        donor = Short()
+        failed = await asyncio.gather(fetch(donor, "a"), fetch(donor, "b"), return_exceptions=True)
+        assert all(isinstance(one, RoundFailed) for one in failed), "they share a copy"
+        assert donor.exports == 1
+        assert value_of(await fetch(donor, "b")) == 2
+        assert value_of(await fetch(donor, "a")) == 3
+
+    run(test)
+
+
 def test_a_few_get_the_state_at_a_time_and_the_others_hear_how_long_that_takes():
     async def test():
         donor = Donor()

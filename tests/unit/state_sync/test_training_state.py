@@ -296,6 +296,7 @@ SPOILED = {
     "one kind of statistics less": lambda d, t: without(d, t, "exp_avg_sq"),
     "statistics in whole numbers": lambda d, t: with_all(d, t, "exp_avg", lambda s: s.long()),
     "single numbers as statistics": lambda d, t: with_all(d, t, "exp_avg", lambda s: s.flatten()[0]),
+    "one number in a row as statistics": lambda d, t: with_all(d, t, "exp_avg", lambda s: s.flatten()[:1]),
     "no step": lambda d, t: ({"statistics": d["statistics"]}, t),
     "a huge step": lambda d, t: ({**d, "step": MAX_STEP + 1}, t),
     "a parameter that is not there": lambda d, t: ({**d, "statistics": [(99, "exp_avg"), *d["statistics"][1:]]}, t),
