@@ -44,6 +44,8 @@ PROGRESS_SECONDS = 120.0
 """Longest life of a progress record; they are renewed every second or two."""
 ENTRY_BYTES = 32
 COUNT_AGAIN_SECONDS = 0.2
+CHECKED_AT_ONCE = 64
+"""Records, before others get their answers: signatures take time."""
 
 
 class KnownKeys:
@@ -277,8 +279,11 @@ async def store_requested(protocol: DHTProtocol, request: dht_pb2.StoreRequest) 
     if sizes != {len(request.in_cache)}:
         raise ValueError("a request whose fields do not match")
     stored = [False] * len(request.keys)
-    # Manifests first: they tell which runs there are, and so under which keys the others may be stored.
-    for number in sorted(range(len(stored)), key=lambda number: request.keys[number] != RUNS_ID.to_bytes()):
+    # Manifests tell which runs there are, and so under which keys the others may be stored.
+    manifests_first = sorted(range(len(stored)), key=lambda number: request.keys[number] != RUNS_ID.to_bytes())
+    for count, number in enumerate(manifests_first, start=1):
+        if count % CHECKED_AT_ONCE == 0:
+            await asyncio.sleep(0)
         key, tag, value = request.keys[number], request.subkeys[number], request.values[number]
         if request.in_cache[number] or len(key) != DHTID.HASH_NBYTES:
             continue  # a cache answers in place of what is stored, and a longer key names the place of a usual one
@@ -298,8 +303,8 @@ async def _store_dictionary(protocol: DHTProtocol, storage: BoundedStorage, key:
     for subkey, entry in list(entries.items())[:MAX_RECORDS]:
         encoded = protocol.serializer.dumps(subkey)
         results.append(_store_one(protocol, storage, key, encoded, entry.value, entry.expiration_time))
-        if len(results) % 64 == 0:
-            await asyncio.sleep(0)  # signatures take time, and others wait for answers
+        if len(results) % CHECKED_AT_ONCE == 0:
+            await asyncio.sleep(0)
     return all(results)
 
 
