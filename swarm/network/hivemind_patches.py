@@ -6,8 +6,8 @@
 - A stream whose handler has ended, while its caller still sends, would never be closed.
 - What one process cannot pass on to another one would leave it waiting for good.
 - A peer id of a megabyte would take a quarter of an hour to be written down, and nothing else would run meanwhile.
-- A node that names the asker among its neighbours would let no record be stored, and one that says that it has the
-  places of others would get what is for them.
+- A node that names the asker among its neighbours would let no record be stored, one that says that it has the places
+  of others would get what is for them, and one that names itself in many places would be all that a search looks at.
 - An answer that is no message would raise what no caller expects, and so end more than this call.
 - A message could be as long as its sender likes, and a caller could have as many streams and calls as it likes.
 - p2pd would carry strangers' traffic, and would have the router open a port without a word, each time another one.
@@ -49,7 +49,7 @@ from hivemind.utils import MPFuture, ValueWithExpiration, get_dht_time
 from hivemind.utils.mpfuture import UpdateType
 from hivemind.utils.serializer import MSGPackSerializer
 
-from swarm.network.dht_bounds import decoding, nodes
+from swarm.network.dht_bounds import decoding, nodes, places
 from swarm.network.dht_storage import BoundedStorage, KnownKeys, store_requested
 from swarm.network.served_stream import MAX_MESSAGE_BYTES, ServedStream
 from swarm.network.signed_records import MAX_LIFE_SECONDS, records_of
@@ -271,18 +271,6 @@ def _of_bounded_length(make):
     return repaired
 
 
-def _without_false_places(choose):
-    """Nobody tells this node its own place, nor gives the place of a node that it knows to another peer."""
-
-    @wraps(choose)
-    def repaired(self: DHTNode, peer_ids: dict[DHTID, PeerID]) -> dict[DHTID, PeerID]:
-        table, chosen = self.protocol.routing_table, choose(self, peer_ids).items()
-        is_known = {node_id: table.get(node_id=node_id) not in (None, peer) for node_id, peer in chosen}
-        return {node_id: peer for node_id, peer in chosen if node_id != self.node_id and not is_known[node_id]}
-
-    return repaired
-
-
 def _share_memory_without_manager() -> None:
     """torch's own choice on Linux, which Hivemind has changed: the memory has no name, and goes with its last user.
 
@@ -310,7 +298,9 @@ def repair_hivemind() -> None:
     DHTProtocol.create = classmethod(_with_bounded_storage(DHTProtocol.create.__func__))
     DHTProtocol.rpc_store = _store_some
     DHTProtocol._validate_dictionary = _drop_invalid
-    DHTNode._filter_blacklisted = _without_false_places(DHTNode._filter_blacklisted)
+    DHTNode._filter_blacklisted = places.without_false_places(DHTNode._filter_blacklisted)
+    DHTNode.find_nearest_nodes = places.of_a_search(DHTNode.find_nearest_nodes)
+    DHTNode.get_many_by_id = places.of_a_search(DHTNode.get_many_by_id)
     PeerID.__init__ = _of_bounded_length(PeerID.__init__)
     MPFuture._send_update = _send_what_can_be_sent(MPFuture._send_update)
     DHTProtocol.update_routing_table = nodes.update_routing_table

@@ -76,7 +76,8 @@ def test_nobody_names_the_asker_s_place_or_that_of_another():
     honest, liar = (PeerID(bytes([18, 32, *[number] * 32])) for number in (1, 2))
     table = RoutingTable(own, bucket_size=20, depth_modulo=5)
     table.add_or_update_node(known, honest)
-    node = SimpleNamespace(node_id=own, blacklist=Counter(), protocol=SimpleNamespace(routing_table=table))
+    protocol = SimpleNamespace(routing_table=table)
+    node = SimpleNamespace(node_id=own, peer_id=PeerID(bytes(34)), blacklist=Counter(), protocol=protocol)
     assert vars(DHTNode)["_filter_blacklisted"](node, {own: liar, known: liar, new: liar}) == {new: liar}
     assert vars(DHTNode)["_filter_blacklisted"](node, {known: honest}) == {known: honest}
 
