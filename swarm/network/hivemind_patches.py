@@ -13,8 +13,8 @@
 - p2pd would carry strangers' traffic, and would have the router open a port without a word, each time another one.
 - A stream that could not be opened would leave its connection to p2pd open, here and there, for each knock at the door
   of a dead peer.
-- A search would write what it finds into what others have stored on this node, and end with the first answer that is
-  said to stay for ever.
+- A search would write what it finds into what others have stored on this node, end with the first answer that is said
+  to stay for ever, and never end after one that cannot be sorted.
 - A node would store whatever anybody gives it, and throw away a whole answer for one record in it that is not valid.
 - A message of 2 kB would end the process that decodes it; a node could take as many places in the DHT as it likes,
   be given all records again and again, hold all calls that a process answers, and keep whoever calls it first from
@@ -45,7 +45,7 @@ from hivemind.p2p.p2p_daemon_bindings.control import ControlClient
 from hivemind.p2p.p2p_daemon_bindings.datastructures import StreamInfo
 from hivemind.p2p.p2p_daemon_bindings.utils import raise_if_failed, read_pbmsg_safe, write_pbmsg
 from hivemind.proto import dht_pb2, p2pd_pb2
-from hivemind.utils import MPFuture, ValueWithExpiration, get_dht_time
+from hivemind.utils import MPFuture, ValueWithExpiration, get_dht_time, get_logger
 from hivemind.utils.mpfuture import UpdateType
 from hivemind.utils.serializer import MSGPackSerializer
 
@@ -54,6 +54,8 @@ from swarm.network.dht_storage import BoundedStorage, KnownKeys, store_requested
 from swarm.network.served_stream import MAX_MESSAGE_BYTES, ServedStream
 from swarm.network.signed_records import MAX_LIFE_SECONDS, records_of
 from swarm.network.stream_limits import limits_of
+
+logger = get_logger(__name__)
 
 P2PD_CONFIG = Path(__file__).with_name("p2pd") / "config.json"
 CONNECTIONS, KEPT_CONNECTIONS = 1536, 1152
@@ -193,8 +195,7 @@ async def _open_stream(
 
 
 def _add_to_a_copy(add_candidate):
-    @wraps(add_candidate)
-    def repaired(self, candidate: ValueWithExpiration | None, source_node_id: DHTID | None) -> None:
+    def add(self, candidate: ValueWithExpiration | None, source_node_id: DHTID | None) -> None:
         latest = get_dht_time() + MAX_LIFE_SECONDS
         if candidate is not None and not candidate.expiration_time <= latest:  # nor NaN
             candidate = ValueWithExpiration(candidate.value, latest)
@@ -205,6 +206,13 @@ def _add_to_a_copy(add_candidate):
                 entries.store(subkey, value, expiration_time)
             candidate = ValueWithExpiration(entries, candidate.expiration_time)
         add_candidate(self, candidate, source_node_id)
+
+    @wraps(add_candidate)
+    def repaired(self, candidate: ValueWithExpiration | None, source_node_id: DHTID | None) -> None:
+        try:
+            add(self, candidate, source_node_id)
+        except Exception as error:  # it would end the search, and whoever waits for it would do so for good
+            logger.debug(f"what {source_node_id} has found is left out: {error!r}")
 
     return repaired
 

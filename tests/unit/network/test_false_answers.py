@@ -10,13 +10,13 @@ from types import SimpleNamespace
 
 import msgpack
 import pytest
-from hivemind.dht.node import DHTNode
+from hivemind.dht.node import DHTNode, _SearchState
 from hivemind.dht.protocol import DHTProtocol
 from hivemind.dht.routing import DHTID, RoutingTable
 from hivemind.dht.storage import DictionaryDHTValue
 from hivemind.p2p import PeerID
 from hivemind.proto import dht_pb2
-from hivemind.utils import MPFuture
+from hivemind.utils import MPFuture, ValueWithExpiration
 from hivemind.utils.serializer import MSGPackSerializer
 
 from swarm.network.dht_bounds import decoding
@@ -50,6 +50,35 @@ def test_the_bounds_that_the_sender_of_a_dictionary_names_are_not_used():
     found = decoding.loads(msgpack.packb(sent))
     assert isinstance(found, DictionaryDHTValue)
     assert (found.maxsize, found.latest_expiration_time) == (float("inf"), 2e9)
+
+
+def of_mixed_kinds(is_over_in_seconds: float) -> DictionaryDHTValue:
+    """Records whose owners Hivemind compares as soon as the first of them is over, and cannot."""
+    now, records = time.time(), DictionaryDHTValue()
+    for owner, end in ((b"a", now + is_over_in_seconds), (1, now + 60), (b"c", now + 60)):
+        records.store(owner, b"value", end)
+    return records
+
+
+def test_a_record_whose_owner_is_no_bytes_is_left_out_and_the_others_are_not():
+    """A node of Hivemind passes on whatever somebody has stored there."""
+    found = decoding.loads(MSGPackSerializer.dumps(of_mixed_kinds(0.05)))
+    time.sleep(0.1)
+    assert [owner for owner, _ in found.items()] == [b"c"]
+
+
+def test_an_answer_that_cannot_be_sorted_ends_no_search():
+    """Who had asked for it waited for good."""
+
+    async def found() -> object:
+        search = _SearchState(DHTID(7), float("inf"))
+        answer = of_mixed_kinds(0.05)
+        await asyncio.sleep(0.1)
+        search.add_candidate(ValueWithExpiration(answer, time.time() + 60), DHTID(1))
+        search.finish_search()
+        return await search.future
+
+    assert asyncio.run(found()) is None
 
 
 def test_an_answer_that_is_a_plain_mapping_is_dropped():
