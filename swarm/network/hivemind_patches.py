@@ -27,10 +27,9 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections import Counter
 from collections.abc import Sequence
 from contextlib import closing
-from functools import wraps
+from functools import partial, wraps
 from pathlib import Path
 from uuid import UUID
 
@@ -50,7 +49,8 @@ from hivemind.utils.mpfuture import UpdateType
 from hivemind.utils.serializer import MSGPackSerializer
 
 from swarm.network.dht_bounds import decoding, nodes, places
-from swarm.network.dht_storage import BoundedStorage, KnownKeys, store_requested
+from swarm.network.dht_bounds.calls import RunningCalls
+from swarm.network.dht_storage import Allowance, BoundedStorage, KnownKeys, store_requested
 from swarm.network.served_stream import MAX_MESSAGE_BYTES, ServedStream
 from swarm.network.signed_records import MAX_LIFE_SECONDS, records_of
 from swarm.network.stream_limits import limits_of
@@ -64,10 +64,9 @@ _SETTINGS = {"f": P2PD_CONFIG, "relay": False, "relayService": False, "natPortMa
 _SETTINGS |= {"connHi": CONNECTIONS, "connLo": KEPT_CONNECTIONS}
 MAX_PEER_ID_BYTES = 64
 """Those of libp2p have 34 to 42."""
-CALLS, ALL_CALLS = 64, 1024
-"""That one caller, and all of them together, may have at a time without an answer yet."""
 STORES_AT_ONCE, STORES_PER_SECOND = 4096, 64.0
-"""Records that one caller may store, or in one call; a member has a few each second."""
+"""Records that one caller may have looked at, those in dictionaries too, and keys of one call; a member has a few each
+second."""
 _stored = nodes.CallerLimits(STORES_AT_ONCE, STORES_PER_SECOND)
 
 
@@ -144,21 +143,18 @@ _handle_call = ControlClient._handle_persistent_request
 async def _handle_some_calls(self: ControlClient, call_id: UUID, request: p2pd_pb2.CallUnaryRequest) -> None:
     """Answer a call, unless its caller or all callers have too many that are not answered yet."""
     if not hasattr(self, "_running_calls"):
-        self._running_calls = Counter()
-    running = self._running_calls
-    if running[request.peer] >= CALLS or running.total() >= ALL_CALLS:
+        self._running_calls = RunningCalls()
+    caller, num_bytes = request.peer, len(request.data)
+    if not self._running_calls.begin(caller, num_bytes):
         refusal = p2pd_pb2.CallUnaryResponse(error=b"too many calls at a time")
         await self._pending_messages.put(
             p2pd_pb2.PersistentConnectionRequest(callId=call_id.bytes, unaryResponse=refusal)
         )
         return
-    running[request.peer] += 1
     try:
         await _handle_call(self, call_id, request)
     finally:
-        running[request.peer] -= 1
-        if not running[request.peer]:
-            del running[request.peer]
+        self._running_calls.end(caller, num_bytes)
 
 
 def _with_settings(make_arguments):
@@ -244,8 +240,10 @@ async def _store_some(self: DHTProtocol, request: dht_pb2.StoreRequest, context:
         ping.add_done_callback(_pings.discard)
     if not _stored.may(self, context.remote_id):
         raise ValueError("this peer has stored enough for now")
-    _stored.spend(self, context.remote_id, len(request.keys))
-    return dht_pb2.StoreResponse(store_ok=await store_requested(self, request), peer=self.node_info)
+    allowance = Allowance(
+        is_left=partial(_stored.may, self, context.remote_id), spend=partial(_stored.spend, self, context.remote_id)
+    )
+    return dht_pb2.StoreResponse(store_ok=await store_requested(self, request, allowance), peer=self.node_info)
 
 
 def _drop_invalid(self: DHTProtocol, key: bytes, dictionary: DictionaryDHTValue) -> bool:

@@ -93,6 +93,8 @@ class OwnedRecords(RSASignatureValidator):
         """Whose records are checked first, and kept before those of others."""
         self.written: set[bytes] = set()
         """Hashes of the keys under which this peer itself has written."""
+        self.vain_checks = 0
+        """Signatures that turned out to be none. No honest node of ours passes such a record on."""
         self._checked: OrderedDict[bytes, bool] = OrderedDict()
         self.strangers = TokenBucket(MAX_CHECKED, STRANGERS_PER_SECOND)
         self.lists = TokenBucket(MAX_LISTS, LISTS_PER_SECOND)
@@ -218,6 +220,7 @@ class OwnedRecords(RSASignatureValidator):
                 self.list_numbers[kind].value = admission.lists.number(kind)
                 self.met.drop(admission.removed(self.met.peers))
         except NotSigned as error:
+            self.vain_checks += 1
             if is_own and not self._has_complained:
                 self._has_complained = True
                 logger.warning(f"A list under the run's key {kind!r} is refused: it {error} (said once)")
@@ -226,9 +229,14 @@ class OwnedRecords(RSASignatureValidator):
     def _is_sound(self, record: DHTRecord) -> bool:
         try:
             plain(self.strip_value(record))
-            return super().validate(record)
-        except Exception:  # a stranger's bytes: no key, no text, no signature
+        except Exception:  # a stranger's bytes: no text
             return False
+        try:
+            is_signed = super().validate(record)
+        except Exception:  # no key, no signature
+            is_signed = False
+        self.vain_checks += not is_signed
+        return is_signed
 
 
 class Meet:
