@@ -12,6 +12,7 @@ import docstring_parser
 
 ROOT = Path(__file__).parent.parent.parent
 
+
 @dataclass
 class Documented:
     """A docstring in Google's form, in parts.

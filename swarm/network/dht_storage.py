@@ -12,6 +12,8 @@ import asyncio
 import heapq
 import json
 import time
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from hivemind.dht.protocol import DHTProtocol
@@ -44,6 +46,26 @@ PROGRESS_SECONDS = 120.0
 """Longest life of a progress record; they are renewed every second or two."""
 ENTRY_BYTES = 32
 COUNT_AGAIN_SECONDS = 0.2
+CHECKED_AT_ONCE = 64
+"""Records, before others get their answers: signatures take time."""
+VAIN_CHECK_RECORDS = 64
+"""That a caller could have stored instead of one whose signature is none."""
+
+
+@dataclass(frozen=True)
+class Allowance:
+    """How many records a caller may still have this node look at.
+
+    Args:
+        is_left: whether it may have it look at any
+        spend: so many have been looked at
+    """
+
+    is_left: Callable[[], bool] = lambda: True
+    spend: Callable[[int], None] = lambda _: None
+
+
+UNLIMITED = Allowance()
 
 
 class KnownKeys:
@@ -271,40 +293,58 @@ def _forget_ghosts(storage: TimedStorage) -> None:
         heapq.heapify(storage.expiration_heap)
 
 
-async def store_requested(protocol: DHTProtocol, request: dht_pb2.StoreRequest) -> list[bool]:
-    """Store what somebody asks this node to store; for each record or dictionary of records, whether it was."""
+async def store_requested(
+    protocol: DHTProtocol, request: dht_pb2.StoreRequest, allowance: Allowance = UNLIMITED
+) -> list[bool]:
+    """Store what somebody asks this node to store; for each record or dictionary of records, whether it was.
+
+    Args:
+        allowance: of the caller
+    """
     sizes = {len(request.keys), len(request.subkeys), len(request.values), len(request.expiration_time)}
     if sizes != {len(request.in_cache)}:
         raise ValueError("a request whose fields do not match")
     stored = [False] * len(request.keys)
-    # Manifests first: they tell which runs there are, and so under which keys the others may be stored.
-    for number in sorted(range(len(stored)), key=lambda number: request.keys[number] != RUNS_ID.to_bytes()):
+    # Manifests tell which runs there are, and so under which keys the others may be stored.
+    manifests_first = sorted(range(len(stored)), key=lambda number: request.keys[number] != RUNS_ID.to_bytes())
+    for count, number in enumerate(manifests_first, start=1):
+        if count % CHECKED_AT_ONCE == 0:
+            await asyncio.sleep(0)
+        if not allowance.is_left():
+            break
+        allowance.spend(1)
         key, tag, value = request.keys[number], request.subkeys[number], request.values[number]
         if request.in_cache[number] or len(key) != DHTID.HASH_NBYTES:
             continue  # a cache answers in place of what is stored, and a longer key names the place of a usual one
         if tag == protocol.IS_DICTIONARY:
-            stored[number] = await _store_dictionary(protocol, protocol.storage, key, value)
+            stored[number] = await _store_dictionary(protocol, key, value, allowance)
         else:
-            stored[number] = _store_one(protocol, protocol.storage, key, tag, value, request.expiration_time[number])
+            stored[number] = _store_one(protocol, key, tag, value, request.expiration_time[number], allowance)
     return stored
 
 
-async def _store_dictionary(protocol: DHTProtocol, storage: BoundedStorage, key: bytes, value: bytes) -> bool:
+async def _store_dictionary(protocol: DHTProtocol, key: bytes, value: bytes, allowance: Allowance) -> bool:
     """The records of many owners at once, which a node hands over to a new one."""
+    if not protocol.storage.known.knows(DHTID.from_bytes(key)):
+        return False  # before it is decoded
     entries = protocol.serializer.loads(value)
     if not isinstance(entries, DictionaryDHTValue):
         return False
+    allowance.spend(max(0, len(entries) - MAX_RECORDS))
     results = []
     for subkey, entry in list(entries.items())[:MAX_RECORDS]:
+        if not allowance.is_left():
+            return False
+        allowance.spend(1)
         encoded = protocol.serializer.dumps(subkey)
-        results.append(_store_one(protocol, storage, key, encoded, entry.value, entry.expiration_time))
-        if len(results) % 64 == 0:
-            await asyncio.sleep(0)  # signatures take time, and others wait for answers
+        results.append(_store_one(protocol, key, encoded, entry.value, entry.expiration_time, allowance))
+        if len(results) % CHECKED_AT_ONCE == 0:
+            await asyncio.sleep(0)
     return all(results)
 
 
 def _store_one(
-    protocol: DHTProtocol, storage: BoundedStorage, key: bytes, tag: bytes, value: Any, expiration_time: Any
+    protocol: DHTProtocol, key: bytes, tag: bytes, value: Any, expiration_time: Any, allowance: Allowance
 ) -> bool:
     """Check what is cheap first, the signature last."""
     try:
@@ -314,16 +354,27 @@ def _store_one(
     if not isinstance(value, bytes) or not isinstance(expiration_time, float):
         return False
     record, records = DHTRecord(key, tag, value, expiration_time), records_of(protocol)
+    storage = protocol.storage
     if records is not None and records.kind_of_list(key) is not None:
         # It is heard of whether or not there is room for it, and takes the place of all that came before.
         before = records.number_of_list(key)
-        if not protocol.record_validator.validate(record):
+        if not _is_valid(protocol, record, allowance):
             return False
         if records.number_of_list(key) > before:
             storage.forget(key_id)
         return storage.store_subkey(key_id, subkey, value, expiration_time)
     if not storage.may_store(key_id, subkey, len(value), expiration_time):
         return False
-    if not protocol.record_validator.validate(record):
+    if not _is_valid(protocol, record, allowance):
         return False
     return storage.store_subkey(key_id, subkey, value, expiration_time)
+
+
+def _is_valid(protocol: DHTProtocol, record: DHTRecord, allowance: Allowance) -> bool:
+    """A signature that is none is dear to whoever brings it: in names that are known, all are checked."""
+    records = records_of(protocol)
+    before = 0 if records is None else records.vain_checks
+    is_valid = protocol.record_validator.validate(record)
+    if records is not None:
+        allowance.spend(VAIN_CHECK_RECORDS * (records.vain_checks - before))
+    return is_valid

@@ -6,16 +6,15 @@
 - A stream whose handler has ended, while its caller still sends, would never be closed.
 - What one process cannot pass on to another one would leave it waiting for good.
 - A peer id of a megabyte would take a quarter of an hour to be written down, and nothing else would run meanwhile.
-- A node that names the asker among its neighbours would let no record be stored, and one that says that it has the
-  places of others would get what is for them.
+- A node that names the asker among its neighbours would let no record be stored, one that says that it has the places
+  of others would get what is for them, and one that names itself in many places would be all that a search looks at.
 - An answer that is no message would raise what no caller expects, and so end more than this call.
 - A message could be as long as its sender likes, and a caller could have as many streams and calls as it likes.
 - p2pd would carry strangers' traffic, and would have the router open a port without a word, each time another one.
 - A stream that could not be opened would leave its connection to p2pd open, here and there, for each knock at the door
   of a dead peer.
-- A search would write what it finds into what others have stored on this node, and end with the first answer that is
-  said to stay for ever.
-- A node that names others without end, each a little nearer to a key, would let no search and no store of it end.
+- A search would write what it finds into what others have stored on this node, end with the first answer that is said
+  to stay for ever, and never end after one that cannot be sorted, or where a node names others without end.
 - A node would store whatever anybody gives it, and throw away a whole answer for one record in it that is not valid.
 - A message of 2 kB would end the process that decodes it; a node could take as many places in the DHT as it likes,
   be given all records again and again, hold all calls that a process answers, and keep whoever calls it first from
@@ -29,10 +28,9 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections import Counter
 from collections.abc import Sequence
 from contextlib import closing
-from functools import wraps
+from functools import partial, wraps
 from pathlib import Path
 from uuid import UUID
 
@@ -48,15 +46,18 @@ from hivemind.p2p.p2p_daemon_bindings.control import ControlClient
 from hivemind.p2p.p2p_daemon_bindings.datastructures import StreamInfo
 from hivemind.p2p.p2p_daemon_bindings.utils import raise_if_failed, read_pbmsg_safe, write_pbmsg
 from hivemind.proto import dht_pb2, p2pd_pb2
-from hivemind.utils import MPFuture, ValueWithExpiration, get_dht_time
+from hivemind.utils import MPFuture, ValueWithExpiration, get_dht_time, get_logger
 from hivemind.utils.mpfuture import UpdateType
 from hivemind.utils.serializer import MSGPackSerializer
 
-from swarm.network.dht_bounds import decoding, nodes, searches
-from swarm.network.dht_storage import BoundedStorage, KnownKeys, store_requested
+from swarm.network.dht_bounds import decoding, nodes, places, searches
+from swarm.network.dht_bounds.calls import RunningCalls
+from swarm.network.dht_storage import Allowance, BoundedStorage, KnownKeys, store_requested
 from swarm.network.served_stream import MAX_MESSAGE_BYTES, ServedStream
 from swarm.network.signed_records import MAX_LIFE_SECONDS, records_of
 from swarm.network.stream_limits import limits_of
+
+logger = get_logger(__name__)
 
 P2PD_CONFIG = Path(__file__).with_name("p2pd") / "config.json"
 CONNECTIONS, KEPT_CONNECTIONS = 1536, 1152
@@ -65,10 +66,9 @@ _SETTINGS = {"f": P2PD_CONFIG, "relay": False, "relayService": False, "natPortMa
 _SETTINGS |= {"connHi": CONNECTIONS, "connLo": KEPT_CONNECTIONS}
 MAX_PEER_ID_BYTES = 64
 """Those of libp2p have 34 to 42."""
-CALLS, ALL_CALLS = 64, 1024
-"""That one caller, and all of them together, may have at a time without an answer yet."""
 STORES_AT_ONCE, STORES_PER_SECOND = 4096, 64.0
-"""Records that one caller may store, or in one call; a member has a few each second."""
+"""Records that one caller may have looked at, those in dictionaries too, and keys of one call; a member has a few each
+second."""
 _stored = nodes.CallerLimits(STORES_AT_ONCE, STORES_PER_SECOND)
 
 
@@ -145,21 +145,18 @@ _handle_call = ControlClient._handle_persistent_request
 async def _handle_some_calls(self: ControlClient, call_id: UUID, request: p2pd_pb2.CallUnaryRequest) -> None:
     """Answer a call, unless its caller or all callers have too many that are not answered yet."""
     if not hasattr(self, "_running_calls"):
-        self._running_calls = Counter()
-    running = self._running_calls
-    if running[request.peer] >= CALLS or running.total() >= ALL_CALLS:
+        self._running_calls = RunningCalls()
+    caller, num_bytes = request.peer, len(request.data)
+    if not self._running_calls.begin(caller, num_bytes):
         refusal = p2pd_pb2.CallUnaryResponse(error=b"too many calls at a time")
         await self._pending_messages.put(
             p2pd_pb2.PersistentConnectionRequest(callId=call_id.bytes, unaryResponse=refusal)
         )
         return
-    running[request.peer] += 1
     try:
         await _handle_call(self, call_id, request)
     finally:
-        running[request.peer] -= 1
-        if not running[request.peer]:
-            del running[request.peer]
+        self._running_calls.end(caller, num_bytes)
 
 
 def _with_settings(make_arguments):
@@ -196,8 +193,7 @@ async def _open_stream(
 
 
 def _add_to_a_copy(add_candidate):
-    @wraps(add_candidate)
-    def repaired(self, candidate: ValueWithExpiration | None, source_node_id: DHTID | None) -> None:
+    def add(self, candidate: ValueWithExpiration | None, source_node_id: DHTID | None) -> None:
         latest = get_dht_time() + MAX_LIFE_SECONDS
         if candidate is not None and not candidate.expiration_time <= latest:  # nor NaN
             candidate = ValueWithExpiration(candidate.value, latest)
@@ -208,6 +204,13 @@ def _add_to_a_copy(add_candidate):
                 entries.store(subkey, value, expiration_time)
             candidate = ValueWithExpiration(entries, candidate.expiration_time)
         add_candidate(self, candidate, source_node_id)
+
+    @wraps(add_candidate)
+    def repaired(self, candidate: ValueWithExpiration | None, source_node_id: DHTID | None) -> None:
+        try:
+            add(self, candidate, source_node_id)
+        except Exception as error:  # it would end the search, and whoever waits for it would do so for good
+            logger.debug(f"what {source_node_id} has found is left out: {error!r}")
 
     return repaired
 
@@ -239,8 +242,10 @@ async def _store_some(self: DHTProtocol, request: dht_pb2.StoreRequest, context:
         ping.add_done_callback(_pings.discard)
     if not _stored.may(self, context.remote_id):
         raise ValueError("this peer has stored enough for now")
-    _stored.spend(self, context.remote_id, len(request.keys))
-    return dht_pb2.StoreResponse(store_ok=await store_requested(self, request), peer=self.node_info)
+    allowance = Allowance(
+        is_left=partial(_stored.may, self, context.remote_id), spend=partial(_stored.spend, self, context.remote_id)
+    )
+    return dht_pb2.StoreResponse(store_ok=await store_requested(self, request, allowance), peer=self.node_info)
 
 
 def _drop_invalid(self: DHTProtocol, key: bytes, dictionary: DictionaryDHTValue) -> bool:
@@ -274,18 +279,6 @@ def _of_bounded_length(make):
     return repaired
 
 
-def _without_false_places(choose):
-    """Nobody tells this node its own place, nor gives the place of a node that it knows to another peer."""
-
-    @wraps(choose)
-    def repaired(self: DHTNode, peer_ids: dict[DHTID, PeerID]) -> dict[DHTID, PeerID]:
-        table, chosen = self.protocol.routing_table, choose(self, peer_ids).items()
-        is_known = {node_id: table.get(node_id=node_id) not in (None, peer) for node_id, peer in chosen}
-        return {node_id: peer for node_id, peer in chosen if node_id != self.node_id and not is_known[node_id]}
-
-    return repaired
-
-
 def _share_memory_without_manager() -> None:
     """torch's own choice on Linux, which Hivemind has changed: the memory has no name, and goes with its last user.
 
@@ -313,7 +306,9 @@ def repair_hivemind() -> None:
     DHTProtocol.create = classmethod(_with_bounded_storage(DHTProtocol.create.__func__))
     DHTProtocol.rpc_store = _store_some
     DHTProtocol._validate_dictionary = _drop_invalid
-    DHTNode._filter_blacklisted = _without_false_places(DHTNode._filter_blacklisted)
+    DHTNode._filter_blacklisted = places.without_false_places(DHTNode._filter_blacklisted)
+    DHTNode.find_nearest_nodes = places.of_a_search(DHTNode.find_nearest_nodes)
+    DHTNode.get_many_by_id = places.of_a_search(DHTNode.get_many_by_id)
     PeerID.__init__ = _of_bounded_length(PeerID.__init__)
     MPFuture._send_update = _send_what_can_be_sent(MPFuture._send_update)
     DHTProtocol.update_routing_table = nodes.update_routing_table

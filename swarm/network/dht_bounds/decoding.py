@@ -84,9 +84,14 @@ def _decode(code: int, data: bytes) -> Any:
 
 
 def _dictionary(data: bytes) -> DictionaryDHTValue:
-    """Without the largest size and the latest expiration that its sender names: every search would use them."""
+    """Without the largest size and the latest expiration that its sender names: every search would use them.
+
+    And without what has no owner. Keys of other kinds cannot be compared with those that are bytes, which ends the
+    search that sorts them by their end; and honest nodes of Hivemind pass on what anybody has stored there.
+    """
     _, _, entries = loads(data)
     with DictionaryDHTValue().freeze() as found:
         for subkey, value, expiration_time in entries:
-            found.store(subkey, value, expiration_time)
+            if isinstance(subkey, bytes):
+                found.store(subkey, value, expiration_time)
     return found

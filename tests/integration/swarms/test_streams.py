@@ -15,7 +15,7 @@ from hivemind.proto.averaging_pb2 import DownloadData
 from swarm.averaging.meeting.matchmaking_messages import to_knock
 from swarm.averaging.rounds import schema_hash
 from swarm.network import served_stream, stream_limits
-from swarm.network.hivemind_patches import CALLS
+from swarm.network.dht_bounds.calls import CALLS
 from swarm.network.peer_service import PeerService
 from swarm.network.signed_records import peer_of
 from swarm.network.stream_limits import BUFFERED_BYTES, STRANGERS_BYTES, STREAMS, StreamLimits

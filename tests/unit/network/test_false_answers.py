@@ -10,13 +10,13 @@ from types import SimpleNamespace
 
 import msgpack
 import pytest
-from hivemind.dht.node import DHTNode
+from hivemind.dht.node import DHTNode, _SearchState
 from hivemind.dht.protocol import DHTProtocol
 from hivemind.dht.routing import DHTID, RoutingTable
 from hivemind.dht.storage import DictionaryDHTValue
 from hivemind.p2p import PeerID
 from hivemind.proto import dht_pb2
-from hivemind.utils import MPFuture
+from hivemind.utils import MPFuture, ValueWithExpiration
 from hivemind.utils.serializer import MSGPackSerializer
 
 from swarm.network.dht_bounds import decoding
@@ -52,6 +52,35 @@ def test_the_bounds_that_the_sender_of_a_dictionary_names_are_not_used():
     assert (found.maxsize, found.latest_expiration_time) == (float("inf"), 2e9)
 
 
+def of_mixed_kinds(is_over_in_seconds: float) -> DictionaryDHTValue:
+    """Records whose owners Hivemind compares as soon as the first of them is over, and cannot."""
+    now, records = time.time(), DictionaryDHTValue()
+    for owner, end in ((b"a", now + is_over_in_seconds), (1, now + 60), (b"c", now + 60)):
+        records.store(owner, b"value", end)
+    return records
+
+
+def test_a_record_whose_owner_is_no_bytes_is_left_out_and_the_others_are_not():
+    """A node of Hivemind passes on whatever somebody has stored there."""
+    found = decoding.loads(MSGPackSerializer.dumps(of_mixed_kinds(0.05)))
+    time.sleep(0.1)
+    assert [owner for owner, _ in found.items()] == [b"c"]
+
+
+def test_an_answer_that_cannot_be_sorted_ends_no_search():
+    """Who had asked for it waited for good."""
+
+    async def found() -> object:
+        search = _SearchState(DHTID(7), float("inf"))
+        answer = of_mixed_kinds(0.05)
+        await asyncio.sleep(0.1)
+        search.add_candidate(ValueWithExpiration(answer, time.time() + 60), DHTID(1))
+        search.finish_search()
+        return await search.future
+
+    assert asyncio.run(found()) is None
+
+
 def test_an_answer_that_is_a_plain_mapping_is_dropped():
     assert not vars(DHTProtocol)["_validate_dictionary"](SimpleNamespace(), b"key", {})
 
@@ -76,7 +105,8 @@ def test_nobody_names_the_asker_s_place_or_that_of_another():
     honest, liar = (PeerID(bytes([18, 32, *[number] * 32])) for number in (1, 2))
     table = RoutingTable(own, bucket_size=20, depth_modulo=5)
     table.add_or_update_node(known, honest)
-    node = SimpleNamespace(node_id=own, blacklist=Counter(), protocol=SimpleNamespace(routing_table=table))
+    protocol = SimpleNamespace(routing_table=table)
+    node = SimpleNamespace(node_id=own, peer_id=PeerID(bytes(34)), blacklist=Counter(), protocol=protocol)
     assert vars(DHTNode)["_filter_blacklisted"](node, {own: liar, known: liar, new: liar}) == {new: liar}
     assert vars(DHTNode)["_filter_blacklisted"](node, {known: honest}) == {known: honest}
 

@@ -1,0 +1,147 @@
+"""A node of the DHT that says where itself and others stand takes over no search and no store of others."""
+
+import asyncio
+import hashlib
+import itertools
+from collections import Counter
+from collections.abc import Callable, Sequence
+
+import pytest
+from hivemind.dht.node import Blacklist, DHTNode
+from hivemind.dht.routing import DHTID, RoutingTable
+from hivemind.dht.storage import DHTLocalStorage, DictionaryDHTValue
+from hivemind.p2p import PeerID
+from hivemind.utils import MSGPackSerializer, ValueWithExpiration, get_dht_time
+
+from swarm.network.dht_bounds.places import NEW_PEERS, PLACES
+from swarm.network.hivemind_patches import repair_hivemind
+
+repair_hivemind()
+KEY = DHTID.generate(source="swarm.runs")
+HONEST = [f"honest {number}" for number in range(19)]
+Answer = dict[DHTID, PeerID]
+
+
+def peer(name: str) -> PeerID:
+    return PeerID(b"\x12\x20" + hashlib.sha256(name.encode()).digest())
+
+
+def next_to_key(distance: int) -> DHTID:
+    return DHTID(int(KEY) ^ distance)
+
+
+LIARS = ("liar", "another liar")
+PEERS = {peer(name): name for name in (*HONEST, *LIARS)}
+
+
+class Network:
+    """Hivemind's node with its table, and whatever others answer.
+
+    Args:
+        in_table: who is in the table of the node that searches
+        liar_says: of its neighbours, as do other liars
+        has_record: who has what is searched for
+    """
+
+    serializer, record_validator, bucket_size = MSGPackSerializer, None, 20
+
+    def __init__(self, in_table: Sequence[str], liar_says: Callable[[], Answer], has_record: Sequence[str] = ()):
+        self.liar_says, self.has_record = liar_says, has_record
+        self.asked, self.stored = Counter(), Counter()
+        self.storage, self.cache = DHTLocalStorage(), DHTLocalStorage()
+        node = self.node = DHTNode.__new__(DHTNode)
+        node.node_id, node.peer_id, node.num_workers, node.num_replicas = place("me"), peer("me"), 4, 5
+        node.protocol, node.blacklist = self, Blacklist(5.0, 2.0)
+        node.reuse_get_requests, node.chunk_size, node.cache_refresh_before_expiry = False, 16, 0
+        node.cache_locally, node.cache_nearest, node.cache_on_store = False, 0, False
+        self.routing_table = RoutingTable(node.node_id, self.bucket_size, 5)
+        for name in in_table:
+            self.routing_table.add_or_update_node(place(name), peer(name))
+
+    async def call_find(self, to: PeerID, keys: Sequence[DHTID]) -> dict | None:
+        name = PEERS.get(to)
+        self.asked[name] += 1
+        await asyncio.sleep(0 if name in LIARS else 0.001)
+        if name is None:
+            return None
+        others = {place(other): peer(other) for other in HONEST if other != name}
+        near = self.liar_says() if name in LIARS else others
+        found = None
+        if name in self.has_record:
+            found = DictionaryDHTValue()
+            found.store(b"owner", MSGPackSerializer.dumps(b"manifest"), get_dht_time() + 60)
+            found = ValueWithExpiration(found, get_dht_time() + 60)
+        return {key: (found, dict(near)) for key in keys}
+
+    async def call_store(self, to: PeerID, *_args, **_kwargs) -> list[bool] | None:
+        name = PEERS.get(to)
+        self.stored[name] += 1
+        return None if name is None else [True]
+
+    async def store(self) -> None:
+        await self.node.store("swarm.runs", b"manifest", get_dht_time() + 60, subkey=b"owner")
+
+    async def get(self) -> object:
+        return await self.node.get("swarm.runs", latest=True)
+
+
+def place(name: str) -> DHTID:
+    """Liars stand next to the key, the honest ones at some distance from it, one behind the other."""
+    if name in LIARS:
+        return next_to_key(1000 + LIARS.index(name))
+    return next_to_key(2**100 * (1 + HONEST.index(name))) if name in HONEST else DHTID.generate(source=name)
+
+
+def itself_in_many_places() -> Answer:
+    return {next_to_key(distance): peer("liar") for distance in range(1, 21)}
+
+
+def peers_that_do_not_exist() -> Answer:
+    return {next_to_key(distance): peer(f"nobody {distance}") for distance in range(1, 21)}
+
+
+LIES = pytest.mark.parametrize("liar_says", [itself_in_many_places, peers_that_do_not_exist])
+
+
+@LIES
+def test_the_copies_of_a_record_are_kept_by_several_nodes(liar_says):
+    """The liar said of itself that it has kept all five, and nobody else had one."""
+    network = Network([*HONEST[:6], "liar"], liar_says)
+    asyncio.run(asyncio.wait_for(network.store(), 10))
+    assert network.stored["liar"] <= 1
+    assert sum(network.stored[name] for name in HONEST) >= 4
+
+
+@LIES
+def test_a_record_is_found_beside_who_says_that_it_stands_everywhere(liar_says):
+    """Only those next to the key have been looked at, who were the liar."""
+    network = Network([*HONEST[:6], "liar"], liar_says, has_record=[HONEST[5]])
+    found = asyncio.run(asyncio.wait_for(network.get(), 10))
+    assert found is not None
+    assert found.value[b"owner"].value == b"manifest"
+
+
+def test_who_stands_nearer_with_each_answer_is_asked_a_few_times():
+    """It is in no table, where it would have one place."""
+    distances = itertools.count(2**90, -1)
+    network = Network([*HONEST[:6], "another liar"], lambda: {next_to_key(next(distances)): peer("liar")})
+    asyncio.run(asyncio.wait_for(network.get(), 10))
+    assert 0 < network.asked["liar"] <= PLACES
+
+
+def test_one_search_hears_of_all_nodes_however_few_it_knew():
+    network = Network(HONEST[:1], dict)
+    found = asyncio.run(asyncio.wait_for(network.node.find_nearest_nodes([KEY]), 10))
+    assert len(HONEST) > NEW_PEERS + 1, "more than one answer tells of"
+    assert set(found[KEY].values()) >= {peer(name) for name in HONEST}
+
+
+def test_a_false_word_about_a_node_does_not_hide_it():
+    """A stranger that is heard first says that those with the record stand far away."""
+
+    def far_away() -> Answer:
+        return {DHTID(int(place(name)) ^ 2**159): peer(name) for name in HONEST[6:]}
+
+    network = Network([*HONEST[:3], "liar"], far_away)
+    found = asyncio.run(asyncio.wait_for(network.node.find_nearest_nodes([KEY]), 10))
+    assert set(found[KEY]) >= {place(name) for name in HONEST}
