@@ -25,8 +25,8 @@ settings.load_profile("swarm")
 LANES = ("tests/e2e/", "tests/e2e/lab/", "tests/integration/swarms/", "tests/e2e/attacks/", "tests/integration/faults/")
 """Folders whose tests run one after the other, the longest first: programs, the lab and what measures, forked swarms,
 attacks, faults."""
-PLACES = (*LANES, "tests/integration/training/", "tests/")
-"""What begins first, and what fills the lanes when the swarms are done."""
+PLACES = (*LANES, "tests/integration/rounds/", "tests/integration/training/", "tests/")
+"""What begins first, and what fills the lanes when the swarms are done: rounds wait, while trainings compute."""
 
 
 def place_of(nodeid: str) -> str:
