@@ -31,7 +31,7 @@ LEAVE_SECONDS = 60
 TINY = ["--depth", "1", "--embed-dim", "32", "--num-heads", "2", "--target-batch-size", "2048"]
 """A digits model that makes a few updates a second; swarms are not made for more."""
 
-PACED = {"PACED_SAMPLES_PER_SECOND": "2000"}
+PACED = {"PACED_SAMPLES_PER_SECOND": "1000"}
 """Environment of peers that train on and on: they leave the processor to those that have just started."""
 
 _MARK = "SWARM_TEST_PROCESS"

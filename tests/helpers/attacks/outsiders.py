@@ -308,7 +308,7 @@ async def knock(node: Outsider) -> None:
     async for turn in node.turns(0.1):
         calls.add(task := asyncio.ensure_future(safely()))
         task.add_done_callback(calls.discard)
-        if turn % 50 == 49:
+        if turn % 25 == 24:
             node.report(f"knocked {turn + 1} times: {answers}")
     node.report(f"answers to all knocks: {answers}")
 
