@@ -15,6 +15,7 @@ from xdist.scheduler import LoadScopeScheduling
 
 from swarm.runtime.imports import quick_imports
 from tests.helpers.programs.importer import importing
+from tests.helpers.programs.unpacked_p2pd import unpack, use_unpacked
 
 sys.dont_write_bytecode = False
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -27,8 +28,8 @@ settings.load_profile("swarm")
 LANES = ("tests/e2e/", "tests/e2e/lab/", "tests/integration/swarms/", "tests/e2e/attacks/", "tests/integration/faults/")
 """Folders whose tests run one after the other, the longest first: programs, the lab and what measures, forked swarms,
 attacks, faults."""
-PLACES = (*LANES, "tests/integration/training/", "tests/")
-"""What begins first, and what fills the lanes when the swarms are done."""
+PLACES = (*LANES, "tests/integration/rounds/", "tests/integration/training/", "tests/")
+"""What begins first, and what fills the lanes when the swarms are done: rounds wait, while trainings compute."""
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -46,7 +47,16 @@ def place_of(nodeid: str) -> str:
 def pytest_collection():
     """Each worker imports all tests, and what these import."""
     with quick_imports():
-        return (yield)
+        collected = yield
+    if "hivemind" in sys.modules:
+        use_unpacked()
+    return collected
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_sessionstart(session: pytest.Session) -> None:
+    if not hasattr(session.config, "workerinput"):  # before there are workers
+        unpack()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

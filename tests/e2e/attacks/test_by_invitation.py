@@ -11,7 +11,7 @@ from swarm.cli.organiser import remove
 from swarm.enrolment.removed import EXIT_STATUS
 from swarm.peer.membership.credentials import Credentials
 from tests.helpers.attacks import outsiders
-from tests.helpers.attacks.attacked_run import LOOPBACK, TOGETHER, Attacked, Seen, rounds_of
+from tests.helpers.attacks.attacked_run import LARGE_STEPS, LOOPBACK, TOGETHER, Attacked, Seen, rounds_of
 from tests.helpers.attacks.rounds_under_attack import failed_of
 from tests.helpers.cli import PACED, PeerProgram, reaping
 from tests.helpers.swarm_peers import Peers
@@ -72,7 +72,7 @@ def removed_member(run) -> tuple[Path, bytes]:
     if run.folder in REMOVED:
         return REMOVED[run.folder]
     with reaping() as programs:
-        options = ["--initial-peers", run.invitation, *LOOPBACK]
+        options = ["--initial-peers", run.invitation, *LOOPBACK, *LARGE_STEPS]
         member = PeerProgram(run.folder, "live", "mallory", *options, **PACED)
         programs.append(member)
         member.wait_for_contribution()

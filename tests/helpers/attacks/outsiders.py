@@ -19,6 +19,7 @@ from hivemind.utils import get_dht_time
 from swarm.averaging.meeting.matchmaking_messages import parse_step, to_knock
 from swarm.membership.failure_detector import FailureDetector, question
 from swarm.membership.run_manifest import PROTOCOL, RUNS_KEY, RunManifest, read_manifests
+from swarm.network.dht_storage import PROGRESS_SECONDS
 from swarm.network.reachability import NONCE_BYTES, CallMe, ReachabilityService
 from swarm.network.signed_records import OwnedRecords
 from swarm.protocol.admission import OPEN, Admission
@@ -49,6 +50,8 @@ NEARLY_ALL_BYTES, LARGE_BYTES = 7_900_000, 100_000_000
 """Of a message that is as long as one may be, and of one that is longer."""
 KNOCKS, PARTS = "rpc_join_group", "rpc_aggregate_part"
 DRIP_BYTES_PER_SECOND = 24_000
+FLOOD_SECONDS = 0.75 * PROGRESS_SECONDS
+"""Life of progress records that are stored by the thousand: of longer ones none is taken."""
 HOP = "/libp2p/circuit/relay/0.2.0/hop"
 RESERVE = b"\x02\x08\x00"
 """A message of libp2p's circuit relay: two bytes, type RESERVE."""
@@ -215,16 +218,16 @@ async def records(node: Outsider, count: int = 10_000) -> None:
     await _flood(node, keys_of_one_modulus(count))
 
 
-async def sound_records(node: Outsider, count: int = 2500) -> None:
+async def sound_records(node: Outsider, count: int = 2500, life_seconds: float = FLOOD_SECONDS) -> None:
     """f4 with keys that look like anybody's."""
-    await _flood(node, sound_keys(count))
+    await _flood(node, sound_keys(count), life_seconds)
 
 
-async def _flood(node: Outsider, signers: Iterable[OwnedRecords]) -> None:
+async def _flood(node: Outsider, signers: Iterable[OwnedRecords], life_seconds: float = FLOOD_SECONDS) -> None:
     """Store a record in each name, as fast as it goes: who reads them believes each for some seconds."""
     members = await node.members()
     step = max((record.step for record in members.values()), default=0)
-    expiration = get_dht_time() + 600
+    expiration = get_dht_time() + life_seconds
     stored = made = 0
     signers = await asyncio.to_thread(list, signers)
     node.report(f"made {len(signers)} keys")
@@ -305,7 +308,7 @@ async def knock(node: Outsider) -> None:
     async for turn in node.turns(0.1):
         calls.add(task := asyncio.ensure_future(safely()))
         task.add_done_callback(calls.discard)
-        if turn % 50 == 49:
+        if turn % 25 == 24:
             node.report(f"knocked {turn + 1} times: {answers}")
     node.report(f"answers to all knocks: {answers}")
 
@@ -413,7 +416,7 @@ def attack(
     namespace: str | None = None,
     identity: Path | None = None,
     certificate: bytes = b"",
-    **sizes: int,
+    **sizes: float,
 ) -> None:
     """Run one; it is over after `seconds`, or a little later.
 

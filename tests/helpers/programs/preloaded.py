@@ -3,6 +3,7 @@
 from importlib import import_module
 
 from swarm.runtime.imports import quick_imports
+from tests.helpers.programs.unpacked_p2pd import use_unpacked
 
 with quick_imports():
     for name in (
@@ -24,3 +25,4 @@ with quick_imports():
         "s3fs",
     ):
         import_module(name)
+use_unpacked()

@@ -112,7 +112,6 @@ def train_doomed(fault, name, initial_peers, line, *args, **options):
     ("victim", "action", "stage"),  # the first peer leads
     [
         ("a", "kill", "any"),
-        ("c", "kill", "any"),
         ("c", "kill", "computing"),
         ("c", "kill", "meeting"),
         ("c", "kill", "met"),

@@ -22,9 +22,11 @@ pytestmark = pytest.mark.timeout(120)
 RECIPE = replace(
     preset("digits"), embed_dim=32, depth=2, num_heads=2, drop_path=0.3, augmentation="light", target_batch_size=192
 )
-HONEST, UPDATES = "abc", 20
-LEFT_OUT_AT = 14
+HONEST = "abc"
+LEFT_OUT_AT, UPDATES = 14, 20
 """Four updates without a list, eight in which that is said; two more, as not all have to be in the first rounds."""
+UPDATES_OF_WORK = 12
+"""In each, three draw by lot whose whole gift they compare: in eight of them all miss the liar once in 10,000 times."""
 
 
 class Seen(L.Callback):
@@ -53,7 +55,7 @@ class Outcome:
     checked: list[bool]
 
 
-def member(name, initial_peers, line, folder, averaging="overlap", lie=None):
+def member(name, initial_peers, line, folder, averaging="overlap", lie=None, updates=UPDATES):
     """A peer that trains digits, and looks at another one in each update; what it prints goes to a file."""
     output = os.open(folder / f"{name}.log", os.O_CREAT | os.O_WRONLY | os.O_APPEND)
     for number in (1, 2):
@@ -77,7 +79,7 @@ def member(name, initial_peers, line, folder, averaging="overlap", lie=None):
             options=patience(len(HONEST) + 1),
         )
         seen = Seen()
-        trainer_for(strategy, [seen], max_steps=UPDATES, limit_val_batches=0).fit(task, data)
+        trainer_for(strategy, [seen], max_steps=updates, limit_val_batches=0).fit(task, data)
         return Outcome(seen.sizes, checked)
 
 
@@ -100,15 +102,15 @@ def test_who_does_not_say_what_it_has_computed_is_left_out_and_nobody_else(tmp_p
 @pytest.mark.parametrize("codec", ["none", "fp16"])
 def test_who_gives_another_gradient_is_proven_guilty_and_nobody_else(tmp_path, codec):
     """It turns its gradient around, which is as long as any other: no average is clipped by that."""
-    averaging = f"sync-{codec}"
+    averaging, compared = f"sync-{codec}", partial(member, updates=UPDATES_OF_WORK)
     with Peers(timeout_seconds=90) as peers:
         for name in HONEST:
-            peers.start(name, member, tmp_path, averaging)
-        peers.start("mallory", partial(member, lie="reverse-1"), tmp_path, averaging)
+            peers.start(name, compared, tmp_path, averaging)
+        peers.start("mallory", partial(compared, lie="reverse-1"), tmp_path, averaging)
         found = peers.results(*HONEST)
     for name, outcome in found.items():
         said = (tmp_path / f"{name}.log").read_text()
         assert f"mallory {Blame.GAVE_OTHER_WORK}: it is left out for good" in said
         assert said.count("is left out") == 1, "and nobody else"
         assert 4 in outcome.sizes.values()
-        assert outcome.sizes[UPDATES] == 3
+        assert outcome.sizes[UPDATES_OF_WORK] == 3
