@@ -15,7 +15,6 @@ from xdist.scheduler import LoadScopeScheduling
 
 from swarm.runtime.imports import quick_imports
 from tests.helpers.programs.importer import importing
-from tests.helpers.programs.unpacked_p2pd import unpack, use_unpacked
 
 sys.dont_write_bytecode = False
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -47,16 +46,7 @@ def place_of(nodeid: str) -> str:
 def pytest_collection():
     """Each worker imports all tests, and what these import."""
     with quick_imports():
-        collected = yield
-    if "hivemind" in sys.modules:
-        use_unpacked()
-    return collected
-
-
-@pytest.hookimpl(tryfirst=True)
-def pytest_sessionstart(session: pytest.Session) -> None:
-    if not hasattr(session.config, "workerinput"):  # before there are workers
-        unpack()
+        return (yield)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -3,7 +3,6 @@
 from importlib import import_module
 
 from swarm.runtime.imports import quick_imports
-from tests.helpers.programs.unpacked_p2pd import use_unpacked
 
 with quick_imports():
     for name in (
@@ -25,4 +24,3 @@ with quick_imports():
         "s3fs",
     ):
         import_module(name)
-use_unpacked()
