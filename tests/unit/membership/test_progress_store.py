@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 from hivemind.utils import get_dht_time
 
-from swarm.membership import progress_store as progress_store
+from swarm.membership import progress_store
 from swarm.membership.progress_store import LATE_REPORTS, ProgressStore, read_record
 from swarm.network.record_push import Push
 from swarm.network.signed_records import peer_of
@@ -14,7 +14,7 @@ from swarm.protocol.admission import Admission
 from swarm.protocol.certificates import EVERYTHING, Role
 from swarm.runtime.timeouts import DEFAULT_TIMEOUTS
 from tests.helpers.owners import Organiser, subkey_of
-from tests.helpers.records import RECORD, FakeDHT
+from tests.helpers.records import RECORD, FakeDHT, done
 
 
 class Board(ProgressStore):
@@ -95,7 +95,7 @@ class EndlessDHT(FakeDHT):
 
     def run_coroutine(self, what, return_future):
         self.begun.append(type(what))
-        return self._done(1)
+        return done(1)
 
 
 def test_a_record_is_out_before_any_search_and_waits_for_none():
