@@ -27,8 +27,8 @@ NOTEBOOKS = sorted((ROOT / "peers").glob("*.ipynb"))
 
 
 def make_kernel(folder: Path) -> KernelSpecManager:
-    """A kernel in a clean environment of its own: it has the packages that we need (from ours), and not us."""
-    subprocess.run([sys.executable, "-m", "venv", str(folder / "venv")], check=True)
+    """A kernel in a clean environment of its own: it has pip and the packages that we need (from ours), and not us."""
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder / "venv")], check=True)
     python = folder / "venv" / "bin" / "python"
     site = subprocess.check_output([python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"], text=True)
     (Path(site.strip()) / "packages.pth").write_text(sysconfig.get_path("purelib") + "\n")
