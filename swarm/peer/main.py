@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import math
 import os
 import secrets
 import signal
@@ -35,6 +36,7 @@ from swarm.network.addresses import (
     closed_ports,
     join_commands,
 )
+from swarm.network.home.sparing import wait_while_spared
 from swarm.peer.bootstrap import resolve_bootstrap, unfolded
 from swarm.peer.island.launch import check_one_process, connected, is_island, offer, one_voice, settled, speaks
 from swarm.peer.membership.entry import Entry, open_door
@@ -81,6 +83,7 @@ def run(read: Callable[[], PeerOptions]) -> int:
         if not is_island():
             check_one_process(options)
             options = resumed(options)
+            wait_while_spared(lambda: options.leaving.why_spared)
         if speaks():
             print("Starting; importing torch takes 5 s or more …", flush=True)
         silence_libraries()
@@ -179,7 +182,7 @@ class Peer:
             manifest, addresses = self._manifest(dht), tuple(visible_addresses(dht))
             self._entry.take_part(dht, manifest, addresses)
             self.clock.ends("join")
-            return self._train(dht, manifest, addresses)
+            self._train(dht, manifest, addresses)
         finally:
             if self._restart is not None:
                 self._start_again()
@@ -187,6 +190,9 @@ class Peer:
             if self._desk is not None:
                 self._desk.stop()
             stop_dht(dht)
+        if self._session.pause.has_stopped:
+            self._wait_in_another_life()
+        return 0
 
     def _dht(self):
         from swarm.network.dht_options import start_dht
@@ -229,7 +235,7 @@ class Peer:
         check_overrides(manifest, vars(own_recipe(self.options)) if self.options.recipe else self.options.wanted_recipe)
         return manifest
 
-    def _train(self, dht, manifest, addresses: tuple[str, ...]) -> int:
+    def _train(self, dht, manifest, addresses: tuple[str, ...]) -> None:
         from swarm.membership.announcer import Announcer
         from swarm.peer.session import Session
 
@@ -255,7 +261,6 @@ class Peer:
         try:
             self._interrupt = _note_interrupt  # the training loop ends at the next micro-batch
             _say(f"\n{session.train()}")
-            return 0
         finally:
             self._interrupt = _raise_interrupt
             announcer.stop()
@@ -296,6 +301,13 @@ class Peer:
         )
         kill(descendants(os.getpid()))
         os._exit(2)
+
+    def _wait_in_another_life(self) -> None:
+        """As the same peer, which waits before it imports and joins: until then it needs hardly any memory."""
+        from swarm.peer.supervisor import start_again
+
+        self._session.traffic.keep()
+        start_again(["--public-name", self.name, *self._run], math.inf)
 
     def _network(self):
         """How this peer meets the others: what a person gave, and what was measured."""

@@ -31,6 +31,7 @@ from swarm.network.home.interfaces import own_addresses
 from swarm.peer.callbacks.checkpoint_upload import CheckpointUpload
 from swarm.peer.callbacks.evaluation import Evaluation
 from swarm.peer.callbacks.first_contribution import FirstContribution
+from swarm.peer.callbacks.home_pause import HomePause
 from swarm.peer.callbacks.ledger_keeper import LedgerKeeper
 from swarm.peer.callbacks.plan_keeper import PlanKeeper
 from swarm.peer.callbacks.profile_reporter import ProfileReporter
@@ -129,6 +130,7 @@ class Session:
         self.company = ReachablePeerCheck(dht.client_mode, stop_requested)
         self.line = LineUse(options.connection.max_upload_mbps or math.inf)
         self.traffic = TrafficLimit(self.line, options.leaving.max_traffic_gb, stop_requested)
+        self.pause = HomePause(lambda: options.leaving.why_spared, stop_requested)
         self.profile = self._profile()
         self.strategy = self._strategy()
         self._processes = self._own_processes()
@@ -341,6 +343,7 @@ class Session:
                 *of_trainer,
                 self.company,
                 self.traffic,
+                self.pause,
                 ProfileReporter(self.line, self.profile),
                 self.supervisor,
                 self.review,
@@ -361,6 +364,8 @@ class Session:
     def outcome(self, trainer: Trainer) -> str:
         if self.supervisor.found:
             return "starting again"
+        if self.pause.has_stopped:
+            return "paused"
         if self.traffic.has_stopped and trainer.global_step < trainer.max_steps:
             return "traffic limit reached"
         if self.why_ended is not None:

@@ -77,6 +77,10 @@ def connected(options: PeerOptions) -> Channel:
         device = launched.device(options.machine.device)
         if options.role.helps:
             raise InputError("A helper computes nothing: start it without torchrun.")
+        if options.leaving.pause_on_battery or options.leaving.pause_on_metered:
+            raise InputError(
+                "A peer of several processes does not pause: leave out --pause-on-battery and --pause-on-metered."
+            )
         if options.machine.inside == "fsdp" and options.machine.batch_size is None:
             raise InputError(
                 "A micro-batch is measured on a whole model, which --inside fsdp does without: give --batch-size."
