@@ -176,8 +176,8 @@ def lose_an_average(step: int) -> None:
     """The parts of this average never arrive, and arrive at the others."""
     average = StripedAllReduce.average
 
-    async def lost(self, vector, feedback):
-        await average(self, vector, feedback)
+    async def lost(self, vector, *arguments):
+        await average(self, vector, *arguments)
         if self.group.step == step:
             vector.zero_()
             raise RoundFailed("a part was lost")
