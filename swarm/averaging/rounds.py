@@ -266,6 +266,7 @@ class Rounds:
 
     def set_step(self, step: int, lineage: bytes | None) -> None:
         """This peer works on this step, with weights of this lineage."""
+        self._unsettled.holds(lineage)
         self._matchmaking.set_step(step, lineage)
         if self._matchmaking.waits_for(step):
             self._signals.waiting_step = step
@@ -430,7 +431,7 @@ class Rounds:
             except BaseException as error:
                 trouble.kept_waiting = stripes.kept_waiting | stripes.lost
                 self._matchmaking.reopen()
-                self._unsettled.failed(bounded.step, stripes.runners)
+                self._unsettled.failed(bounded.group_id, stripes.runners)
                 self._judge(stripes, bounded, time.perf_counter() - started, compute_seconds, trouble)
                 if trouble.blamed and isinstance(error, Exception):
                     raise RoundFailed(str(error), frozenset(stripes.lost)) from error
@@ -457,7 +458,7 @@ class Rounds:
 
     def _come_to(self, step: int) -> None:
         """Select the fragment that this step averages, and its error feedback."""
-        self._unsettled.come_to(step)
+        self._unsettled.forget()
         fragments = self._options.fragments
         self._vector = self._options.averaged_at(step)
         self._feedback = self._feedbacks[step % fragments.number]

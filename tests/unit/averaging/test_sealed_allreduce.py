@@ -128,9 +128,9 @@ class BreaksOff(AllReduce):
             yield answer
 
 
-@pytest.mark.parametrize(("next_step", "is_settled"), [(3, False), (4, True)])
-def test_what_a_reducer_left_out_of_a_round_that_only_it_has_missed_goes_with_its_next_average(next_step, is_settled):
-    """Else what had waited before goes twice. A round that is tried again is of the same step."""
+@pytest.mark.parametrize(("lineage", "is_settled"), [(b"of that round", True), (b"made alone", False)])
+def test_what_a_reducer_left_out_of_a_round_that_only_it_has_missed_goes_with_its_next_average(lineage, is_settled):
+    """Else what had waited before goes twice."""
     group, codec = group_of((0, 1, 2)), CODECS["int8"]()
     feedbacks = {member: ErrorFeedback(codec, SIZE) for member in group.peer_ids}
 
@@ -139,13 +139,14 @@ def test_what_a_reducer_left_out_of_a_round_that_only_it_has_missed_goes_with_it
             group, vectors_of(group), "int8", feedbacks=feedbacks, kinds={peer(2): BreaksOff}, seconds=1.0
         )
         found, unsettled = await exchange.run(), Unsettled()
-        unsettled.failed(3, [exchange.members[peer(1)]])
+        unsettled.failed(b"of that round", [exchange.members[peer(1)]])
         before = feedbacks[peer(1)].left_out.clone()
-        unsettled.come_to(next_step)
+        unsettled.holds(lineage)
         changed = feedbacks[peer(1)].left_out != before
         assert changed.any() == is_settled
         assert changed.sum() <= SIZE / 3 + 1, "its share"
-        unsettled.come_to(next_step + 1)
+        unsettled.forget()
+        unsettled.holds(b"of that round")
         assert torch.equal(feedbacks[peer(1)].left_out != before, changed), "once"
         return found
 
