@@ -18,7 +18,7 @@ def draw_curves(lines: list[dict[str, Any]], path: Path) -> None:
         path: PNG file.
     """
     figure = Figure(figsize=(10, 6))
-    figure.subplots_adjust(left=0.07, right=0.98, bottom=0.09, top=0.94, hspace=0.4)  # to find it would take long
+    figure.subplots_adjust(left=0.085, right=0.98, bottom=0.09, top=0.94, hspace=0.4)  # to find it would take long
     panels = figure.subplots(2, 2).ravel()
     _panel(panels[0], lines, "loss", {"train/loss": "training", "val/loss": "validation"})
     _panel(panels[1], lines, "accuracy", {"train/top1": "training, top-1", "val/top1": "validation, top-1"})

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import importlib.metadata
 import sys
 
 from recipe.interrupts import end_silently, run_to_end
@@ -66,7 +65,9 @@ def main(arguments: list[str] | None = None) -> int:
         print(usage())
         return 0
     if name == "--version":
-        print(f"swarm-vit {importlib.metadata.version('swarm-vit')}")
+        from swarm.peer.own_profile import software_version
+
+        print(f"swarm-vit {software_version()}")
         return 0
     if name == COMPLETION:
         return _print_completion(rest)

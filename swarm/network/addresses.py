@@ -258,7 +258,7 @@ def closed_ports(visible: Sequence[str], public_ip: str | None = None, enrolment
     if public:
         who = "Only those with IPv6 can join, if your router lets them in, which was not measured"
     return (
-        f"{who}: forward {ports}{also} of your router to this machine and start with "
+        f"{who}: forward {ports}{also} of your router to this machine and start your peer with "
         f"--public-ip YOUR.PUBLIC.IP --port {endpoint.port}{option}."
     )
 

@@ -58,8 +58,8 @@ IF_IT_RISES_AGAIN = (
     ". If it rises again, lower the learning rate (swarm control learning-rate 0.5), or remove who sends gradients "
     "that are far from the others'"
 )
-FIRST_RECORDS_SECONDS = 20
-"""For the others' first records, when this peer joins."""
+FIRST_RECORDS_SECONDS = 60
+"""For the others' first records, when this peer joins; a node that names a dozen silent ones costs more than 30 s."""
 NEWS_SECONDS = 5 * POLL_SECONDS
 """For records that were written after a round ended."""
 

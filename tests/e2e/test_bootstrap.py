@@ -14,25 +14,24 @@ OWN = ["--host-maddrs", "/ip4/127.0.0.1/tcp/0"]
 HASTY = "tests.helpers.programs.hasty_peer"
 
 
-@pytest.fixture(scope="module")
-def node(tmp_path_factory):
+@pytest.fixture
+def node(tmp_path):
     """Address of a stock `hivemind-dht`, which knows of no run before the one that begins there."""
     with reaping() as programs:
-        options, log = ["--host_maddrs", "/ip4/127.0.0.1/tcp/0"], tmp_path_factory.mktemp("node") / "log"
+        options, log = ["--host_maddrs", "/ip4/127.0.0.1/tcp/0"], tmp_path / "node.log"
         programs.append(stock := Program("hivemind.hivemind_cli.run_dht", options, log))
         found = stock.wait_until(lambda: re.search(r"/ip4/127\.0\.0\.1/tcp/\d+/p2p/\w+", stock.output), "it listens")
         yield found.group()
 
 
-def test_only_who_names_recipe_and_run_begins_there(node, refused, monkeypatch):
+def test_a_run_begins_on_a_neutral_node_if_it_is_named_and_goes_on_when_the_second_peer_has_used_up_its_traffic(
+    node, tmp_path, refused, monkeypatch
+):
     monkeypatch.setattr(run_manifest, "read_manifests", partial(run_manifest.read_manifests, timeout_seconds=3.0))
     for given in (["--recipe", "digits"], []):
         sentence = refused("--initial-peers", node, *OWN, *given)
         assert "The initial peers know of no run" in sentence
         assert "to start a run there, give --recipe and --run-id as well" in sentence
-
-
-def test_a_run_begins_on_a_neutral_node_and_goes_on_when_the_second_peer_has_used_up_its_traffic(node, tmp_path):
     with reaping() as programs:
         given = ["--recipe", "digits", "--run-id", "new", "--initial-peers", node, *OWN, *TINY, "--min-peers", "2"]
         programs.append(first := PeerProgram(tmp_path, "new", "first", *given, "--max-steps", "24", module=HASTY))

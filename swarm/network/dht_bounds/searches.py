@@ -2,8 +2,8 @@
 
 Hivemind asks whoever is named, as long as somebody is named who is nearer to the key. A node that names others without
 end, each of them a little nearer, would be asked for good: nothing would be stored or found any more, and what was
-begun anew would pile up. So a search makes so many calls and takes so long. Then it asks those whom this node knows
-itself and has not asked yet, all at once, since who is named must not hide them; and ends with what it has.
+begun anew would pile up. So a search makes so many calls and takes so long. One that is broken off asks the nearest of
+those whom this node knows itself, all at once, since who is named must not hide them; and ends with what it has.
 
 A name that belongs to nobody costs its inventor nothing, and would be remembered for good for not having answered.
 """

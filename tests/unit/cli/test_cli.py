@@ -1,6 +1,5 @@
 """The command `swarm`: its words, its help, and what it refuses."""
 
-import importlib.metadata
 import os
 import signal
 import subprocess
@@ -12,6 +11,7 @@ from recipe.command_line import read_options
 from swarm.cli import app, train
 from swarm.cli.train import SECOND_PEER, JoinOptions, StartOptions, read_start
 from swarm.enrolment.join_line import whom_to_join
+from swarm.peer.own_profile import software_version
 
 ADDRESS = "/ip4/203.0.113.5/tcp/31337/p2p/QmYyQSo1c1Ym7orWxLYvCrM2EmxFTANf8wXmmE7DWjhx5N"
 
@@ -30,7 +30,7 @@ def test_help_names_every_command(capsys):
 
 def test_it_says_which_version_it_is(capsys):
     assert app.main(["--version"]) == 0
-    assert capsys.readouterr().out == f"swarm-vit {importlib.metadata.version('swarm-vit')}\n"
+    assert capsys.readouterr().out == f"swarm-vit {software_version()}\n"
 
 
 @pytest.mark.parametrize("name", app.COMMANDS)

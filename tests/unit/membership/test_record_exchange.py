@@ -9,13 +9,7 @@ import pytest
 
 from swarm.membership.record_exchange import RecordExchange
 from swarm.runtime.timeouts import DEFAULT_TIMEOUTS
-from tests.helpers.records import RECORD
-
-
-def done() -> Future:
-    future = Future()
-    future.set_result(True)
-    return future
+from tests.helpers.records import RECORD, done
 
 
 class Store:
@@ -29,7 +23,7 @@ class Store:
     def post(self, _record) -> Future:
         self.posts += 1
         self.has_been_told.release()
-        return done() if self.telling_ends else Future()
+        return done(True) if self.telling_ends else Future()
 
     def look(self, search: bool):
         self.looks.append(search)
