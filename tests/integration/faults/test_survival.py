@@ -120,6 +120,7 @@ def test_a_run_is_completed_by_who_has_taken_part_in_it(updates, resumed_step, s
     session = SimpleNamespace(
         supervisor=SimpleNamespace(found=None),
         traffic=SimpleNamespace(has_stopped=has_used_up),
+        pause=SimpleNamespace(has_stopped=False),
         stop_requested=Event(),
         options=SimpleNamespace(leaving=SimpleNamespace(target_accuracy=None)),
         metrics=SimpleNamespace(updates=updates),

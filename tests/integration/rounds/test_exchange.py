@@ -186,12 +186,12 @@ def test_what_rounding_leaves_out_comes_with_the_next_round(codec, share, size):
 
 
 def want_back(name, initial_peers, line):
-    """Two rounds of step 7, in which all want to go back to step 5, and one of that. Returns what comes of each."""
+    """Two rounds of step 7, in which all want to go back to step 5, and one of step 8. Returns what comes of each."""
     with running_dht(initial_peers, line) as dht:
         averager = averager_for(torch.zeros(1000), dht, "int8")
         members, found = meet_everyone(line, dht), []
         vector, samples = contribution(name, 1000, 7)
-        for step, back_to in ((7, 5), (7, 5), (5, NOWHERE)):
+        for step, back_to in ((7, 5), (7, 5), (8, NOWHERE)):
             averager.vector.copy_(vector)
             ticket = Ticket(step, samples, False, 1.0, bytes(LINEAGE_BYTES), back_to=back_to)
             order = RunRound(ticket, members, NO_TARGET, patience_seconds=10.0, timeout_seconds=30.0)
@@ -204,7 +204,7 @@ def want_back(name, initial_peers, line):
         return str(dht.peer_id), found, averager.vector.clone()
 
 
-def test_a_group_that_goes_back_averages_nothing_and_meets_again_at_the_earlier_step():
+def test_a_group_that_goes_back_averages_nothing_and_meets_again():
     with Peers(timeout_seconds=80) as peers:
         for name in "ab":
             peers.start(name, want_back)
@@ -215,7 +215,7 @@ def test_a_group_that_goes_back_averages_nothing_and_meets_again_at_the_earlier_
         for step, group in backs:
             assert step == 5
             assert {str(peer) for peer in group} == all_of_them
-        assert report.group.step == 5
+        assert report.group.step == 8
         assert {str(peer) for peer in report.group.peer_ids} == all_of_them
         assert torch.equal(average, found["a"][-1])
         difference = average.double() - torch.from_numpy(weighted_mean("ab", 1000, 7))
