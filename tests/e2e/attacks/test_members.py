@@ -81,8 +81,14 @@ def ask_first(name: str) -> None:
     GlobalProgress.donors = donors
 
 
-def member(name, initial_peers, line, folder, plan, min_peers, max_steps=UPDATES, lie=None, asks=None):
-    """A peer of the tiny model, what it prints goes to a file; with a lie it is the liar, and may end as it likes."""
+def member(
+    name, initial_peers, line, folder, plan, min_peers, max_steps=UPDATES, lie=None, asks=None, wait_seconds=3.0
+):
+    """A peer of the tiny model, what it prints goes to a file; with a lie it is the liar, and may end as it likes.
+
+    Args:
+        wait_seconds: for who is missing at the end of a step
+    """
     if asks is not None:
         ask_first(asks)
     output = os.open(folder / f"{name}.log", os.O_CREAT | os.O_WRONLY | os.O_APPEND)
@@ -95,7 +101,7 @@ def member(name, initial_peers, line, folder, plan, min_peers, max_steps=UPDATES
     )
     with running_dht(initial_peers, line) as dht:
         rounds = Rounds(line, folder / "stop")
-        strategy = SwarmStrategy(TARGET, "test", dht=dht, name=name, options=patience(min_peers))
+        strategy = SwarmStrategy(TARGET, "test", dht=dht, name=name, options=patience(min_peers, wait_seconds))
         task = Task(plan)
         trainer = trainer_for(strategy, [rounds], max_steps=max_steps, gradient_clip_val=plan.clip)
         try:
@@ -162,9 +168,11 @@ def test_a_leader_that_goes_another_way_is_left_behind(tmp_path, lie):
     """It tells the others that the swarm has gone on without them, and has averages or weights of its own for them:
     they come in time, hold the same weights as each other, and nobody else says that there are other ones."""
     plan = Plan(compute_seconds=0.1)
+    # While one of the two finds out that it was lied to, the other waits: if not for long enough, it goes on alone.
+    honest = partial(member, wait_seconds=8.0)
     with Peers(timeout_seconds=120) as peers:
         for name in ("a", "b"):
-            peers.start(name, member, tmp_path, plan, 3)
+            peers.start(name, honest, tmp_path, plan, 3)
         peers.start("mallory", partial(member, lie=lie, max_steps=10**6), tmp_path, plan, 3)
         found = peers.results("a", "b")
     (a, _), (b, _) = found["a"], found["b"]
