@@ -30,8 +30,8 @@ test: setup ## run the tests, all but the long ones
 test-long: setup ## run the long ones: a soak, the lab, attacks, memory, footprint, many models
 	@$(RUN) -m pytest -m long
 
-test-fast: setup ## run the unit tests, under two minutes
-	@$(RUN) -m pytest tests/unit
+test-fast: setup ## run the unit tests without the fuzzing, under two minutes
+	@$(RUN) -m pytest tests/unit --ignore tests/unit/fuzz
 
 FUZZ_TIMES ?= 10
 fuzz: setup ## parsers of strangers' bytes read over 100,000 damaged and false messages, a few minutes
