@@ -130,33 +130,9 @@ def experiment_section(experiment: Experiment, output: Path) -> Section:
     """Answer, throughput, parts of an update, bytes, quality, and what was left out."""
     section = Section(experiment.grid["question"] or experiment.name)
     section.text += filter(None, (time_to_accuracy(experiment), answer(experiment)))
-    if paced := paced_rates(experiment):
-        rates = ", ".join(f"{rate:g}" for rate in paced)
-        computed = "true gradients of all samples, then sleep"
-        if experiment.computes_few_samples:
-            computed = "true gradients of few samples, then sleep: speeds and traffic mean something, accuracies do not"
-        section.text.append(
-            f"PACED: each peer pretended to compute {rates} samples/s ({computed}). Before commit 49f6df3 a wrong "
-            "guess of the backward pass was not made up for: a plain script could be 5 % faster than the device."
-        )
-        section.text += filter(None, [lost_overlap(experiment)])
-    if any(system.startswith("hivemind") for system in experiment.systems):
-        section.text.append(
-            "Before commit 3acb784 Hivemind's Optimizer did not clip gradients as the recipe says, nor smooth labels: "
-            "that concerns what it learnt and how soon, and not its speed."
-        )
-    if (drift := machine_drift(experiment)) is not None:
-        section.text.append(drift)
-    if any(SYSTEMS[system].local_steps > 1 for system in experiment.systems):
-        section.text.append("Limits are those of an average per update; several local steps make it a rarer one.")
-    if "bytes_sent" not in experiment.cells and experiment.cells["target_accuracy"].notna().any():
-        section.text.append(
-            "Bytes per sample are up to a tenth too low: the version that measured these cells did not count what "
-            "crossed the network during validations."
-        )
-    section.text.append(reproduction(experiment))
+    section.text += _how_measured(experiment)
     if not experiment.valid.empty:
-        mark = ", paced" if paced else ""
+        mark = ", paced" if paced_rates(experiment) else ""
         section.tables.append((f"Samples per second, valid cells alone{mark}", throughput_table(experiment)))
         section.figures = [
             (f"Samples per second (each run; mean, 95 % interval{mark})", figures.throughput(experiment, output)),
@@ -206,6 +182,37 @@ def experiment_section(experiment: Experiment, output: Path) -> Section:
             rows = [{"cell": row["name"], "why": "; ".join(row["problems"])} for _, row in cells.iterrows()]
             section.tables.append((f"{what}: {len(rows)} of {len(experiment.cells)} cells", pd.DataFrame(rows)))
     return section
+
+
+def _how_measured(experiment: Experiment) -> list[str]:
+    """What a reader has to know of how the cells were measured, and the command that does it again."""
+    text: list[str] = []
+    if paced := paced_rates(experiment):
+        rates = ", ".join(f"{rate:g}" for rate in paced)
+        computed = "true gradients of all samples, then sleep"
+        if experiment.computes_few_samples:
+            computed = "true gradients of few samples, then sleep: speeds and traffic mean something, accuracies do not"
+        text.append(
+            f"PACED: each peer pretended to compute {rates} samples/s ({computed}). Before commit 49f6df3 a wrong "
+            "guess of the backward pass was not made up for: a plain script could be 5 % faster than the device."
+        )
+        text += filter(None, [lost_overlap(experiment)])
+    if any(system.startswith("hivemind") for system in experiment.systems):
+        text.append(
+            "Before commit 3acb784 Hivemind's Optimizer did not clip gradients as the recipe says, nor smooth labels: "
+            "that concerns what it learnt and how soon, and not its speed."
+        )
+    if (drift := machine_drift(experiment)) is not None:
+        text.append(drift)
+    if any(SYSTEMS[system].local_steps > 1 for system in experiment.systems):
+        text.append("Limits are those of an average per update; several local steps make it a rarer one.")
+    if "bytes_sent" not in experiment.cells and experiment.cells["target_accuracy"].notna().any():
+        text.append(
+            "Bytes per sample are up to a tenth too low: the version that measured these cells did not count what "
+            "crossed the network during validations."
+        )
+    text.append(reproduction(experiment))
+    return text
 
 
 def agreement_section(experiment: Experiment, earlier: Experiment) -> Section:

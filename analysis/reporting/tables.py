@@ -155,8 +155,8 @@ def quality_table(experiment: Experiment) -> pd.DataFrame | None:
     """Validation metrics of each setting, of which n seeds have been tried (and folds); None where none was asked for,
     or not all samples were computed."""
     cells = experiment.valid
-    asked = cells["target_accuracy"].notna().any() and not experiment.computes_few_samples
-    if not asked or "top1" not in cells or cells["top1"].isna().all():
+    was_asked = cells["target_accuracy"].notna().any() and not experiment.computes_few_samples
+    if not was_asked or "top1" not in cells or cells["top1"].isna().all():
         return None
     rows = []
     for (system, value), group in cells.groupby(["system", experiment.axis], sort=True):

@@ -287,6 +287,7 @@ class SharedState:
 def _are_like(found: Mapping[str, torch.Tensor], made: Mapping[str, torch.Tensor], param: torch.Tensor) -> bool:
     """Whether statistics of a parameter have the names, types and shapes of those that `made_statistics` shows."""
     for key, one in made.items():
+        # What it makes for the small parameter, whose sizes are all 2, has that one's shape or a fixed one.
         is_whole = one.dim() == param.dim() and one.numel() == 2 ** param.dim()
         shape = param.shape if is_whole else one.shape
         if key not in found or (found[key].dtype, found[key].shape) != (one.dtype, shape):

@@ -13,6 +13,8 @@ import psutil
 
 LOOK_SECONDS = 5.0
 """From one look at the machine to the next."""
+ANSWER_SECONDS = 1.0
+"""For NetworkManager: training stands still meanwhile."""
 METERED = ("u 1", "u 3")
 """NetworkManager's answers for a line that is metered, or is taken for one (a telephone's)."""
 _ASK = (
@@ -30,7 +32,7 @@ def is_on_battery() -> bool:
 def is_metered() -> bool:
     """Whether NetworkManager says so of the line by which this machine reaches the internet."""
     try:
-        said = subprocess.run(_ASK.split(), capture_output=True, text=True, timeout=LOOK_SECONDS)
+        said = subprocess.run(_ASK.split(), capture_output=True, text=True, timeout=ANSWER_SECONDS)
     except (OSError, subprocess.TimeoutExpired):
         return False
     return said.stdout.strip() in METERED

@@ -172,30 +172,22 @@ def test_a_knock_that_nobody_heard_does_not_divide_the_swarm():
         assert report.meeting_seconds < PATIENCE_SECONDS / 2
 
 
-def test_who_cannot_be_called_at_once_is_called_again():
-    vectors = {name: torch.full((5000,), value) for name, value in zip("abc", (1.0, 4.0, 7.0), strict=True)}
+@pytest.mark.parametrize(
+    ("odd_one", "size"),
+    [(one_round_with_calls_that_fail, 5000), (one_round_with_two_streams, 200_000)],
+    ids=["whom the others cannot call at once", "who gives twice"],
+)
+def test_a_round_is_whole_and_all_count_once(odd_one, size):
+    vectors = {name: torch.full((size,), value) for name, value in zip("abc", (1.0, 4.0, 7.0), strict=True)}
     with Peers(timeout_seconds=80) as peers:
         for name, vector in vectors.items():
-            peers.start(name, one_round_with_calls_that_fail if name == "c" else one_round, vector, 10)
+            peers.start(name, odd_one if name == "c" else one_round, vector, 10)
         introduce(peers)
         found = dismiss(peers)
     for vector, report in found.values():
         assert isinstance(report, RoundReport), report
         assert report.complete
-        assert torch.equal(vector, torch.full((5000,), 4.0))
-
-
-def test_what_somebody_gives_counts_once():
-    vectors = {name: torch.full((200_000,), value) for name, value in zip("abc", (1.0, 4.0, 7.0), strict=True)}
-    with Peers(timeout_seconds=80) as peers:
-        for name, vector in vectors.items():
-            peers.start(name, one_round_with_two_streams if name == "c" else one_round, vector, 10)
-        introduce(peers)
-        found = dismiss(peers)
-    for vector, report in found.values():
-        assert isinstance(report, RoundReport), report
-        assert report.complete
-        assert torch.equal(vector, torch.full((200_000,), 4.0))
+        assert torch.equal(vector, torch.full((size,), 4.0))
 
 
 def test_who_has_been_in_time_and_is_late_is_given_up_though_it_lives():
