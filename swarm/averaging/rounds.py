@@ -214,7 +214,7 @@ class Rounds:
     @property
     def step(self) -> int:
         """The step that this peer works on."""
-        return self._matchmaking.step
+        return self._matchmaking.lobby.step
 
     @property
     def is_averaging(self) -> bool:
@@ -231,7 +231,7 @@ class Rounds:
 
     def expect_joiner(self, peer_id: PeerID) -> None:
         """It has the state of the present step now, and comes to its round."""
-        grace = self._matchmaking.grace
+        grace = self._matchmaking.lobby.grace
         grace.hold(peer_id)
         self._signals.expect_company(grace.open_until)
 
@@ -246,14 +246,14 @@ class Rounds:
         self, request: averaging_pb2.JoinRequest, context: P2PContext
     ) -> AsyncIterator[averaging_pb2.MessageFromLeader]:
         """Another peer wants to finish a step with us as its leader."""
-        matchmaking = self._matchmaking
-        async for reply in matchmaking.serve(request, context):
-            self._signals.expect_company(matchmaking.grace.open_until)
+        lobby = self._matchmaking.lobby
+        async for reply in lobby.serve(request, context):
+            self._signals.expect_company(lobby.grace.open_until)
             yield reply
             if reply.code == averaging_pb2.PROTOCOL_VIOLATION and not self._options.admission.is_open:
                 return  # its stream is for somebody who may come
-            if reply.code == averaging_pb2.ACCEPTED and matchmaking.waits_for(matchmaking.step):
-                self._signals.waiting_step = matchmaking.step
+            if reply.code == averaging_pb2.ACCEPTED and self._matchmaking.waits_for(lobby.step):
+                self._signals.waiting_step = lobby.step
         await until_caller_hangs_up()
 
     def rpc_show_evidence(
@@ -267,7 +267,7 @@ class Rounds:
     def set_step(self, step: int, lineage: bytes | None) -> None:
         """This peer works on this step, with weights of this lineage."""
         self._unsettled.holds(lineage)
-        self._matchmaking.set_step(step, lineage)
+        self._matchmaking.lobby.set_step(step, lineage)
         if self._matchmaking.waits_for(step):
             self._signals.waiting_step = step
 
@@ -280,18 +280,18 @@ class Rounds:
 
         Whoever lets many in and is removed with all of them has what a stranger has of this peer's streams and memory.
         """
-        self._matchmaking.turn_away_removed()
+        self._matchmaking.lobby.turn_away_removed()
         limits = limits_of(self._p2p)
         limits.forget(self._options.admission.removed(limits.known))
 
     def orders_changed(self) -> None:
         """The organiser has ordered something: who meets has to do so on the same orders."""
-        self._matchmaking.orders_changed()
+        self._matchmaking.lobby.orders_changed()
 
     async def compare_orders(self, peer: PeerID | None, ticket: Ticket) -> bytes:
         """All orders of the organiser, after a look at what this peer follows."""
         if peer is not None:
-            await self._matchmaking.compare_orders(peer, ticket)
+            await self._matchmaking.knocker.compare_orders(peer, ticket)
         return self._options.admission.lists.signed(ORDERS)
 
     def cancel(self) -> None:
@@ -306,7 +306,7 @@ class Rounds:
             limits_of(self._p2p).met(member.peer_id for member in order.members)
         timeout, future = order.timeout_seconds, order.future
         self._target = self._matchmaking.target = order.target
-        self._matchmaking.leave_out(order.left_out)
+        self._matchmaking.knocker.left_out = order.left_out
         try:
             with self.groups.meeting():
                 report = await asyncio.wait_for(self._meet_and_average(order, trouble), timeout)
@@ -385,7 +385,7 @@ class Rounds:
         try:
             closed = await self._matchmaking.meet(ticket, order.members, order.patience_seconds, deadline)
         finally:
-            self._blame(dict.fromkeys(self._matchmaking.stuck, Blame.STUCK), trouble)
+            self._blame(dict.fromkeys(self._matchmaking.knocker.stuck, Blame.STUCK), trouble)
         limits_of(self._p2p).met(closed.peer_ids)
         faults.at("met", ticket.step)
         return closed
@@ -408,7 +408,7 @@ class Rounds:
         bounded = closed.bounded(self._target)
         if not self._target.is_reached_by(bounded.samples):
             self._signals.waiting_step = -1  # those who waited compute on, too
-            self._matchmaking.reopen()  # its leader may have known another target than the group has
+            self._matchmaking.lobby.reopen()  # its leader may have known another target than the group has
             raise ShortBatch(bounded)
         return bounded
 
@@ -430,7 +430,7 @@ class Rounds:
                     await self._average(stripes, bounded)
             except BaseException as error:
                 trouble.kept_waiting = stripes.kept_waiting | stripes.lost
-                self._matchmaking.reopen()
+                self._matchmaking.lobby.reopen()
                 self._unsettled.failed(bounded.group_id, stripes.runners)
                 self._judge(stripes, bounded, time.perf_counter() - started, compute_seconds, trouble)
                 if trouble.blamed and isinstance(error, Exception):

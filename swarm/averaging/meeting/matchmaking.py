@@ -10,12 +10,10 @@ if that is the leader, the next in seniority leads.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
-from hivemind.p2p import P2P, P2PContext, PeerID
-from hivemind.proto import averaging_pb2
+from hivemind.p2p import P2P, PeerID
 
-from swarm.averaging.meeting.joiner_grace import JoinerGrace
 from swarm.averaging.meeting.knock import Knocker, half_more_or_less
 from swarm.averaging.meeting.lobby import Lobby
 from swarm.averaging.meeting.order_exchange import OrderExchange
@@ -76,8 +74,8 @@ class Matchmaking:
         self._news = asyncio.Event()
         """Set when a leader that waits has to look again at who is there."""
         self._monitor = PeerMonitor(detector, self._news.set)
-        self._orders = OrderExchange(admission, self.orders_changed)
-        self._lobby = Lobby(
+        self._orders = OrderExchange(admission, lambda: self.lobby.orders_changed())
+        self.lobby = Lobby(
             me=self._me,
             schema_hash=schema_hash,
             orders=self._orders,
@@ -88,7 +86,8 @@ class Matchmaking:
             timeouts=timeouts,
             admission=admission,
         )
-        self._knocker = Knocker(
+        """Where those wait who have come to this peer."""
+        self.knocker = Knocker(
             p2p=p2p,
             namespace=namespace,
             schema_hash=schema_hash,
@@ -96,71 +95,15 @@ class Matchmaking:
             monitor=self._monitor,
             timeouts=timeouts,
             admission=admission,
-            on_accepted=self._lobby.redirect_to,
-            on_done=self._lobby.stop_redirecting,
+            on_accepted=self.lobby.redirect_to,
+            on_done=self.lobby.stop_redirecting,
         )
+        """Goes to leaders."""
         self._lock = asyncio.Lock()
-
-    # ---- what its parts do ------------------------------------------------------------------------------------------
-
-    @property
-    def step(self) -> int:
-        """The one that this peer works on."""
-        return self._lobby.step
-
-    @property
-    def grace(self) -> JoinerGrace:
-        """For whom the next group is held open."""
-        return self._lobby.grace
-
-    @property
-    def stuck(self) -> Collection[PeerID]:
-        """Who has let this peer in at the last meeting and never began."""
-        return self._knocker.stuck
-
-    def leave_out(self, peers: Collection[PeerID]) -> None:
-        """These do not lead this peer, whoever else follows them."""
-        self._knocker.left_out = peers
-
-    def set_step(self, step: int, lineage: bytes | None = None) -> None:
-        """This peer works on this step.
-
-        Args:
-            lineage: of this peer's weights; None leaves out who has others only when the group is closed
-        """
-        self._lobby.set_step(step, lineage)
-
-    def serve(
-        self, request: averaging_pb2.JoinRequest, context: P2PContext
-    ) -> AsyncIterator[averaging_pb2.MessageFromLeader]:
-        """Somebody knocks at this peer's door: the server side of `follow`."""
-        return self._lobby.serve(request, context)
 
     def waits_for(self, step: int) -> bool:
         """Whether a member, or a stranger where this peer knows nobody, has come to finish this step already."""
-        return self._lobby.waits_for(step, self._known)
-
-    def orders_changed(self) -> None:
-        """The organiser has ordered something: who waits for the group hears of it."""
-        self._lobby.orders_changed()
-
-    def turn_away_removed(self) -> None:
-        """Who was removed from the run does not wait for the next group any more."""
-        self._lobby.turn_away_removed()
-
-    def reopen(self) -> None:
-        """The round of the group that was closed last has failed: whoever was in it can come again."""
-        self._lobby.reopen()
-
-    async def follow(self, leader: PeerID, ticket: Ticket, wait_until: float) -> Group | None:
-        """Knock at the leader's door; None when it cannot lead us now."""
-        return await self._knocker.follow(leader, ticket, wait_until)
-
-    async def compare_orders(self, peer: PeerID, ticket: Ticket) -> None:
-        """See whether somebody follows the same orders of the organiser; else both know all of them from now on."""
-        await self._knocker.compare_orders(peer, ticket)
-
-    # ---- a meeting --------------------------------------------------------------------------------------------------
+        return self.lobby.waits_for(step, self._known)
 
     def met(self, peers: Iterable[PeerID]) -> None:
         """These have averaged with this peer: they are no strangers."""
@@ -187,10 +130,10 @@ class Matchmaking:
         """
         async with self._lock:
             self._monitor.begin()
-            self._knocker.stuck = set()
+            self.knocker.stuck = set()
             if not ticket.listens:  # else this peer works on an earlier one
-                self.set_step(ticket.step, ticket.lineage)
-                self.reopen()  # whatever group was closed for this step has not ended it for this peer
+                self.lobby.set_step(ticket.step, ticket.lineage)
+                self.lobby.reopen()  # whatever group was closed for this step has not ended it for this peer
             self.expect([member.peer_id for member in members if member.awaited])
             order = [m for m in sorted(members, key=lambda m: m.seniority) if not m.client_mode]
             order = [m for m in order if m.peer_id not in self._shunned]
@@ -216,15 +159,15 @@ class Matchmaking:
         """Follow the first who leads, in this order; if that is nobody, lead."""
         own, loop = self._me, asyncio.get_running_loop()
         seniors = order[: order.index(own)] if own in order else order
-        longest_seconds = 2 * patience_seconds + self._lobby.hold_seconds + self._timeouts.reply_seconds
-        self._knocker.longest_meeting_seconds = longest_seconds
+        longest_seconds = 2 * patience_seconds + self.lobby.hold_seconds + self._timeouts.reply_seconds
+        self.knocker.longest_meeting_seconds = longest_seconds
         for senior in seniors:
             self._watch(seniors[:WATCHED_SENIORS])
             if senior not in self._monitor.lost:
                 wait_until = min(deadline, loop.time() + longest_seconds)
                 if ticket.listens:  # for a round that begins when the one before has ended
                     wait_until = deadline
-                if (group := await self.follow(senior, ticket, wait_until)) is not None:
+                if (group := await self.knocker.follow(senior, ticket, wait_until)) is not None:
                     return group
         if own not in order:
             return None
@@ -240,15 +183,15 @@ class Matchmaking:
 
     async def _lead(self, ticket: Ticket, patience_end: float, seniors: Sequence[PeerID], wait_until: float) -> Group:
         """Wait for the others. A senior who is still expected may lead a group of its own: try its door again."""
-        loop = asyncio.get_running_loop()
+        loop, grace = asyncio.get_running_loop(), self.lobby.grace
         knock_at = loop.time() + half_more_or_less(self._timeouts.knock_again_seconds)
         while True:
             self._news.clear()
             self._orders.check(ticket)
-            arrived = self._lobby.arrived(ticket)
+            arrived = self.lobby.arrived(ticket)
             expected = self._expected - self._monitor.lost - arrived
-            held = {peer for peer in self.grace.awaited(arrived) - self._monitor.lost if peer not in self._shunned}
-            awaited, remaining = expected | held, self.grace.seconds_left(held)
+            held = {peer for peer in grace.awaited(arrived) - self._monitor.lost if peer not in self._shunned}
+            awaited, remaining = expected | held, grace.seconds_left(held)
             if expected:
                 remaining = max(remaining, patience_end - loop.time())
             self._watch(awaited)
@@ -256,10 +199,10 @@ class Matchmaking:
             if only_strangers:
                 remaining = min(remaining, self._patience_with_strangers.left)
             if remaining <= 0 or not awaited or self._is_in_vain(ticket, arrived, awaited):
-                return self._lobby.close(ticket, arrived, self.target)
+                return self.lobby.close(ticket, arrived, self.target)
             if loop.time() >= knock_at:
                 for senior in awaited.intersection(seniors):
-                    group = await self.follow(senior, ticket, wait_until)
+                    group = await self.knocker.follow(senior, ticket, wait_until)
                     if group is not None:
                         return group
                 knock_at = loop.time() + half_more_or_less(self._timeouts.knock_again_seconds)
@@ -282,5 +225,5 @@ class Matchmaking:
 
         It is better to compute on than to wait then; who has only been slow is in time for the next group.
         """
-        samples = ticket.samples + self._lobby.samples_of(arrived)
+        samples = ticket.samples + self.lobby.samples_of(arrived)
         return not self.target.is_reached_by(samples) and all(self.detector.doubts(peer) for peer in awaited)

@@ -23,6 +23,7 @@ from swarm.averaging.allreduce import AllReduce
 from swarm.averaging.audit.audits import Audits
 from swarm.averaging.audit.seals import Seals, seal_with
 from swarm.averaging.audit.statements import Receipt, hash_of, root_of
+from swarm.averaging.meeting.lobby import Lobby
 from swarm.averaging.meeting.matchmaking import Matchmaking
 from swarm.averaging.meeting.matchmaking_messages import step_reply
 from swarm.membership.progress_record import TRAINING, PeerProgress
@@ -150,7 +151,7 @@ def slow() -> None:
 
 def stuck() -> None:
     """Says that it was here first, so that it leads; lets everybody in, and never tells them that the round begins."""
-    honest = Matchmaking.serve
+    honest = Lobby.serve
 
     async def serve(self, request, context):
         async for reply in honest(self, request, context):
@@ -158,14 +159,14 @@ def stuck() -> None:
                 await asyncio.Event().wait()
             yield reply
 
-    Matchmaking.serve = serve
+    Lobby.serve = serve
     _say_that_it_was_here_first()
 
 
 def go_on_alone() -> None:
     """Says that it was here first, so that it leads; after some updates it tells whoever comes that the swarm has gone
     on, and goes on by itself: it has a history and averages of its own to show."""
-    honest_serve, honest_expect = Matchmaking.serve, Matchmaking.expect
+    honest_serve, honest_expect = Lobby.serve, Matchmaking.expect
 
     async def serve(self, request, context):
         if self.step >= AHEAD_FROM:
@@ -175,16 +176,16 @@ def go_on_alone() -> None:
             yield reply
 
     def expect(self, members):
-        honest_expect(self, () if self.step >= AHEAD_FROM else members)
+        honest_expect(self, () if self.lobby.step >= AHEAD_FROM else members)
 
-    Matchmaking.serve, Matchmaking.expect = serve, expect
+    Lobby.serve, Matchmaking.expect = serve, expect
     _say_that_it_was_here_first()
 
 
 def other_history() -> None:
     """Says that it was here first, so that it leads; after some updates it tells whoever comes that it holds other
     weights of the same step, and hands over weights x -1 as these."""
-    honest_serve, honest_record, honest_export = Matchmaking.serve, PeerProgress.to_bytes, SharedState.export
+    honest_serve, honest_record, honest_export = Lobby.serve, PeerProgress.to_bytes, SharedState.export
 
     async def serve(self, request, context):
         if self.step >= AHEAD_FROM:
@@ -202,7 +203,7 @@ def other_history() -> None:
         num_model_tensors = len(self.model_tensors)
         return description, [*(sign * one for one in tensors[:num_model_tensors]), *tensors[num_model_tensors:]]
 
-    Matchmaking.serve, PeerProgress.to_bytes, SharedState.export = serve, to_bytes, export
+    Lobby.serve, PeerProgress.to_bytes, SharedState.export = serve, to_bytes, export
     _say_that_it_was_here_first()
 
 

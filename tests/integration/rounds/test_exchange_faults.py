@@ -11,7 +11,7 @@ from hivemind.utils.asyncio import as_aiter
 
 from swarm.averaging.allreduce import AllReduce
 from swarm.averaging.commands import RunRound
-from swarm.averaging.meeting.matchmaking import Matchmaking
+from swarm.averaging.meeting.knock import Knocker
 from swarm.protocol.messages import Behind, Blame, RoundFailed, Ticket
 from swarm.protocol.round_report import RoundReport
 from swarm.protocol.wire import LINEAGE_BYTES
@@ -36,13 +36,13 @@ pytestmark = pytest.mark.timeout(180)
 
 def one_round_after_a_failed_knock(*arguments):
     """The same, but the first time that this peer knocks at a leader's door, nobody hears it."""
-    knocks, follow = [], Matchmaking.follow
+    knocks, follow = [], Knocker.follow
 
     async def follow_later(self, *rest):
         knocks.append(rest)
         return await follow(self, *rest) if len(knocks) > 1 else None
 
-    Matchmaking.follow = follow_later
+    Knocker.follow = follow_later
     return one_round(*arguments)
 
 

@@ -8,7 +8,7 @@ import torch
 
 from swarm.averaging.averager import SwarmAverager
 from swarm.averaging.commands import RunRound
-from swarm.averaging.meeting.matchmaking import Matchmaking
+from swarm.averaging.meeting.lobby import Lobby
 from swarm.protocol.batch_target import BatchTarget
 from swarm.protocol.messages import Behind, Member, Refused, Ticket
 from swarm.protocol.wire import LINEAGE_BYTES, MAX_SAMPLES
@@ -26,7 +26,7 @@ def take_part(name, initial_peers, line, comes: bool, waits_seconds: float = 0.0
     Returns:
         how often somebody knocked at this peer's door; who was in its largest group, or who refused it
     """
-    knocks, serve, to_bytes = multiprocessing.Value("i", 0), Matchmaking.serve, Ticket.to_bytes
+    knocks, serve, to_bytes = multiprocessing.Value("i", 0), Lobby.serve, Ticket.to_bytes
 
     async def count(self, request, context):
         knocks.value += 1
@@ -38,7 +38,7 @@ def take_part(name, initial_peers, line, comes: bool, waits_seconds: float = 0.0
         time.sleep(0.05)
         return to_bytes(ticket)
 
-    Matchmaking.serve, Ticket.to_bytes = count, slowly
+    Lobby.serve, Ticket.to_bytes = count, slowly
     with running_dht(initial_peers, line) as dht:
         averager = SwarmAverager(dht, options_for(torch.zeros(size), "absent"), lambda: ({}, []))
         line.put(Member(dht.peer_id, float(ord(name)), client_mode=False))

@@ -41,12 +41,12 @@ def test_only_a_member_with_the_same_weights_and_samples_makes_a_leader_end_its_
             SimpleNamespace(peer_id=ME), "run", b"schema", BatchTarget(64), SimpleNamespace(), Backoff()
         )
         leader.met([FRIEND])
-        leader.set_step(3, BEFORE)
+        leader.lobby.set_step(3, BEFORE)
         request = averaging_pb2.JoinRequest(schema_hash=b"schema", gather=to_knock(ticket.to_bytes()))
-        probe = leader.serve(request, SimpleNamespace(remote_id=who))
+        probe = leader.lobby.serve(request, SimpleNamespace(remote_id=who))
         assert (await anext(probe)).code == averaging_pb2.ACCEPTED, "it is early"
         assert not leader.waits_for(3)
-        leader.set_step(4, AFTER)
+        leader.lobby.set_step(4, AFTER)
         assert leader.waits_for(4) == waits
         await probe.aclose()
         assert not leader.waits_for(4), "it has left"
@@ -65,12 +65,12 @@ def test_a_guest_whose_certificate_has_ended_is_in_no_group(monkeypatch):
         leader = Matchmaking(
             SimpleNamespace(peer_id=me), "run", b"", BatchTarget(64), detector, Backoff(), admission=admission
         )
-        leader.set_step(4, AFTER)
+        leader.lobby.set_step(4, AFTER)
         ticket, doors = Ticket(4, 64, False, 1.0, AFTER), []
         for peer, ends in ((ada, 1000), (ben, 50)):
             shown = organiser.admission(peer, end=ends).show(ticket.to_bytes())
             request = averaging_pb2.JoinRequest(schema_hash=b"", gather=to_knock(shown))
-            doors.append(leader.serve(request, SimpleNamespace(remote_id=peer)))
+            doors.append(leader.lobby.serve(request, SimpleNamespace(remote_id=peer)))
             assert (await anext(doors[-1])).code == averaging_pb2.ACCEPTED
         monkeypatch.setattr("swarm.protocol.admission.get_dht_time", lambda: time.time() + 100)
         group = await leader.meet(ticket, [Member(me, 0.0, False)], 1.0, asyncio.get_running_loop().time() + 5)
@@ -89,7 +89,7 @@ def leader_of(me, admission, detector=None) -> Matchmaking:
     leader = Matchmaking(
         SimpleNamespace(peer_id=me), "run", b"", BatchTarget(64), detector, Backoff(), admission=admission
     )
-    leader.set_step(4, AFTER)
+    leader.lobby.set_step(4, AFTER)
     return leader
 
 
@@ -106,12 +106,12 @@ def test_a_leader_that_was_alone_and_meets_again_for_the_same_step_lets_others_i
             return await leader.meet(ticket, alone, 1.0, asyncio.get_running_loop().time() + 5)
 
         assert (await meet()).peer_ids == (ME,)
-        door = leader.serve(knock, SimpleNamespace(remote_id=FRIEND))
+        door = leader.lobby.serve(knock, SimpleNamespace(remote_id=FRIEND))
         assert (await anext(door)).code == averaging_pb2.CANCELLED, "that group is closed"
-        leader.grace.hold(FRIEND)
+        leader.lobby.grace.hold(FRIEND)
         meeting = asyncio.ensure_future(meet())
         await asyncio.sleep(0)
-        door = leader.serve(knock, SimpleNamespace(remote_id=FRIEND))
+        door = leader.lobby.serve(knock, SimpleNamespace(remote_id=FRIEND))
         assert (await anext(door)).code == averaging_pb2.ACCEPTED
         assert set((await meeting).peer_ids) == {ME, FRIEND}
         await door.aclose()
@@ -135,7 +135,7 @@ def test_who_lacks_the_newest_orders_gets_them_at_the_door(who_knows):
         async def come(orders: bytes = b""):
             ticket = Ticket(4, 64, False, 1.0, AFTER, orders=guest.lists.orders.digest(4))
             request = averaging_pb2.JoinRequest(schema_hash=b"", gather=to_knock(guest.show(ticket.to_bytes()), orders))
-            door = leader.serve(request, SimpleNamespace(remote_id=ada))
+            door = leader.lobby.serve(request, SimpleNamespace(remote_id=ada))
             reply = await anext(door)
             await door.aclose()
             return reply
@@ -167,7 +167,7 @@ def test_orders_that_nobody_signed_are_followed_by_nobody(caplog):
         brings = to_knock(guest.show(ticket.to_bytes()), forged.signed_by(other.signer))
         for _ in range(3):
             request = averaging_pb2.JoinRequest(schema_hash=b"", gather=brings)
-            door = leader.serve(request, SimpleNamespace(remote_id=ada))
+            door = leader.lobby.serve(request, SimpleNamespace(remote_id=ada))
             assert parse_orders(await anext(door)) == b""
             await door.aclose()
         assert admission.lists.orders == Orders("run")
