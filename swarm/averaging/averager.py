@@ -34,10 +34,9 @@ from swarm.averaging.service import AveragingService
 from swarm.network.hivemind_internals import use_socket_folder
 from swarm.protocol.messages import MAX_GROUP_SIZE, Member, Ticket, first_members
 from swarm.runtime.async_utils import POLL_SECONDS, wait_a_little
-from swarm.runtime.bell import Bell
 from swarm.runtime.processes import die_with_parent, forget, stay_small
 from swarm.runtime.worker_process import WorkerProcess
-from swarm.state_sync.download import DownloadProgress, DownloadRequest
+from swarm.state_sync.download import DownloadRequest
 from swarm.state_sync.state_server import state_to_send
 from swarm.state_sync.transfer_status import TransferStatus
 
@@ -75,10 +74,10 @@ class SwarmAverager:
         self._codec = first.make()
         self._has_memory = options.codec.low_rank(options.shapes, self.vector.numel()) is not None
         self._dead_since: float | None = None
-        self._signals, self._status = RoundSignals(), TransferStatus()
+        self.signals, self.transfers = RoundSignals(), TransferStatus()
         self._process = WorkerProcess(
             dht,
-            partial(AveragingService, options, dht.client_mode, dht.key, self._signals, self._status),
+            partial(AveragingService, options, dht.client_mode, dht.key, self.signals, self.transfers),
             lambda: state_to_send(*get_state()),
             partial(_prepare_process, dht.sockets, of_trainer),
         )
@@ -90,21 +89,6 @@ class SwarmAverager:
     def can_listen(self) -> bool:
         """Whether a member may come without weights; PowerSGD's memory goes with them."""
         return not self._has_memory
-
-    @property
-    def waiting_step(self) -> int:
-        """The step that somebody came to finish with us already, or -1."""
-        return self._signals.waiting_step
-
-    @property
-    def bell(self) -> Bell:
-        """Rung when somebody has come to finish a step with us, or a round has ended."""
-        return self._signals.bell
-
-    @property
-    def has_company(self) -> bool:
-        """Whether somebody has just knocked or taken over our state, and will come to the next group."""
-        return self._signals.has_company
 
     def longest_round_seconds(self, timeout_seconds: float, members: Sequence[Member]) -> float:
         """After which a round is given up: what a slow line needs for what a member sends, and receives."""
@@ -119,7 +103,7 @@ class SwarmAverager:
         Returns:
             the future of the order: of a `RoundReport`; raises another RoundEnded
         """
-        order.future.add_done_callback(lambda _: self.bell.ring())
+        order.future.add_done_callback(lambda _: self.signals.bell.ring())
         self._process.send(replace(order, members=first_members(order.members, self.peer_id)))
         return order.future
 
@@ -168,21 +152,6 @@ class SwarmAverager:
     def cancel_download(self) -> None:
         """Nobody waits for it any more."""
         self._process.send(CancelDownload())
-
-    @property
-    def looks(self) -> int:
-        """Grows while a download is under way; if it does not, the averaging process stands still."""
-        return self._status.looks
-
-    @property
-    def arrived(self) -> DownloadProgress:
-        """How far the download is that is under way."""
-        return self._status.arrived
-
-    @property
-    def is_followed(self) -> bool:
-        """Whether somebody takes over our state, and has to be told of the updates that are made meanwhile."""
-        return self._status.is_followed
 
     def keep_average(self, step: int, before: bytes, after: bytes) -> None:
         """The vector holds the average of an update that this peer makes alone; after this it may be written again."""

@@ -66,7 +66,7 @@ class RoundSignals:
 
     def __init__(self) -> None:
         self.bell = Bell()
-        """Rung when somebody has come to finish a step with us."""
+        """Rung when somebody has come to finish a step with us, or a round has ended."""
         # The averaging process alone writes them: a lock would stay taken for good if it were killed within it.
         self._waiting_step = mp.Value("q", -1, lock=False)
         self._company_until = mp.Value("d", 0.0, lock=False)

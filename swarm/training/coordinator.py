@@ -427,7 +427,8 @@ class Coordinator:
         self._contribution.finish()
         if not self._contribution.is_finite and self._drop_unusable():
             return False
-        is_awaited = self.averager.has_company or self.averager.waiting_step >= self.step  # by whom no record told us
+        signals = self.averager.signals
+        is_awaited = signals.has_company or signals.waiting_step >= self.step  # by whom no record told us
         if len(self.tracker.swarm.members) == 1 and not is_awaited:
             return self._update_alone()
         self._round.begin()
@@ -438,7 +439,7 @@ class Coordinator:
     @property
     def _is_over(self) -> bool:
         """Whether the samples of the present step are complete, or somebody waits for us to end it."""
-        return self.tracker.swarm.step_is_over or self.averager.waiting_step >= self.tracker.own.round
+        return self.tracker.swarm.step_is_over or self.averager.signals.waiting_step >= self.tracker.own.round
 
     def _drop_unusable(self) -> bool:
         """Gradients are not finite: this peer only listens to the round, or takes over a state in place of it.

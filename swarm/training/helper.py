@@ -46,7 +46,7 @@ class HelperStrategy(SwarmStrategy):
 
     def _join(self) -> None:
         super()._join()
-        self.coordinator.tracker.exchange.on_refreshed = self.coordinator.averager.bell.ring
+        self.coordinator.tracker.exchange.on_refreshed = self.coordinator.averager.signals.bell.ring
 
     def training_step(self, *args: Any, **kwargs: Any) -> None:
         """Nothing is computed; a pause that the organiser has ordered is kept as by all others."""
@@ -55,5 +55,5 @@ class HelperStrategy(SwarmStrategy):
     def _contribute(self, loss: torch.Tensor | None) -> bool:
         coordinator = self.coordinator
         # Somebody has come, a round has ended or records were read; a download tells nobody how far it is.
-        coordinator.averager.bell.wait(POLL_SECONDS if coordinator.is_catching_up else REPORT_SECONDS)
+        coordinator.averager.signals.bell.wait(POLL_SECONDS if coordinator.is_catching_up else REPORT_SECONDS)
         return coordinator.attend()

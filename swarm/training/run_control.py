@@ -18,7 +18,6 @@ from swarm.protocol.auto_mode import Pace
 from swarm.protocol.batch_target import BatchTarget
 from swarm.protocol.certificates import NotSigned
 from swarm.protocol.messages import Group, Ticket
-from swarm.protocol.orders import Orders
 from swarm.protocol.round_report import RoundReport
 from swarm.protocol.signed_lists import ORDERS
 from swarm.state_sync.state_version import StateVersion
@@ -45,7 +44,8 @@ class RunControl:
         self, admission: Admission, target_batch_size: int, total_steps: int, auto: AutoAveraging | None = None
     ):
         self._admission, self._target, self._total, self.auto = admission, target_batch_size, total_steps, auto
-        self._orders = admission.lists.orders
+        self.orders = admission.lists.orders
+        """Those that this peer follows now."""
 
     def look(self, step: int) -> bool:
         """Follow the newest list from now on.
@@ -56,10 +56,10 @@ class RunControl:
         Returns:
             whether this peer has made updates without orders that counted for them
         """
-        before, newest = self._orders, self._admission.lists.orders
+        before, newest = self.orders, self._admission.lists.orders
         if newest == before:  # not by number: where there are too many deputies, an older one takes another's place
             return False
-        self._orders, is_late = newest, False
+        self.orders, is_late = newest, False
         news = [(order, "The organiser has ordered") for order in newest.given if order not in before.given]
         gone = [order for order in before.given if order not in newest.given]
         news += [(order, "An order of a deputy who was revoked does not count") for order in gone]
@@ -77,43 +77,26 @@ class RunControl:
         except NotSigned as error:
             logger.warning(f"Orders that came with a round are not followed: the list {error}")
 
-    @property
-    def orders(self) -> Orders:
-        """The orders that this peer follows now."""
-        return self._orders
-
-    def is_paused(self, step: int) -> bool:
-        """Whether nobody computes for this step."""
-        return self._orders.is_paused(step)
-
     def is_over(self, step: int) -> bool:
         """Whether the run has ended at this step."""
         return step >= self.total_steps(step)
 
     def target(self, step: int) -> BatchTarget:
         """Samples over all peers for the update that ends this step."""
-        target = BatchTarget(self._orders.target_batch_size(step, self._target))
+        target = BatchTarget(self.orders.target_batch_size(step, self._target))
         return target if self.auto is None else target.in_mode(self.auto.local_steps(step))
 
     def total_steps(self, step: float) -> int:
         """Steps of the run, as far as that is decided at this step; infinity: by all orders."""
-        total = self._orders.total_steps(step, self._total)
-        if self.auto is None or step == math.inf or self._orders.ends_by_order(step):
+        total = self.orders.total_steps(step, self._total)
+        if self.auto is None or step == math.inf or self.orders.ends_by_order(step):
             return total
         return self.auto.step_at(total)
 
     @property
     def is_steered(self) -> bool:
         """Whether the learning rate may be another one than the recipe says for this number of updates."""
-        return bool(self._orders.given) or self.auto is not None
-
-    def evaluate_every(self, step: int) -> int:
-        """Updates after which one of the peers tests the weights; 0: nobody does."""
-        return self._orders.evaluate_every(step)
-
-    def digest(self, step: int) -> bytes:
-        """What all members of this step's round have to follow."""
-        return self._orders.digest(step)
+        return bool(self.orders.given) or self.auto is not None
 
     def pace(self, step: int) -> Pace | None:
         """What this peer says in its ticket of its measurements."""
@@ -139,14 +122,10 @@ class RunControl:
         if self.auto is not None and len(report.group.peer_ids) > 1:
             self.auto.note(report, computing_seconds)
 
-    def learning_rate_factor(self, step: int) -> float:
-        """The factor on the learning rate of the update that ends this step."""
-        return self._orders.learning_rate_factor(step)
-
     def schedule_position(self, step: int) -> float:
         """Where in the schedule that update is."""
-        if self.auto is None or self._orders.ends_by_order(step):
-            return self._orders.schedule_position(step, self._total)
+        if self.auto is None or self.orders.ends_by_order(step):
+            return self.orders.schedule_position(step, self._total)
         return self.auto.position(step)
 
 
@@ -176,7 +155,7 @@ class OthersOrders:
         own, records = self._tracker.own, self._tracker.swarm.records
         others = [peer for peer, record in records.items() if record.phase in (TRAINING, AVERAGING)]
         others = [peer for peer in others if records[peer].round >= own.round and not records[peer].client_mode]
-        ticket = Ticket.of_listener(own.round, own.client_mode, self._control.digest(own.round))
+        ticket = Ticket.of_listener(own.round, own.client_mode, self._control.orders.digest(own.round))
         return self._averager.compare_orders(random.choice(others) if others else None, ticket)
 
     def find_donor(self, step: int) -> PeerID | None:
@@ -212,7 +191,7 @@ class StepOrders:
     @property
     def is_paused(self) -> bool:
         """Whether nobody computes for this step."""
-        return self._control.is_paused(self._tracker.own.round)
+        return self._control.orders.is_paused(self._tracker.own.round)
 
     @property
     def has_nothing_to_compute(self) -> bool:

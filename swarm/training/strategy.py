@@ -485,6 +485,6 @@ class SwarmStrategy(SingleDeviceStrategy):
             if self.coordinator is None:
                 return rate(step)
             control = self.coordinator.control
-            return control.learning_rate_factor(step) * rate(control.schedule_position(step))
+            return control.orders.learning_rate_factor(step) * rate(control.schedule_position(step))
 
         return steered

@@ -80,7 +80,7 @@ class Evaluation(L.Callback):
 
         All peers validate after the same updates, so all come to the same answer, also those that have just joined.
         """
-        every, last = coordinator.control.evaluate_every(step), coordinator.last_step
+        every, last = coordinator.control.orders.evaluate_every(step), coordinator.last_step
         scheduled = step - step % self._validate_every
         is_due = every and (is_last or scheduled // every > (scheduled - self._validate_every) // every)
         if not is_due or last is None or last.step != step:  # else it has not made this update itself

@@ -55,7 +55,7 @@ class Fetcher:
         """
         averager = self._averager
         download = averager.download_state(donors, request)
-        looks, silent_seconds = averager.looks, 0.0
+        looks, silent_seconds = averager.transfers.looks, 0.0
         looked_at = told_at = time.monotonic()
         try:
             while not download.done():
@@ -67,11 +67,11 @@ class Fetcher:
                 # Not by the clock alone: while this process itself stands still, nothing is seen of the other one.
                 silent_seconds += min(now - looked_at, POLL_SECONDS)
                 looked_at = now
-                if looks != (looks := averager.looks):
+                if looks != (looks := averager.transfers.looks):
                     silent_seconds = 0.0
                 if silent_seconds > averager.timeouts.hangs_seconds:
                     averager.kill()  # it is stopped: who notices that it has died starts this peer again
-                if attempt.may_listen and averager.arrived.seconds_left < NEAR_SECONDS:
+                if attempt.may_listen and averager.transfers.arrived.seconds_left < NEAR_SECONDS:
                     self._listener.begin()
                 if attempt.corroboration.is_denied:
                     raise NoState({}, "all others deny that the swarm has gone on")
@@ -85,7 +85,7 @@ class Fetcher:
 
     def _tell(self, donors: Sequence[PeerID], what: str) -> None:
         """Say how far the download is."""
-        arrived = self._averager.arrived
+        arrived = self._averager.transfers.arrived
         if arrived.total_bytes:
             name = self._tracker.name_of(donors[arrived.donor])
             so_far = f"{arrived.num_bytes / 1e6:.0f} of {arrived.total_bytes / 1e6:.0f} MB from {name}"

@@ -61,7 +61,7 @@ class Listener:
         if others:
             self._averager.vector.zero_()
             self._control.look(step)
-            client_mode, digest = self._tracker.own.client_mode, self._control.digest(step)
+            client_mode, digest = self._tracker.own.client_mode, self._control.orders.digest(step)
             ticket = Ticket.of_listener(step, client_mode, digest, self._control.pace(step))
             order = RunRound(ticket, others, self._control.target(step))
             self._round = InflightRound(self._averager, order, self._options, Work())

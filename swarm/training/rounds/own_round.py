@@ -103,7 +103,7 @@ class OwnRound:
         """What this peer says of itself and of what it has computed."""
         contribution, client_mode = self._contribution, self._tracker.own.client_mode
         ticket = self._version.ticket(contribution.samples, contribution.loss, client_mode)
-        ticket = replace(ticket, orders=self._control.digest(ticket.step), pace=self._control.pace(ticket.step))
+        ticket = replace(ticket, orders=self._control.orders.digest(ticket.step), pace=self._control.pace(ticket.step))
         return self._going_back.with_wish(ticket)
 
     def begin(self) -> None:

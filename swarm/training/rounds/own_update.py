@@ -55,7 +55,7 @@ class OwnUpdate:
 
     def show(self) -> None:
         """Who follows this peer finds the average that it has made alone."""
-        self._is_shown = self._averager.is_followed
+        self._is_shown = self._averager.transfers.is_followed
         if self._is_shown:
             self._gradients.show()
 

@@ -13,6 +13,7 @@ from swarm.averaging.compression.codec import TOO_COARSE_FOR_BUFFERS
 from swarm.averaging.striped_allreduce import StripedAllReduce
 from swarm.protocol.messages import RoundFailed
 from swarm.state_sync.average_log import MAX_AVERAGES, AverageLog
+from swarm.state_sync.transfer_status import TransferStatus
 from swarm.training.averaging_mode import Averaging
 from swarm.training.gradient_buffer import GradientVector
 from swarm.training.joining import listener as listener_module
@@ -245,7 +246,7 @@ def test_local_steps_beside_following_do_not_change_the_common_weights():
 def train_alone(name, initial_peers, line):
     """Somebody begins to follow now and then, also between the average and the update."""
     looks, shown, kept = cycle([False, True]), [], []
-    SwarmAverager.is_followed = property(lambda self: next(looks))
+    TransferStatus.is_followed = property(lambda self: next(looks))
     GradientVector.show = lambda self: shown.append(True)
     SwarmAverager.keep_average = lambda self, step, before, after: kept.append(len(shown))
     take_part(name, initial_peers, line, Plan(), Averaging.sync(), 1, max_steps=8)

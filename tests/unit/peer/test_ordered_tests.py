@@ -36,7 +36,7 @@ class Peer:
         self.callback = Evaluation(every, 10, folder / name, self.said.append)
         given = Orders("run", 1, orders)
         tracker = SimpleNamespace(peer_id=owner(name).own, report=self.report)
-        self.coordinator = SimpleNamespace(control=given, tracker=tracker, last_step=None)
+        self.coordinator = SimpleNamespace(control=SimpleNamespace(orders=given), tracker=tracker, last_step=None)
         self.trainer = SimpleNamespace(
             global_step=0,
             max_steps=100,

@@ -74,8 +74,8 @@ def test_a_deputy_whose_orders_take_the_place_of_others_is_followed_too():
     control.look(5)
     control.take(of_deputy(1, [Order(40, What.PAUSE, 0, 10**9)]))
     control.look(5)
-    assert control.is_paused(40)
-    assert control.digest(60) == admission.lists.orders.digest(60)
+    assert control.orders.is_paused(40)
+    assert control.orders.digest(60) == admission.lists.orders.digest(60)
 
 
 def test_who_has_missed_an_order_looks_once_for_weights_that_have_followed_it(control):

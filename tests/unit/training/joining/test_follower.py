@@ -48,11 +48,12 @@ def to_the_end(follows: Follower) -> bool:
 class Donor:
     """Its line fails some times before the state arrives; averages it has none."""
 
-    looks, arrived, timeouts = 0, DownloadProgress(), DEFAULT_TIMEOUTS
+    timeouts = DEFAULT_TIMEOUTS
 
     def __init__(self, source: StateVersion, failures: int, busy_seconds: float = 0.0):
         self.source, self.failures, self.busy_seconds, self.asked = source, failures, busy_seconds, 0
         self.vector, self.cancelled, self.times_taken_over = torch.zeros(3), 0, 0
+        self.transfers = SimpleNamespace(looks=0, arrived=DownloadProgress())
 
     def download_state(self, donors, request: DownloadRequest) -> Future:
         future: Future = Future()
@@ -301,7 +302,7 @@ def test_who_leaves_ends_its_download():
 class StoppedAverager(Donor):
     """Its process has been stopped while it downloaded, and says nothing any more."""
 
-    looks, is_killed = 0, False
+    is_killed = False
 
     def __init__(self):
         super().__init__(version_at(7), 0)
@@ -313,7 +314,7 @@ class StoppedAverager(Donor):
         self.is_killed = True
 
     def check_alive(self) -> None:
-        self.looks += self.looks < 3  # it has been stopped after three
+        self.transfers.looks += self.transfers.looks < 3  # it has been stopped after three
         if self.is_killed:
             raise InputError("The averaging process has died")
 
@@ -323,13 +324,13 @@ def test_an_averaging_process_that_is_stopped_while_it_downloads_is_ended():
     averager.timeouts = shorter(300)  # a tenth of a second
     with pytest.raises(InputError, match="has died"):
         catch_up(version_at(0), Tracker(), averager)
-    assert averager.looks == 3, "it was waited for as long as it showed that it was there"
+    assert averager.transfers.looks == 3, "it was waited for as long as it showed that it was there"
 
 
 def test_how_far_a_download_is_can_be_seen(monkeypatch, caplog):
     monkeypatch.setattr(fetch, "TELL_SECONDS", 0.0)
     donor = Pending(version_at(7))
-    donor.arrived = DownloadProgress(0, 31_000_000, 70_000_000, 40.2)
+    donor.transfers.arrived = DownloadProgress(0, 31_000_000, 70_000_000, 40.2)
     follows = follower(version_at(0), Tracker(), donor)
     follows.begin(None, 20, joins=True)
     assert follows.poll() is Progress.NOTHING
