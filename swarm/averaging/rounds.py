@@ -57,9 +57,6 @@ from swarm.runtime.timeouts import DEFAULT_TIMEOUTS, Timeouts
 
 logger = get_logger(__name__)
 
-KeepAverage = Callable[[Ticket, Group], Awaitable[None]]
-"""Called when the vector holds the average of a round, before the trainer hears of it."""
-
 
 class RoundSignals:
     """What the trainer has to know at any time; numbers in shared memory, made before the averaging process."""
@@ -299,8 +296,12 @@ class Rounds:
         if self._running is not None:
             self._running.cancel()
 
-    async def run(self, order: RunRound, keep: KeepAverage) -> None:
-        """Run a round to its end, and tell its future how that was."""
+    async def run(self, order: RunRound, keep: Callable[[Ticket, Group], Awaitable[None]]) -> None:
+        """Run a round to its end, and tell its future how that was.
+
+        Args:
+            keep: called when the vector holds the average of the round, before the trainer hears of it
+        """
         self._running, trouble = asyncio.current_task(), Trouble()
         if not self._options.admission.is_open:  # all who are expected have shown a certificate
             limits_of(self._p2p).met(member.peer_id for member in order.members)

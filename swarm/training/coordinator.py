@@ -136,7 +136,7 @@ class Coordinator:
             get_state=self.version.export,
             of_trainer=[*map(local_of, model.parameters()), *model.buffers(), *self._gradients.own_tensors],
         )
-        self._orders = StepOrders(self.control, self.version, self.tracker, self.averager)
+        self._step_orders = StepOrders(self.control, self.version, self.tracker, self.averager)
         self.averager.set_step(step, self.version.lineage)
         # Its rounds, and the updates that come out of them.
         self._round = OwnRound(
@@ -144,7 +144,7 @@ class Coordinator:
             tracker=self.tracker,
             version=self.version,
             control=self.control,
-            orders=self._orders,
+            orders=self._step_orders,
             contribution=self._contribution,
             going_back=self._going_back,
             attendance=self._attendance,
@@ -235,7 +235,7 @@ class Coordinator:
     @property
     def target(self) -> BatchTarget:
         """Samples over all peers for the update that ends the present step."""
-        return self._orders.target
+        return self._step_orders.target
 
     @property
     def samples(self) -> int:
@@ -259,7 +259,7 @@ class Coordinator:
             InputError: a swarm is there but nobody hands over its state
         """
         self.tracker.holds(self.step, self.version.lineage)
-        self._orders.follow()
+        self._step_orders.follow()
         self.tracker.start()
         if not self.tracker.exchange.wait_refreshed(FIRST_RECORDS_SECONDS):
             raise InputError("The DHT does not answer: check the connection to --initial-peers and try again.")
@@ -417,12 +417,12 @@ class Coordinator:
         """Begin or end a round, if it is time; True when an average has been handed over."""
         if self._round.is_running:
             self._round.expect()
-            if self._round.is_done or self._is_over or self._orders.has_nothing_to_compute:
+            if self._round.is_done or self._is_over or self._step_orders.has_nothing_to_compute:
                 return self._end_round()
             return False
         if self._catch_up_if_behind():
             return False
-        if self._orders.has_nothing_to_compute or not self._is_over:
+        if self._step_orders.has_nothing_to_compute or not self._is_over:
             return False
         self._contribution.finish()
         if not self._contribution.is_finite and self._drop_unusable():
@@ -432,7 +432,7 @@ class Coordinator:
         if len(self.tracker.swarm.members) == 1 and not is_awaited:
             return self._update_alone()
         self._round.begin()
-        if self.averaging.overlaps and not self._orders.has_nothing_to_compute:
+        if self.averaging.overlaps and not self._step_orders.has_nothing_to_compute:
             return False
         return self._end_round()
 
@@ -461,19 +461,19 @@ class Coordinator:
 
     def wait_while_paused(self) -> None:
         """Called before a micro-batch is computed. A round that is under way is settled by the micro-batch before."""
-        self._orders.follow()
+        self._step_orders.follow()
         if not self._round.is_running:  # else it would go on, and average what this peer writes for the next one
-            donor = self._orders.donor_of_missed()
+            donor = self._step_orders.donor_of_missed()
             if donor is not None:
                 self.catch_up(donor)
-        if not self._orders.is_paused:
+        if not self._step_orders.is_paused:
             return
-        while self._orders.is_paused and not self._round.is_running and not self._should_stop():
+        while self._step_orders.is_paused and not self._round.is_running and not self._should_stop():
             self.tracker.report(urgent=self.tracker.own.phase != PAUSED, phase=PAUSED, samples=self.samples)
             self._catch_up_if_behind()
-            self._orders.compare()
+            self._step_orders.compare()
             time.sleep(POLL_SECONDS)
-            self._orders.follow()
+            self._step_orders.follow()
         self.resume()
 
     def before_validation(self) -> None:
@@ -550,7 +550,7 @@ class Coordinator:
         """
         # If most others agree on other weights, this peer must not advance alone, or it would look furthest.
         may_not = self.tracker.is_odd_one_out or self._follower.waits_for_others
-        if may_not or not self._orders.target.is_reached_by(self.samples) or not self._contribution.is_finite:
+        if may_not or not self._step_orders.target.is_reached_by(self.samples) or not self._contribution.is_finite:
             self.resume()
             return False
         ticket = self._round.ticket()
@@ -595,7 +595,7 @@ class Coordinator:
         """After a round that failed: the next micro-batch tries again, or this peer takes over the swarm's state."""
         if isinstance(error, OtherOrders):
             self.control.take(error.signed)
-            return self._orders.follow()
+            return self._step_orders.follow()
         if isinstance(error, Refused):
             return self._healers.refused_by(error.leader)
         if isinstance(error, RoundFailed) and not self._should_stop():
@@ -640,7 +640,7 @@ class Coordinator:
             self._round.forget()
             self._contribution.resume()
             self.tracker.end_ahead(self.step, self.version.lineage, self.samples, self._update.group)
-            self._orders.follow()
+            self._step_orders.follow()
         else:
             self._begin_step(self._update.group)
         if self._update.healer is not None:
@@ -657,11 +657,11 @@ class Coordinator:
         self._attendance.note_update()
         self._round.forget()
         self.tracker.begin_step(self.step, self.version.lineage, group)
-        self._orders.follow()
+        self._step_orders.follow()
 
     def _make_up(self) -> None:
         """An update that others have made: on the orders that they had, which may have come while this one waited."""
-        self._orders.follow()
+        self._step_orders.follow()
         self._apply()
         self._contribution.note_update()
 

@@ -7,7 +7,7 @@ passes with a chance of q. So a first difference is found within u updates with 
 
 from __future__ import annotations
 
-AUDIT_SHARE = 0.01
+WORK_SHARE = 0.01
 """Share of all computing that goes into computing again what others have computed."""
 LEAST_CHANCE = 0.07
 """Least chance of an audit in an update. With it, who computes half of what it claims is found within 100 updates, with
@@ -19,4 +19,4 @@ cost more."""
 
 def chance_of_an_audit(num_micro_batches: int) -> float:
     """The chance that a peer that has computed so many for an update computes one of another member again."""
-    return min(1.0, max(AUDIT_SHARE * num_micro_batches, min(LEAST_CHANCE, MOST_SHARE * num_micro_batches)))
+    return min(1.0, max(WORK_SHARE * num_micro_batches, min(LEAST_CHANCE, MOST_SHARE * num_micro_batches)))

@@ -81,7 +81,7 @@ class OwnRound:
         tell: Callable[[RoundEvent], None],
     ):
         self._averager, self._tracker, self._version = averager, tracker, version
-        self._control, self._orders = control, orders
+        self._control, self._step_orders = control, orders
         self._contribution, self._going_back, self._attendance = contribution, going_back, attendance
         self._options, self._overlaps, self._should_stop, self._tell = options, overlaps, should_stop, tell
         self._far_members = FarMembers()
@@ -136,7 +136,7 @@ class OwnRound:
         """While the round runs, this peer computes for the next step."""
         self._version.settled.clear()
         self._tracker.begin_ahead()
-        self._orders.follow()
+        self._step_orders.follow()
 
     # ---- it ends ----------------------------------------------------------------------------------------------------
 
@@ -188,7 +188,7 @@ class OwnRound:
         self._contribution.take_back(inflight.work)
         self._version.settled.set()
         self._tracker.end_ahead(self._version.step, self._version.lineage, self._contribution.samples)
-        self._orders.follow()
+        self._step_orders.follow()
 
     def forget(self) -> None:
         """Its average is in the weights, or other weights are here: no round is under way, and the state is settled."""
