@@ -51,7 +51,8 @@ from swarm.training.joining.probation import Probation
 from swarm.training.options import CoordinatorOptions
 from swarm.training.rounds.own_round import OwnRound
 from swarm.training.rounds.own_update import OwnUpdate
-from swarm.training.run_control import RunControl, StepOrders
+from swarm.training.rounds.step_orders import StepOrders
+from swarm.training.run_control import RunControl
 from swarm.training.undo.going_back import GoingBack
 
 IF_IT_RISES_AGAIN = (

@@ -3,28 +3,17 @@
 from __future__ import annotations
 
 import math
-import random
-import time
-from concurrent.futures import Future
 
-from hivemind.p2p import PeerID
 from hivemind.utils import get_logger
 
-from swarm.averaging.averager import SwarmAverager
-from swarm.membership.progress_record import AVERAGING, TRAINING
-from swarm.membership.progress_tracker import ProgressTracker
 from swarm.protocol.admission import Admission
 from swarm.protocol.auto_mode import Pace
 from swarm.protocol.batch_target import BatchTarget
 from swarm.protocol.certificates import NotSigned
-from swarm.protocol.messages import Group, Ticket
+from swarm.protocol.messages import Group
 from swarm.protocol.round_report import RoundReport
 from swarm.protocol.signed_lists import ORDERS
-from swarm.state_sync.state_version import StateVersion
 from swarm.training.auto_averaging import AutoAveraging
-
-ASK_SECONDS = 1.0
-"""How often a peer that is paused asks one that trains why."""
 
 logger = get_logger(__name__)
 
@@ -127,82 +116,3 @@ class RunControl:
         if self.auto is None or self.orders.ends_by_order(step):
             return self.orders.schedule_position(step, self._total)
         return self.auto.position(step)
-
-
-class OthersOrders:
-    """Which orders the others follow, where they and this peer do not follow the same, it seems.
-
-    Args:
-        control: what this peer follows
-        tracker: knows who does what
-        averager: can call others
-    """
-
-    def __init__(self, control: RunControl, tracker: ProgressTracker, averager: SwarmAverager):
-        self._control, self._tracker, self._averager = control, tracker, averager
-        self._asked: Future | None = None
-        self._ask_at = 0.0
-
-    def compare(self) -> None:
-        """Ask who trains where this peer stands: then both know what either of them knew. It waits for nothing."""
-        if self._asked is None and time.monotonic() >= self._ask_at:
-            self._asked = self._ask_one()
-        if self._asked is not None and self._asked.done():
-            self._control.take(self._asked.result())
-            self._asked, self._ask_at = None, time.monotonic() + ASK_SECONDS
-
-    def _ask_one(self) -> Future:
-        own, records = self._tracker.own, self._tracker.swarm.records
-        others = [peer for peer, record in records.items() if record.phase in (TRAINING, AVERAGING)]
-        others = [peer for peer in others if records[peer].round >= own.round and not records[peer].client_mode]
-        ticket = Ticket.of_listener(own.round, own.client_mode, self._control.orders.digest(own.round))
-        return self._averager.compare_orders(random.choice(others) if others else None, ticket)
-
-    def find_donor(self, step: int) -> PeerID | None:
-        """Whose weights came out of other updates, as those of who followed the orders in time; None if nobody's."""
-        swarm, own = self._tracker.swarm, self._tracker.own
-        donors = swarm.donors(min_step=step)
-        return next((donor for donor in donors if swarm.records[donor].lineage != own.lineage), None)
-
-
-class StepOrders:
-    """What the organiser has ordered for the step for which this peer computes.
-
-    Args:
-        control: what this peer follows
-        version: the weights that it has
-        tracker: knows for which step it computes, and who does what
-        averager: can call others
-    """
-
-    def __init__(self, control: RunControl, version: StateVersion, tracker: ProgressTracker, averager: SwarmAverager):
-        self._control, self._version, self._tracker = control, version, tracker
-        self._others = OthersOrders(control, tracker, averager)
-        self._has_missed_some = False
-        self.target = control.target(version.step)
-        """Samples over all peers for the update that ends this step."""
-
-    def follow(self) -> None:
-        """Look at the newest orders: this peer, and what it tells the others, go by them from now on."""
-        self._has_missed_some |= self._control.look(self._version.step)
-        self.target = self._control.target(self._tracker.own.round)
-        self._tracker.aim(self.target, self._control.total_steps(math.inf))
-
-    @property
-    def is_paused(self) -> bool:
-        """Whether nobody computes for this step."""
-        return self._control.orders.is_paused(self._tracker.own.round)
-
-    @property
-    def has_nothing_to_compute(self) -> bool:
-        """Whether the run is paused, or over."""
-        return self.is_paused or self._control.is_over(self._tracker.own.round)
-
-    def donor_of_missed(self) -> PeerID | None:
-        """Once after orders came too late: whose weights came out of updates that followed them; None if nobody's."""
-        has_missed, self._has_missed_some = self._has_missed_some, False
-        return self._others.find_donor(self._version.step) if has_missed else None
-
-    def compare(self) -> None:
-        """Ask who trains where this peer is paused, as `OthersOrders` does."""
-        self._others.compare()

@@ -20,7 +20,8 @@ from swarm.training.contribution import Contribution
 from swarm.training.joining.corroboration import Attendance
 from swarm.training.options import CoordinatorOptions
 from swarm.training.rounds.inflight_round import InflightRound
-from swarm.training.run_control import RunControl, StepOrders
+from swarm.training.rounds.step_orders import StepOrders
+from swarm.training.run_control import RunControl
 from swarm.training.undo.going_back import GoingBack
 
 logger = get_logger(__name__)

@@ -9,7 +9,8 @@ from swarm.network.signed_records import peer_of
 from swarm.protocol.certificates import Right, Signer, warrant
 from swarm.protocol.order_book import MAX_DEPUTIES, revoke
 from swarm.protocol.orders import Order, Orders, What
-from swarm.training.run_control import RunControl, StepOrders
+from swarm.training.rounds.step_orders import StepOrders
+from swarm.training.run_control import RunControl
 from tests.helpers.owners import Organiser, subkey_of
 
 ORGANISER = Organiser()
