@@ -27,8 +27,8 @@ from swarm.membership.progress_record import PAUSED, TRAINING, VALIDATING, WAITI
 from swarm.membership.progress_tracker import ProgressTracker
 from swarm.protocol.auto_mode import Plan
 from swarm.protocol.batch_target import BatchTarget
-from swarm.protocol.messages import Behind, OtherOrders, Refused, RoundEnded, RoundFailed, ShortBatch, Ticket, WentBack
-from swarm.protocol.round_report import RoundEvent, RoundReport, StepReport
+from swarm.protocol.messages import Behind, OtherOrders, Refused, RoundEnded, RoundFailed, ShortBatch, WentBack
+from swarm.protocol.round_report import RoundEvent, StepReport
 from swarm.runtime.async_utils import POLL_SECONDS
 from swarm.runtime.line_use import LineUse
 from swarm.state_sync.state_version import StateVersion
@@ -49,6 +49,7 @@ from swarm.training.joining.healers import Healers
 from swarm.training.joining.listener import Listener
 from swarm.training.joining.probation import Probation
 from swarm.training.options import CoordinatorOptions
+from swarm.training.own_peer import OwnPeer
 from swarm.training.rounds.own_round import OwnRound
 from swarm.training.rounds.own_update import OwnUpdate
 from swarm.training.rounds.step_orders import StepOrders
@@ -137,59 +138,35 @@ class Coordinator:
             get_state=self.version.export,
             of_trainer=[*map(local_of, model.parameters()), *model.buffers(), *self._gradients.own_tensors],
         )
-        self._step_orders = StepOrders(self.control, self.version, self.tracker, self.averager)
+        own = OwnPeer(
+            version=self.version,
+            gradients=self._gradients,
+            tracker=self.tracker,
+            averager=self.averager,
+            control=self.control,
+            options=options,
+            overlaps=averaging.overlaps,
+            should_stop=should_stop,
+        )
+        self._step_orders = StepOrders(own)
         self.averager.set_step(step, self.version.lineage)
         # Its rounds, and the updates that come out of them.
         self._round = OwnRound(
-            averager=self.averager,
-            tracker=self.tracker,
-            version=self.version,
-            control=self.control,
+            own,
             orders=self._step_orders,
             contribution=self._contribution,
             going_back=self._going_back,
             attendance=self._attendance,
-            options=options,
-            overlaps=averaging.overlaps,
-            should_stop=should_stop,
             tell=lambda event: self.on_round(event),
         )
         self._update = OwnUpdate(
-            version=self.version,
-            gradients=self._gradients,
-            tracker=self.tracker,
-            averager=self.averager,
-            breaker=self._going_back.breaker,
-            probation=self._probation,
-            tell=self._tell_of_update,
+            own, breaker=self._going_back.breaker, probation=self._probation, tell=self._tell_of_update
         )
         # What it lacks, if others are further.
-        self._listener = Listener(
-            averager=self.averager,
-            tracker=self.tracker,
-            options=options,
-            overlaps=averaging.overlaps,
-            control=self.control,
-        )
-        self._follower = Follower(
-            version=self.version,
-            tracker=self.tracker,
-            averager=self.averager,
-            gradients=self._gradients,
-            apply=self._make_up,
-            should_stop=should_stop,
-            listener=self._listener,
-            probation=self._probation,
-        )
-        self._healers = Healers(self.version, self.tracker, self._probation, self._gradients)
-        self._catching_up = CatchUp(
-            follower=self._follower,
-            version=self.version,
-            tracker=self.tracker,
-            options=options,
-            overlaps=averaging.overlaps,
-            should_stop=should_stop,
-        )
+        self._listener = Listener(own)
+        self._follower = Follower(own, apply=self._make_up, listener=self._listener, probation=self._probation)
+        self._healers = Healers(own, self._probation)
+        self._catching_up = CatchUp(own, self._follower)
 
     def _share(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> tuple[GradientVector, SharedState]:
         """What rounds average, and what newcomers download."""
@@ -524,7 +501,7 @@ class Coordinator:
         self._contribution.check(ended.report.to_check)
         self._gradients.from_wire()
         own = ended.round
-        self._prepare_update(own.ticket, own.work.seconds, own.blocked_seconds, ended.report)
+        self._update.prepare(own.ticket, own.work.seconds, own.blocked_seconds, ended.report, self._follower.last_donor)
         return True
 
     def _compute_on(self, short: ShortBatch) -> None:
@@ -557,7 +534,7 @@ class Coordinator:
         ticket = self._round.ticket()
         computed_seconds = self._contribution.give_alone()
         self._update.show()
-        self._prepare_update(ticket, computed_seconds, 0.0, None)
+        self._update.prepare(ticket, computed_seconds, 0.0, None, self._follower.last_donor)
         return True
 
     def _go_back_if_convinced(self, back: WentBack) -> None:
@@ -608,10 +585,6 @@ class Coordinator:
             self.catch_up(is_told=True, corroboration=self._attendance.corroboration_for(error.leader, self.tracker))
 
     # ---- updates ----------------------------------------------------------------------------------------------------
-
-    def _prepare_update(self, ticket: Ticket, computed: float, blocked: float, report: RoundReport | None) -> None:
-        """An average is there: `updating` puts it where the optimizer finds it."""
-        self._update.prepare(ticket, computed, blocked, report, self._follower.last_donor)
 
     @contextlib.contextmanager
     def updating(self) -> Iterator[None]:

@@ -8,18 +8,15 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
 
 from hivemind.p2p import PeerID
 
 from swarm.membership.progress_record import JOINING
-from swarm.membership.progress_tracker import ProgressTracker
 from swarm.runtime.async_utils import POLL_SECONDS
-from swarm.state_sync.state_version import StateVersion
 from swarm.training.joining.attempt import Progress
 from swarm.training.joining.corroboration import Corroboration
 from swarm.training.joining.follower import Follower
-from swarm.training.options import CoordinatorOptions
+from swarm.training.own_peer import OwnPeer
 
 SHORT_SECONDS = 1.0
 """Seconds for which a peer that is behind waits for the state, or the averages that it has missed, before it computes
@@ -32,25 +29,13 @@ class CatchUp:
     """The peer's way of catching up: when it begins, how long it waits for it, and what the others learn.
 
     Args:
+        own: this peer
         follower: makes the attempts
-        version: the state of this peer
-        tracker: knows who is ahead
-        options: how patient this peer is
-        overlaps: rounds run beside the training
-        should_stop: asked while waiting; a true answer ends the wait
     """
 
-    def __init__(
-        self,
-        follower: Follower,
-        version: StateVersion,
-        tracker: ProgressTracker,
-        options: CoordinatorOptions,
-        overlaps: bool,
-        should_stop: Callable[[], bool],
-    ):
-        self._follower, self._version, self._tracker = follower, version, tracker
-        self._options, self._overlaps, self._should_stop = options, overlaps, should_stop
+    def __init__(self, own: OwnPeer, follower: Follower):
+        self._follower, self._version, self._tracker = follower, own.version, own.tracker
+        self._options, self._overlaps, self._should_stop = own.options, own.overlaps, own.should_stop
         self._behind_since: float | None = None
         self._polled_at = -math.inf
 

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from hivemind.p2p import PeerID
 from hivemind.utils import get_logger
 
-from swarm.averaging.averager import SwarmAverager
-from swarm.membership.progress_tracker import ProgressTracker
 from swarm.runtime.async_utils import POLL_SECONDS
 from swarm.state_sync.download import Downloaded, DownloadRequest, NoState
 from swarm.training.joining.attempt import Attempt, Steps
 from swarm.training.joining.listener import NEAR_SECONDS, Listener
+from swarm.training.own_peer import OwnPeer
 
 logger = get_logger(__name__)
 
@@ -27,21 +26,13 @@ class Fetcher:
     """The fetcher lets the averaging process download, and watches it.
 
     Args:
-        averager: downloads
-        tracker: knows what the others say
+        own: this peer
         listener: goes to the next round when the download is nearly done
-        should_stop: asked while waiting; a true answer ends the wait
     """
 
-    def __init__(
-        self,
-        averager: SwarmAverager,
-        tracker: ProgressTracker,
-        listener: Listener,
-        should_stop: Callable[[], bool],
-    ):
-        self._averager, self._tracker = averager, tracker
-        self._listener, self._should_stop = listener, should_stop
+    def __init__(self, own: OwnPeer, listener: Listener):
+        self._averager, self._tracker = own.averager, own.tracker
+        self._listener, self._should_stop = listener, own.should_stop
 
     def fetch(self, donors: Sequence[PeerID], attempt: Attempt, request: DownloadRequest) -> Steps[Downloaded]:
         """Download in the averaging process.

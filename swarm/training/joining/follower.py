@@ -18,13 +18,9 @@ from concurrent.futures import Future
 from hivemind.p2p import PeerID
 from hivemind.utils import get_logger
 
-from swarm.averaging.averager import SwarmAverager
-from swarm.membership.progress_tracker import ProgressTracker
 from swarm.protocol.messages import Blame
 from swarm.runtime.async_utils import POLL_SECONDS, wait_a_little
 from swarm.state_sync.average_log import MAX_AVERAGES
-from swarm.state_sync.state_version import StateVersion
-from swarm.training.gradient_buffer import GradientVector
 from swarm.training.joining.attempt import Attempt, Progress, Steps
 from swarm.training.joining.corroboration import Corroboration
 from swarm.training.joining.fetch import Fetcher
@@ -32,6 +28,7 @@ from swarm.training.joining.listener import Listener
 from swarm.training.joining.probation import Probation
 from swarm.training.joining.state_takeover import StateTakeover
 from swarm.training.joining.update_replay import UpdateReplay
+from swarm.training.own_peer import OwnPeer
 
 logger = get_logger(__name__)
 
@@ -46,32 +43,18 @@ class Follower:
     """The follower takes over what others have; one attempt at a time, and in steps that never block.
 
     Args:
-        version: the state of this peer
-        tracker: knows what the others say
-        averager: downloads
-        gradients: the vector in which an average has to lie
-        apply: makes an update with it
-        should_stop: asked while waiting; a true answer ends the wait
+        own: this peer
+        apply: makes an update with an average
         listener: goes to the next round before this peer has its weights
         probation: examines what is taken over
     """
 
-    def __init__(
-        self,
-        version: StateVersion,
-        tracker: ProgressTracker,
-        averager: SwarmAverager,
-        gradients: GradientVector,
-        apply: Callable[[], None],
-        should_stop: Callable[[], bool],
-        listener: Listener,
-        probation: Probation,
-    ):
-        self._version, self._tracker, self._averager = version, tracker, averager
-        self._listener, self._should_stop = listener, should_stop
-        self._fetcher = Fetcher(averager, tracker, listener, should_stop)
-        self._replay = UpdateReplay(version, tracker, averager, gradients, apply, listener, probation, self._fetcher)
-        self._takeover = StateTakeover(version, tracker, averager, gradients, probation, self._fetcher, should_stop)
+    def __init__(self, own: OwnPeer, *, apply: Callable[[], None], listener: Listener, probation: Probation):
+        self._version, self._tracker, self._averager = own.version, own.tracker, own.averager
+        self._listener, self._should_stop = listener, own.should_stop
+        self._fetcher = Fetcher(own, listener)
+        self._replay = UpdateReplay(own, apply, listener, probation, self._fetcher)
+        self._takeover = StateTakeover(own, probation, self._fetcher)
         self._steps: Steps[bool] | None = None
         """The steps that the attempt has still to take; None if none is under way."""
         self._denied, self._denied_at = None, -math.inf

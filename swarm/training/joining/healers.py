@@ -9,10 +9,8 @@ from hivemind.p2p import PeerID
 from hivemind.utils import get_logger
 
 from recipe.errors import InputError
-from swarm.membership.progress_tracker import ProgressTracker
-from swarm.state_sync.state_version import StateVersion
-from swarm.training.gradient_buffer import GradientVector
 from swarm.training.joining.probation import Probation
+from swarm.training.own_peer import OwnPeer
 
 logger = get_logger(__name__)
 
@@ -24,17 +22,13 @@ class Healers:
     """The others who can replace what is wrong with this peer's weights, or say that its model is another one.
 
     Args:
-        version: the state of this peer
-        tracker: knows who the others are, and how far
+        own: this peer
         probation: knows whence the weights came, and who has refuted them
-        gradients: knows the weights
     """
 
-    def __init__(
-        self, version: StateVersion, tracker: ProgressTracker, probation: Probation, gradients: GradientVector
-    ):
-        self._version, self._tracker = version, tracker
-        self._probation, self._gradients = probation, gradients
+    def __init__(self, own: OwnPeer, probation: Probation):
+        self._version, self._tracker = own.version, own.tracker
+        self._probation, self._gradients = probation, own.gradients
 
     @property
     def _has_first_weights(self) -> bool:

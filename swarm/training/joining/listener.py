@@ -12,13 +12,10 @@ from dataclasses import replace
 
 from hivemind.utils import get_logger
 
-from swarm.averaging.averager import SwarmAverager
 from swarm.averaging.commands import RunRound
-from swarm.membership.progress_tracker import ProgressTracker
 from swarm.protocol.messages import Behind, Blame, OtherOrders, RoundEnded, Ticket
-from swarm.training.options import CoordinatorOptions
+from swarm.training.own_peer import OwnPeer
 from swarm.training.rounds.inflight_round import InflightRound
-from swarm.training.run_control import RunControl
 from swarm.training.throughput import Work
 
 logger = get_logger(__name__)
@@ -33,22 +30,13 @@ class Listener:
     """The listener takes part in a round before this peer has its weights; one round at a time.
 
     Args:
-        options: how patient this peer is
-        overlaps: rounds run beside the training, so that one may run beside a download
-        control: what the organiser has ordered
+        own: this peer; where its rounds run beside the training, one may run beside a download
     """
 
-    def __init__(
-        self,
-        averager: SwarmAverager,
-        tracker: ProgressTracker,
-        options: CoordinatorOptions,
-        overlaps: bool,
-        control: RunControl,
-    ):
-        self._control = control
-        self._averager, self._tracker, self._options = averager, tracker, options
-        self._is_able = overlaps and averager.can_listen and averager.vector.nbytes >= LISTEN_BYTES
+    def __init__(self, own: OwnPeer):
+        self._control = own.control
+        self._averager, self._tracker, self._options = own.averager, own.tracker, own.options
+        self._is_able = own.overlaps and own.averager.can_listen and own.averager.vector.nbytes >= LISTEN_BYTES
         self._round: InflightRound | None = None
         self._least_step = 0
 

@@ -3,24 +3,21 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from hivemind.p2p import PeerID
 from hivemind.utils import get_logger
 
 from recipe.errors import InputError
-from swarm.averaging.averager import SwarmAverager
-from swarm.membership.progress_tracker import ProgressTracker
 from swarm.protocol.messages import RoundFailed
 from swarm.runtime.async_utils import POLL_SECONDS
 from swarm.state_sync.download import DownloadRequest, NoState
-from swarm.state_sync.state_version import StateVersion
 from swarm.state_sync.uploads import MIN_BUSY_SECONDS
-from swarm.training.gradient_buffer import GradientVector
 from swarm.training.joining.attempt import Attempt, Steps
 from swarm.training.joining.corroboration import Corroboration
 from swarm.training.joining.fetch import MAX_DONORS, Fetcher
 from swarm.training.joining.probation import Probation
+from swarm.training.own_peer import OwnPeer
 
 logger = get_logger(__name__)
 
@@ -68,28 +65,15 @@ class StateTakeover:
     """The takeover of a whole state: that of a peer whose state counts more, or of one that is named.
 
     Args:
-        version: the state of this peer
-        tracker: knows whose state counts more
-        averager: says how long things may take
-        gradients: adopt the weights that are new
+        own: this peer
         probation: examines what is taken over
         fetcher: downloads states
-        should_stop: asked while waiting; a true answer ends the wait
     """
 
-    def __init__(
-        self,
-        version: StateVersion,
-        tracker: ProgressTracker,
-        averager: SwarmAverager,
-        gradients: GradientVector,
-        probation: Probation,
-        fetcher: Fetcher,
-        should_stop: Callable[[], bool],
-    ):
-        self._version, self._tracker, self._averager = version, tracker, averager
-        self._gradients, self._probation, self._fetcher = gradients, probation, fetcher
-        self._should_stop = should_stop
+    def __init__(self, own: OwnPeer, probation: Probation, fetcher: Fetcher):
+        self._version, self._tracker, self._averager = own.version, own.tracker, own.averager
+        self._gradients, self._probation, self._fetcher = own.gradients, probation, fetcher
+        self._should_stop = own.should_stop
         self._claimed: dict[PeerID, int] = {}
         """The steps that donors held when a download began that has broken off, and may go on."""
         self.last_donor: PeerID | None = None

@@ -10,22 +10,19 @@ import torch
 from hivemind.p2p import PeerID
 from hivemind.utils import get_logger
 
-from swarm.averaging.averager import SwarmAverager
 from swarm.membership.claim_bounds import MAX_APART
-from swarm.membership.progress_tracker import ProgressTracker
 from swarm.protocol.messages import RoundFailed
 from swarm.protocol.wire import LINEAGE_BYTES
 from swarm.runtime.async_utils import POLL_SECONDS
 from swarm.state_sync.average_log import MAX_AVERAGES, MAX_BATCH_BYTES, averages_in, whole
 from swarm.state_sync.download import DownloadRequest
 from swarm.state_sync.download_messages import MAX_DESCRIPTION_BYTES
-from swarm.state_sync.state_version import StateVersion
-from swarm.training.gradient_buffer import GradientVector
 from swarm.training.joining.attempt import Attempt, Steps
 from swarm.training.joining.corroboration import Corroboration
 from swarm.training.joining.fetch import MAX_DONORS, Fetcher
 from swarm.training.joining.listener import Listener
 from swarm.training.joining.probation import Probation
+from swarm.training.own_peer import OwnPeer
 
 logger = get_logger(__name__)
 
@@ -39,11 +36,8 @@ class UpdateReplay:
     """The replay of updates that this peer has missed, with the averages that others have kept.
 
     Args:
-        version: the state of this peer
-        tracker: knows how far the others are
-        averager: has the vector that an average has to fit into
-        gradients: the vector in which an average has to lie
-        apply: makes an update with it
+        own: this peer
+        apply: makes an update with an average
         listener: knows of which round this peer gets the average anyway
         probation: notes whose averages this peer has taken
         fetcher: downloads averages
@@ -51,17 +45,14 @@ class UpdateReplay:
 
     def __init__(
         self,
-        version: StateVersion,
-        tracker: ProgressTracker,
-        averager: SwarmAverager,
-        gradients: GradientVector,
+        own: OwnPeer,
         apply: Callable[[], None],
         listener: Listener,
         probation: Probation,
         fetcher: Fetcher,
     ):
-        self._version, self._tracker, self._averager = version, tracker, averager
-        self._gradients, self._apply = gradients, apply
+        self._version, self._tracker, self._averager = own.version, own.tracker, own.averager
+        self._gradients, self._apply = own.gradients, apply
         self._listener, self._probation, self._fetcher = listener, probation, fetcher
         self._fast_donor: PeerID | None = None
         """The donor from whom the last state or average came."""

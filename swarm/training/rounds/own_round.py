@@ -7,21 +7,17 @@ from dataclasses import dataclass, replace
 
 from hivemind.utils import get_logger
 
-from swarm.averaging.averager import SwarmAverager
 from swarm.averaging.commands import RunRound
 from swarm.membership.far_members import MANY, FarMembers
 from swarm.membership.progress_record import AVERAGING
-from swarm.membership.progress_tracker import ProgressTracker
 from swarm.protocol.messages import Behind, OtherOrders, Refused, RoundEnded, RoundFailed, ShortBatch, Ticket, WentBack
 from swarm.protocol.round_report import RoundEvent, RoundReport
-from swarm.state_sync.state_version import StateVersion
 from swarm.training.audit.work_log import with_work_name
 from swarm.training.contribution import Contribution
 from swarm.training.joining.corroboration import Attendance
-from swarm.training.options import CoordinatorOptions
+from swarm.training.own_peer import OwnPeer
 from swarm.training.rounds.inflight_round import InflightRound
 from swarm.training.rounds.step_orders import StepOrders
-from swarm.training.run_control import RunControl
 from swarm.training.undo.going_back import GoingBack
 
 logger = get_logger(__name__)
@@ -51,40 +47,29 @@ class OwnRound:
     """At most one round runs in the background: this peer has begun it, or has listened to it before it was a member.
 
     Args:
-        averager: runs it
-        tracker: knows who is expected, and tells the others what this peer does
-        version: the weights of this peer
-        control: what the organiser has ordered
-        orders: the same for the step for which this peer computes
+        own: this peer
+        orders: what the organiser has ordered for the step for which it computes
         contribution: what it has computed
         going_back: whether it wants to go back to an earlier state, and to which it could
         attendance: whether it comes in time
-        options: how patient it is
-        overlaps: it computes for the next step while the round runs
-        should_stop: asked while waiting; a true answer ends the wait
         tell: called with each round that has failed
     """
 
     def __init__(
         self,
+        own: OwnPeer,
         *,
-        averager: SwarmAverager,
-        tracker: ProgressTracker,
-        version: StateVersion,
-        control: RunControl,
         orders: StepOrders,
         contribution: Contribution,
         going_back: GoingBack,
         attendance: Attendance,
-        options: CoordinatorOptions,
-        overlaps: bool,
-        should_stop: Callable[[], bool],
         tell: Callable[[RoundEvent], None],
     ):
-        self._averager, self._tracker, self._version = averager, tracker, version
-        self._control, self._step_orders = control, orders
+        self._averager, self._tracker, self._version = own.averager, own.tracker, own.version
+        self._control, self._step_orders = own.control, orders
         self._contribution, self._going_back, self._attendance = contribution, going_back, attendance
-        self._options, self._overlaps, self._should_stop, self._tell = options, overlaps, should_stop, tell
+        self._options, self._overlaps, self._should_stop = own.options, own.overlaps, own.should_stop
+        self._tell = tell
         self._far_members = FarMembers()
         self._inflight: InflightRound | None = None
 

@@ -8,15 +8,12 @@ from dataclasses import replace
 
 from hivemind.p2p import PeerID
 
-from swarm.averaging.averager import SwarmAverager
 from swarm.membership.progress_record import MAX_GRANULARITY
-from swarm.membership.progress_tracker import ProgressTracker
 from swarm.protocol.messages import Ticket
 from swarm.protocol.round_report import RoundReport, StepReport
 from swarm.protocol.wire import LINEAGE_BYTES
-from swarm.state_sync.state_version import StateVersion
-from swarm.training.gradient_buffer import GradientVector
 from swarm.training.joining.probation import Probation
+from swarm.training.own_peer import OwnPeer
 from swarm.training.undo.breaker import Breaker
 
 
@@ -24,28 +21,15 @@ class OwnUpdate:
     """The update that comes next, from the average on until it is made, and then the last one.
 
     Args:
-        version: the weights of this peer
-        gradients: where the average lies
-        tracker: tells the others how it went
-        averager: keeps averages for who follows this peer
+        own: this peer
         breaker: looks whether the loss has risen for good
         probation: learns whether this peer's weights are those of its group
         tell: called with each average that is applied, before the weights count as those of the next step
     """
 
-    def __init__(
-        self,
-        *,
-        version: StateVersion,
-        gradients: GradientVector,
-        tracker: ProgressTracker,
-        averager: SwarmAverager,
-        breaker: Breaker,
-        probation: Probation,
-        tell: Callable[[StepReport], None],
-    ):
-        self._version, self._gradients = version, gradients
-        self._tracker, self._averager = tracker, averager
+    def __init__(self, own: OwnPeer, *, breaker: Breaker, probation: Probation, tell: Callable[[StepReport], None]):
+        self._version, self._gradients = own.version, own.gradients
+        self._tracker, self._averager = own.tracker, own.averager
         self._breaker, self._probation, self._tell = breaker, probation, tell
         self.last_step: StepReport | None = None
         self.healer: PeerID | None = None

@@ -9,12 +9,9 @@ from concurrent.futures import Future
 
 from hivemind.p2p import PeerID
 
-from swarm.averaging.averager import SwarmAverager
 from swarm.membership.progress_record import AVERAGING, TRAINING
-from swarm.membership.progress_tracker import ProgressTracker
 from swarm.protocol.messages import Ticket
-from swarm.state_sync.state_version import StateVersion
-from swarm.training.run_control import RunControl
+from swarm.training.own_peer import OwnPeer
 
 ASK_SECONDS = 1.0
 """How often a peer that is paused asks one that trains why."""
@@ -24,13 +21,11 @@ class OthersOrders:
     """Which orders the others follow, where they and this peer do not follow the same, it seems.
 
     Args:
-        control: what this peer follows
-        tracker: knows who does what
-        averager: can call others
+        own: this peer
     """
 
-    def __init__(self, control: RunControl, tracker: ProgressTracker, averager: SwarmAverager):
-        self._control, self._tracker, self._averager = control, tracker, averager
+    def __init__(self, own: OwnPeer):
+        self._control, self._tracker, self._averager = own.control, own.tracker, own.averager
         self._asked: Future | None = None
         self._ask_at = 0.0
 
@@ -60,17 +55,14 @@ class StepOrders:
     """What the organiser has ordered for the step for which this peer computes.
 
     Args:
-        control: what this peer follows
-        version: the weights that it has
-        tracker: knows for which step it computes, and who does what
-        averager: can call others
+        own: this peer
     """
 
-    def __init__(self, control: RunControl, version: StateVersion, tracker: ProgressTracker, averager: SwarmAverager):
-        self._control, self._version, self._tracker = control, version, tracker
-        self._others = OthersOrders(control, tracker, averager)
+    def __init__(self, own: OwnPeer):
+        self._control, self._version, self._tracker = own.control, own.version, own.tracker
+        self._others = OthersOrders(own)
         self._has_missed_some = False
-        self.target = control.target(version.step)
+        self.target = own.control.target(own.version.step)
         """Samples over all peers for the update that ends this step."""
 
     def follow(self) -> None:

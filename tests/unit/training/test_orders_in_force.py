@@ -85,7 +85,8 @@ def test_who_has_missed_an_order_looks_once_for_weights_that_have_followed_it(co
     tracker = SimpleNamespace(
         own=own, swarm=SimpleNamespace(records=others, donors=lambda min_step: [*others]), aim=lambda *ordered: None
     )
-    orders = StepOrders(control, SimpleNamespace(step=8), tracker, averager=None)
+    version = SimpleNamespace(step=8)
+    orders = StepOrders(SimpleNamespace(control=control, version=version, tracker=tracker, averager=None))
     orders.follow()
     assert orders.donor_of_missed() is None, "nothing was ordered"
     control.take(SIGNED)

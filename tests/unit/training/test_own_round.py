@@ -51,14 +51,14 @@ class Peer:
     def __init__(self, end: RoundReport | Exception):
         self.parts = Mock()
         self.parts.version.step, self.parts.version.lineage = STEP, LINEAGE
-        parts = ("averager", "tracker", "version", "control", "orders")
-        parts += ("contribution", "going_back", "attendance", "tell")
-        self.round = OwnRound(
-            **{name: getattr(self.parts, name) for name in parts},
+        own = SimpleNamespace(
+            **{name: getattr(self.parts, name) for name in ("averager", "tracker", "version", "control")},
             options=SimpleNamespace(),
             overlaps=True,
             should_stop=lambda: False,
         )
+        parts = ("orders", "contribution", "going_back", "attendance", "tell")
+        self.round = OwnRound(own, **{name: getattr(self.parts, name) for name in parts})
         self.round.take_over(Listened(end))
         self.parts.reset_mock()
 

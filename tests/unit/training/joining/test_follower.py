@@ -28,7 +28,10 @@ def follower(version: StateVersion, tracker, averager=None) -> Follower:
     gradients = SimpleNamespace(adopt=lambda: None, weights=weights, fragments=fragments)
     listener = SimpleNamespace(begin=lambda: None, is_at=lambda step: False)
     probation = SimpleNamespace(examine=lambda *_: None, begin=lambda *_: None)
-    return Follower(version, tracker, averager, gradients, None, lambda: False, listener, probation)
+    own = SimpleNamespace(
+        version=version, tracker=tracker, averager=averager, gradients=gradients, should_stop=lambda: False
+    )
+    return Follower(own, apply=None, listener=listener, probation=probation)
 
 
 def catch_up(version: StateVersion, tracker, averager, timeout_seconds: float = 20, joins: bool = True) -> bool:

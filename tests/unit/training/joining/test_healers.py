@@ -19,7 +19,8 @@ def tracker_of(*others: str) -> SimpleNamespace:
 
 def healers(version: StateVersion, tracker: SimpleNamespace, sources=(), refuters=()) -> Healers:
     probation = SimpleNamespace(sources=frozenset(sources), refuters=frozenset(refuters))
-    return Healers(version, tracker, probation, SimpleNamespace(weights=[*version.state.model.parameters()]))
+    gradients = SimpleNamespace(weights=[*version.state.model.parameters()])
+    return Healers(SimpleNamespace(version=version, tracker=tracker, gradients=gradients), probation)
 
 
 def test_weights_of_no_use_are_replaced_or_end_a_peer_that_is_alone():

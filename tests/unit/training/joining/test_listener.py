@@ -43,10 +43,11 @@ class Averager:
 
 def listener(averager: Averager, next_round: int = 7, overlaps: bool = True, blame=lambda blamed: None) -> Listener:
     members = [Member(ME, 0.0, False), Member(OTHER, 1.0, False)]
-    own = SimpleNamespace(client_mode=False)
     swarm = SimpleNamespace(members=members, next_round=next_round)
-    tracker = SimpleNamespace(swarm=swarm, peer_id=ME, own=own, blame=blame)
-    return Listener(averager, tracker, CoordinatorOptions(), overlaps, RunControl(OPEN, 64, 100))
+    tracker = SimpleNamespace(swarm=swarm, peer_id=ME, own=SimpleNamespace(client_mode=False), blame=blame)
+    options, control = CoordinatorOptions(), RunControl(OPEN, 64, 100)
+    own = SimpleNamespace(averager=averager, tracker=tracker, options=options, control=control, overlaps=overlaps)
+    return Listener(own)
 
 
 def test_it_goes_on_with_the_round_of_its_step():
