@@ -30,6 +30,9 @@ FEWEST_SHORTENED = MAX_LINES // 4
 """Lines that a list has at least after that. In fewer, many tiny micro-batches would cost who computes them again."""
 MAX_MICRO_BATCHES = 64
 """In one line: who computes it again makes a pass for each of them."""
+MAX_SPAN = 2
+"""Times its samples over which a list may stretch in a peer's order, and one line more: what was dropped in between
+leaves gaps. Without a limit a single image could be computed once and listed for every pass over the data."""
 OUTSIZED = 8.0
 """Times as large as those of a usual sample: few honest gradients are."""
 MAX_POSITION = 2**53
@@ -100,6 +103,13 @@ class WorkList:
         return sum(line.samples for line in self.lines)
 
     @property
+    def is_dense(self) -> bool:
+        """Whether its samples follow each other in the peer's order, but for a few gaps."""
+        first, last = self.lines[0], self.lines[-1]
+        span = last.first_position + last.samples - first.first_position
+        return span <= MAX_SPAN * self.samples + max(line.samples for line in self.lines)
+
+    @property
     def outsized(self) -> list[int]:
         """Numbers of the lines that have far more of all numbers than of all samples."""
         sizes = [sum(map(abs, line.numbers)) for line in self.lines]
@@ -145,6 +155,8 @@ class WorkList:
             if not all(map(math.isfinite, line.numbers)):
                 raise ValueError("numbers that are not finite")
             next_position = line.first_position + line.samples
+        if not found.is_dense:
+            raise ValueError("samples that are too far apart")
         return found
 
 

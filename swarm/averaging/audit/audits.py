@@ -60,6 +60,10 @@ MAX_KEPT_BYTES = 2**29
 all know it."""
 KEPT_PROOFS = 8
 """Members that are proven guilty, of whose lies a peer keeps a proof."""
+UNMET_AT_ONCE = 2.0
+"""Proofs by one member against peers that this one has never met, who may be inventions of its own."""
+UNMET_PER_SECOND = 1 / 600
+"""Further ones, in a second."""
 ASKED_AT_ONCE = 6.0
 """Audits of one reducer by one member that may follow each other at once; a reducer answers twice as many."""
 ASKED_PER_SECOND = 0.5
@@ -72,6 +76,8 @@ UNANSWERED = 3
 """Audits in a row after which a reducer is left out for a while."""
 MAX_RECEIPTS_BYTES = 2**23
 """All receipts of a round, as a member shows them."""
+KEPT_MET = 4 * MAX_GROUP_SIZE
+"""Peers of which this one knows that it has met them."""
 KEPT_STEPS = 256
 """Stripes of which this peer knows at which step they were."""
 HEAR_SECONDS = 5.0
@@ -156,8 +162,11 @@ class Audits:
         """Of the rounds that this peer was in, by stripe. A liar can make up a round, to prove itself guilty of it."""
         self._spoilt: dict[PeerID, int] = {}
         """The step of the update that each liar is known to have spoilt."""
+        self._met: OrderedDict[PeerID, None] = OrderedDict()
+        """Who was in a group with this peer."""
         self._not_heard = Backoff(max_seconds=MAX_FALSE_ACCUSER_SECONDS)
         """Whose accusations have proven nothing."""
+        self._unmet = TokenBuckets(UNMET_AT_ONCE, UNMET_PER_SECOND)
         self._unanswered: Counter[PeerID] = Counter()
         self._asked = TokenBuckets(ASKED_AT_ONCE, ASKED_PER_SECOND)
         self._answered = TokenBuckets(2 * ASKED_AT_ONCE, 2 * ASKED_PER_SECOND)
@@ -204,6 +213,9 @@ class Audits:
             group: as it was closed
         """
         self._present = SealedRound(group)
+        self._met |= dict.fromkeys(group.peer_ids)
+        while len(self._met) > KEPT_MET:
+            self._met.popitem(last=False)
         self.work.begin(group)
         others = [(peer, ticket) for peer, ticket in group.members if peer != self._me]
         own = group.ticket_of(self._me)
@@ -359,10 +371,11 @@ class Audits:
         if is_earlier:
             self._spoilt[peer] = step
         if len(self._proofs) > KEPT_PROOFS:  # who has it remembers, and newcomers meet no peer that all leave out
-            oldest = next(iter(self._proofs))
-            self._proofs.pop(oldest)
-            self._spoilt.pop(oldest, None)
-            self._undone.discard(oldest)
+            # What the swarm may have to go back for is kept longest: proofs against invented peers cost nothing.
+            dropped = next((other for other in self._proofs if other not in self._spoilt), next(iter(self._proofs)))
+            self._proofs.pop(dropped)
+            self._spoilt.pop(dropped, None)
+            self._undone.discard(dropped)
         return True
 
     async def _compare(self, peer: PeerID, own: SealedRound, name: bytes) -> None:
@@ -390,6 +403,8 @@ class Audits:
             guilt = await in_thread(guilty, proof, self._judge, self._given_work)
             if short_name(guilt.peer) != name:
                 raise ValueError("a proof against another peer")
+            if guilt.peer not in self._met and not self._unmet.take(accuser):
+                raise ValueError("one of many against peers that this one has never met")
         except Exception as error:  # whatever is wrong with a stranger's proof
             logger.debug(f"{accuser} accuses somebody, and proves nothing: {error!r}")
             return self._not_heard.add(accuser, FALSE_ACCUSER_SECONDS)

@@ -274,6 +274,16 @@ class Judge:
         rule = self.rule.for_buffers if part.is_of_buffers else self.rule
         reaches = [rule.reach * (1 + change) for change in (-NEAR_REACH, 0.0, NEAR_REACH)]
         means = [replace(rule, reach=reach).combine(given, weights, samples).mean for reach in reaches]
-        undecided = max(norm(one - other) for one, other in combinations(means, 2))
         rounding = ROUNDING * statistics.median(map(norm, given))
-        return min(_excess(average, mean, self.codec, part.info) for mean in means) > 2 * undecided + rounding
+        nearest = [_nearest_between(one, other, average) for one, other in combinations(means, 2)]
+        return min(_excess(average, mean, self.codec, part.info) for mean in nearest) > rounding
+
+
+def _nearest_between(one: torch.Tensor, other: torch.Tensor, average: torch.Tensor) -> torch.Tensor:
+    """Of all points on the straight line from one mean to another the nearest to an average."""
+    way = other - one
+    length = norm(way)
+    if not length:
+        return one
+    along = torch.dot((average - one).double(), way.double()) / length**2
+    return one + way * along.clamp(0, 1).float()

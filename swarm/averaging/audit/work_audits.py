@@ -201,7 +201,10 @@ class WorkAudits:
     def _hear(self, accuser: PeerID, doubted: PeerID) -> None:
         """Somebody says that the work of another member does not hold: its word counts for nothing, but to look."""
         is_known = doubted in self._suspects or doubted in self._found
-        if not is_known and accuser not in self._not_heard and self._hints >= 1:
+        is_looked_at = any(
+            suspect.accuser == accuser for suspect in self._suspects.values()
+        )  # whom it has named before
+        if not is_known and not is_looked_at and accuser not in self._not_heard and self._hints >= 1:
             self._hints -= 1
             self._suspects[doubted] = Suspect(HINTED_AUDITS, accuser)
 

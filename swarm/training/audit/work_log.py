@@ -148,8 +148,11 @@ class CheckedLog(NotingLog):
             Line(one.first_position, one.samples, tuple(row)) for one, row in zip(work.noted, numbers, strict=True)
         ]
         num_before = sum(one.lineage != self._version.lineage for one in work.noted)
+        listed = listed_in(lines, num_before, self._kind)
+        if not listed.is_dense:  # most of what it has computed was dropped: nobody would take this list
+            return OwnWork(verdict=verdict)
         return OwnWork(
-            listed_in(lines, num_before, self._kind).to_bytes(),
+            listed.to_bytes(),
             chance_of_an_audit(len(lines) // num_processes),
             max(one.samples for one in lines),
             self._replay.has_slices,

@@ -9,13 +9,15 @@ from types import SimpleNamespace
 import pytest
 from hivemind.proto.averaging_pb2 import AveragingData, MessageCode
 from hivemind.utils.asyncio import as_aiter
+from hivemind.utils.crypto import RSAPrivateKey
 
 from swarm.averaging.audit import audits as audits_module
-from swarm.averaging.audit.audits import KEPT_ROUNDS, UNANSWERED, Audits
+from swarm.averaging.audit.audits import KEPT_PROOFS, KEPT_ROUNDS, UNANSWERED, UNMET_AT_ONCE, Audits
 from swarm.averaging.audit.evidence_call import show_evidence
 from swarm.averaging.audit.proofs import guilty, of_a_false_average, of_two_receipts, short_name
-from swarm.averaging.audit.statements import Receipt, root_of
+from swarm.averaging.audit.statements import Receipt, owner_of, root_of
 from swarm.membership.backoff import BlameBackoff
+from swarm.network.signed_records import peer_of
 from swarm.protocol import admission
 from swarm.protocol.auto_mode import Pace, Plan
 from swarm.protocol.messages import MAX_LINE_KBPS, MAX_TICKET_BYTES, NOWHERE, Blame, Group, Ticket
@@ -237,6 +239,35 @@ def test_a_hundred_false_accusations_are_asked_for_once():
     members, asked = run(scenario, share=0.0)
     assert asked == 1
     assert not any(members.found().values())
+
+
+def test_proofs_against_invented_peers_push_out_none_that_matters():
+    """Keys cost nothing, and two receipts of an invented round prove their owner guilty."""
+    invented = [RSAPrivateKey() for _ in range(KEPT_PROOFS)]
+    stripe = b"s" * 16
+    proofs = [
+        of_two_receipts(*(Receipt.sign(one, stripe, bytes([number] * 32), []) for number in (1, 2))) for one in invented
+    ]
+    names = [short_name(peer_of(owner_of(one))) for one in invented]
+
+    async def scenario(members):
+        await members.round(scaled)
+        audits = members.audits[peer(1)]
+        assert audits.found() == {LIAR: Blame.MADE_UP_AN_AVERAGE}
+        for proof, name in zip(proofs, names, strict=True):
+            members.audits[LIAR] = SimpleNamespace(answer=lambda *_, proof=proof: shown(proof))
+            tickets = [replace(ticket, accuses=name * (of == LIAR)) for of, ticket in members.group.members]
+            audits.begin(Group.close(name, members.group.peer_ids, tuple(tickets)))
+            await audits.until_done()
+        return audits
+
+    async def shown(proof):
+        return proof
+
+    members, audits = run(scenario)
+    assert len(audits.found()) == UNMET_AT_ONCE
+    ticket = audits.annotate(members.group.ticket_of(peer(1)), SOUND)
+    assert ticket.back_to == 2, "it still wants to go back"
 
 
 def test_a_proof_against_somebody_else_than_who_is_accused_does_not_count():

@@ -118,21 +118,43 @@ def counts_in_full(judge, scale: float) -> bool:
     return float(judge.rule.combine(parts, [100.0] * len(MEMBERS)).mean[3]) > 0.9 * scale / len(MEMBERS)
 
 
-def test_a_member_at_the_edge_of_reach_is_held_against_nobody():
-    """Rounding decides whether it counts in full: another processor may find the opposite."""
-    judge, low, high = judge_of("none"), 1.0, 10.0
+def largest_within_reach(judge) -> float:
+    low, high = 1.0, 10.0
     while high - low > 1e-4:
         middle = (low + high) / 2
         low, high = (middle, high) if counts_in_full(judge, middle) else (low, middle)
     assert counts_in_full(judge, low)
     assert not counts_in_full(judge, high)
-    averages = set()
+    return low
+
+
+def test_a_member_at_the_edge_of_reach_is_held_against_nobody():
+    """Rounding decides whether it counts in full: another processor may find the opposite."""
+    judge = judge_of("none")
+    low, averages = largest_within_reach(judge), set()
     for change in (-5e-4, 5e-4):
         made_by = replace(judge, rule=replace(judge.rule, reach=judge.rule.reach * (1 + change)))
         share = sealed_share(MEMBERS, made_by, gradients=at_the_edge(low))
         averages.add(share.receipt.averages)
         assert verdicts(share, judge) == {False}
     assert len(averages) == 2, "it counts in full in one of them"
+
+
+@pytest.mark.parametrize(("counts", "is_false"), [(0.9, False), (1.5, True), (0.0, True), (-0.5, True)])
+def test_a_member_at_the_edge_of_reach_excuses_no_lie(counts, is_false):
+    """A reducer chooses its own part when it has seen the others': at the edge it must not stand for a false average.
+
+    `counts` is for how much of it the member at the edge counts in what the reducer makes up.
+    """
+    judge = judge_of("none")
+
+    def lie(mean: torch.Tensor) -> torch.Tensor:
+        mean = mean.clone()
+        mean[3 :: len(MEMBERS)] *= counts
+        return mean
+
+    share = sealed_share(MEMBERS, judge, change=lie, gradients=at_the_edge(largest_within_reach(judge)))
+    assert verdicts(share, judge) == {is_false}
 
 
 def test_what_was_left_out_of_earlier_averages_may_come_with_a_later_one():

@@ -217,6 +217,18 @@ def test_an_accuser_is_not_believed_and_costs_little():
     assert members.members[HONEST[0]].computed == 0
 
 
+def test_an_accuser_that_names_two_members_by_turns_costs_no_more():
+    async def scenario(members):
+        while members.step < 200:
+            members.claims = {LIAR: HONEST[members.step % 2]}
+            await members.round()
+
+    members = run(scenario, chance=0.0, computes=lambda number: True)
+    assert not members.who_left_out
+    for peer in HONEST[2:]:
+        assert members.members[peer].computed == HINTED_AUDITS
+
+
 def test_accusers_by_the_hundred_cost_no_more_than_a_few():
     """Names cost nothing in an open run: each time somebody else accuses somebody else."""
     me, *others = peers = [PeerID(bytes([18, 32, *[number] * 32])) for number in range(100)]
@@ -499,6 +511,8 @@ NUMBERS = bytes(4 * NUM_PLACES)
         lines((0, 4, NUMBERS), (0, 4, NUMBERS)),
         lines((4, 4, NUMBERS), (0, 4, NUMBERS)),
         lines((0, 4, NUMBERS), (3, 4, NUMBERS)),
+        lines((0, 4, NUMBERS), (17, 4, NUMBERS)),
+        lines(*[(1437 * number, 1, NUMBERS) for number in range(8)]),
         lines((0, 8, WorkList("", [Line(0, 8, (math.nan,) * NUM_PLACES)]).to_bytes()[-4 * NUM_PLACES :])),
         lines((0, 8, WorkList("", [Line(0, 8, (math.inf,) * NUM_PLACES)]).to_bytes()[-4 * NUM_PLACES :])),
         lines(*[(number, 1, NUMBERS) for number in range(MAX_LINES + 1)]),
@@ -507,7 +521,9 @@ NUMBERS = bytes(4 * NUM_PLACES)
 )
 def test_what_no_honest_peer_says_is_refused(data):
     samples = LARGEST + 1 if data == lines((0, LARGEST + 1, NUMBERS)) else 8
-    with pytest.raises(ValueError, match=r"it has to be|it cannot be read|other samples|come twice|sizes|finite"):
+    with pytest.raises(
+        ValueError, match=r"it has to be|cannot be read|other samples|come twice|sizes|finite|far apart"
+    ):
         WorkList.from_bytes(data, name_of(data), samples, LARGEST)
 
 

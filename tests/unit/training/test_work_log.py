@@ -219,6 +219,19 @@ def test_samples_that_are_of_no_use_are_not_in_the_list():
     assert [one.first_position for one in worker.listed().lines] == [24]
 
 
+def test_a_peer_most_of_whose_samples_were_of_no_use_names_no_list():
+    """Nobody would take it: who lists samples that are far apart may have chosen them."""
+    worker = Trainer(VIT, X)
+    worker.compute()
+    work = worker.throughput.take()
+    worker.compute(4)
+    worker.throughput.drop_all()
+    worker.throughput.give_back(work)
+    worker.compute()
+    assert worker.throughput.work.samples == 16
+    assert worker.log.own(worker.throughput.work, 1).listed == b""
+
+
 def test_what_no_honest_peer_can_have_computed_does_not_hold():
     checker = Trainer(BATCH_NORM, Y)
     numbers = (0.0,) * NUM_PLACES
