@@ -18,6 +18,7 @@ from swarm.cli.organiser.invite import main
 from swarm.cli.organiser.organiser_options import date, roles_shown
 from swarm.enrolment.join_line import JoinLine
 from swarm.enrolment.organiser_key import make_deputy
+from swarm.enrolment import organiser_folder
 from swarm.network.known_peers import write_book
 from swarm.protocol.certificates import EVERYTHING, HELPER, Certificate, Right, Role
 
@@ -102,6 +103,26 @@ def test_she_is_told_where_nobody_outside_could_use_the_line(her_run, arguments)
 
 def test_a_line_for_many(her_run):
     _, sentence = invited(her_run.options("--uses", "30", "--days", "7"))
+@pytest.mark.parametrize("arguments", [[], ["--close"]])
+def test_a_deputy_with_a_copy_is_told_where_lines_count(her_run, tmp_path, monkeypatch, capsys, arguments):
+    """The line of a copy is refused at the machine that enrols, which does not know its invitation."""
+    make_deputy(her_run.signer, "digits", Right.ENROL, 3.0, tmp_path / "ben.key", None)
+    of_ben = her_run.options(*arguments, "--organiser-key", str(tmp_path / "ben.key"))
+    her_own = her_run.folder.key.rename(tmp_path / "in-a-drawer.key")
+    monkeypatch.setattr(organiser_folder, "own_addresses", lambda: ["127.0.0.1", "192.168.1.5"])
+    for hosts, options, is_told in (
+        (["127.0.0.1"], of_ben, False),
+        (["1.1.1.1", "192.168.1.5"], of_ben, False),
+        (["1.1.1.1", "127.0.0.1"], of_ben, True),
+        (["1.1.1.1"], her_run.options(*arguments), True),
+        (["1.1.1.1"], her_run.options(*arguments, "--organiser-key", str(her_own)), False),
+    ):
+        addresses = [f"/ip4/{host}/tcp/1/p2p/{PEER}" for host in hosts]
+        her_run.folder.note_contact(her_run.signer.public_key, addresses, 31338)
+        assert main(options) == 0
+        assert ("If this is a copy of the organiser's folder" in capsys.readouterr().out) == is_told
+
+
     assert sentence.startswith(f"30 people can join run digits with this line until {date(time.time() + 7 * DAY)}:")
     assert "`swarm remove NAME`" in sentence
     (invitation,) = her_run.folder.registry.invitations()
