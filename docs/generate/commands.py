@@ -20,6 +20,12 @@ from recipe.overrides import RecipeOverrides
 from recipe.presets import PRESETS
 from swarm.cli.app import COMMANDS, COMPLETION, SHELLS
 
+COMPLETION_USE = (
+    "In bash, `source <(swarm completion bash)` switches it on in one terminal. For all, write the script into a file "
+    "(`swarm completion bash > ~/.swarm-completion`, for it takes some seconds to make) and add the line "
+    "`source ~/.swarm-completion` to `~/.bashrc`. In zsh, write it into a file `_swarm` in a folder of `fpath`."
+)
+
 
 @dataclass(frozen=True)
 class Command:
@@ -100,6 +106,7 @@ def page() -> str:
             shells = ", ".join(f"`{shell}`" for shell in SHELLS)
             lines.append(f"### `swarm {COMPLETION} SHELL`\n")
             lines.append(f"Print a script that completes the commands and options in a shell: {shells}.\n")
+            lines.append(f"{COMPLETION_USE}\n")
     return "\n".join(lines)
 
 

@@ -21,6 +21,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
+from urllib.parse import urlsplit
 
 import tyro
 
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
 LOOK_SECONDS = 2.0
 HISTORY_FILE = "desk.json"
 ALERTS_VARIABLE = "SWARM_DESK_ALERTS"
+EXAMPLE_URL = "https://github.com/OWNER/swarm-vit"
 
 
 @dataclass(frozen=True)
@@ -62,6 +64,8 @@ class DeskOptions:
     """A deputy's key with the right control, and its warrant beside it: who is logged in can give orders here."""
     invitation: Annotated[str | None, arg("JOIN_LINE")] = None
     """Show this line with its invitation to everybody who sees the page."""
+    project_url: Annotated[str | None, arg("URL", "the page does not say")] = None
+    """Where people get this program: the page shows how to clone and install it, above the join line."""
     alert: tyro.conf.UseAppendAction[Annotated[tuple[str, ...], arg("URL", f"the variable {ALERTS_VARIABLE}")]] = ()
     """Send a message there when something is wrong, and when it is well again: a URL as Apprise reads it."""
     ledger_mib: Annotated[int, arg("MIB")] = 128
@@ -88,11 +92,12 @@ def _run(options: DeskOptions) -> int:
     if options.ledger_mib < 0:
         raise InputError(f"--ledger-mib is {options.ledger_mib}: give 0 or more.")
     invitation = None if options.invitation is None else _invitation(options.invitation, line)
+    project_url = "" if options.project_url is None else _project_url(options.project_url)
     make_writable(options.output_dir)
     raise_again()  # from now on it is the usual end
     with quick_imports():
         _import_extra()
-    return _watch_and_serve(options, given, line, invitation)
+    return _watch_and_serve(options, given, line, invitation, project_url)
 
 
 def _import_extra() -> None:
@@ -106,7 +111,7 @@ def _import_extra() -> None:
 
 
 def _watch_and_serve(
-    options: DeskOptions, given: Sequence[str], line: JoinLine | None, invitation: JoinLine | None
+    options: DeskOptions, given: Sequence[str], line: JoinLine | None, invitation: JoinLine | None, project_url: str
 ) -> int:
     from swarm.desk.alerts import Alerts
     from swarm.desk.desk import Desk, is_for_others, open_socket, page_url, served
@@ -129,7 +134,7 @@ def _watch_and_serve(
     dht = start_dht(NetworkOptions(initial_peers=tuple(alive), client_mode=True))
     try:
         manifest = choose_manifest(read_manifests(dht, given, run_id, organiser), run_id, organiser)
-        card = run_card(manifest, given, line, invitation)
+        card = run_card(manifest, given, line, invitation, project_url)
         if signer is not None:
             signer = able_to_order(signer, manifest)
         folder = output_dir / manifest.run_id
@@ -212,8 +217,24 @@ def _invitation(text: str, line: JoinLine | None) -> JoinLine:
     return shown
 
 
+def _project_url(text: str) -> str:
+    """Raises InputError: a browser, or git, could not use it; or it holds a password, which all would read"""
+    try:
+        parts = urlsplit(text)
+    except ValueError:
+        parts = urlsplit("")
+    is_plain = text.isascii() and text.isprintable() and " " not in text and "@" not in parts.netloc
+    if not (is_plain and parts.scheme in ("http", "https") and parts.hostname):
+        raise InputError(f"--project-url has to be like {EXAMPLE_URL}: everybody who sees the page gets it.")
+    return text
+
+
 def run_card(
-    manifest: RunManifest, given: Sequence[str], line: JoinLine | None, invitation: JoinLine | None
+    manifest: RunManifest,
+    given: Sequence[str],
+    line: JoinLine | None,
+    invitation: JoinLine | None,
+    project_url: str = "",
 ) -> RunCard:
     """What the desk shows of a run all the time; an invitation only if it was given for that.
 
@@ -221,6 +242,7 @@ def run_card(
         given: addresses of its peers
         line: join line with which the desk was started
         invitation: join line to be shown
+        project_url: as `RunCard` has it
 
     Raises:
         InputError: the invitation is for another run
@@ -245,4 +267,5 @@ def run_card(
         by_invitation=bool(organiser),
         join_line=shown,
         has_invitation=invitation is not None,
+        project_url=project_url,
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -28,6 +29,7 @@ class RunCard:
         by_invitation: only members take part
         join_line: what a volunteer pastes after `swarm join`; with an invitation only if the organiser shows one
         has_invitation: whether it lets anybody in
+        project_url: of the repository of this program; empty if the page does not say where that is
     """
 
     key: str
@@ -39,11 +41,19 @@ class RunCard:
     by_invitation: bool
     join_line: str
     has_invitation: bool = False
+    project_url: str = ""
 
     @property
     def join_command(self) -> str:
         """What a volunteer types."""
         return f"swarm join {self.join_line}"
+
+    @property
+    def setup_command(self) -> str:
+        """What who has not got this program types before that."""
+        return (
+            f"git clone {shlex.quote(self.project_url)} swarm-vit && cd swarm-vit && make setup && . .venv/bin/activate"
+        )
 
 
 @dataclass(frozen=True)

@@ -10,10 +10,11 @@ from recipe.errors import InputError
 from recipe.run_folder import check_name, write_json
 from swarm.enrolment.contact import CONTACT_FILE, FOLDER, Contact
 from swarm.enrolment.join_line import MAX_ADDRESSES, JoinLine
-from swarm.enrolment.organiser_key import VARIABLE, make_key, passphrase_from, read_key
+from swarm.enrolment.organiser_key import VARIABLE, make_key, passphrase_from, read_key, warrant_path
 from swarm.enrolment.registry import Registry
 from swarm.enrolment.tls import fingerprint_in
 from swarm.network.addresses import check_reachable, is_loopback, is_public
+from swarm.network.home.interfaces import own_addresses
 from swarm.network.known_peers import MAX_REMEMBERED, books_of, peer_of_address, read_book
 from swarm.protocol.certificates import MAX_WARRANT_BYTES, Authority, Signer
 
@@ -164,6 +165,20 @@ class OrganiserFolder:
             InputError: as `authority`
         """
         return Contact.read(self.path).public_ip
+
+    @property
+    def may_be_a_copy(self) -> bool:
+        """Whether nothing says that newcomers enrol with these books, and not with those of another machine.
+
+        The organiser's own key would, or an address of this machine in the join line.
+
+        Raises:
+            InputError: as `authority`
+        """
+        if not self.is_started or (self.key.exists() and not warrant_path(self.key).exists()):
+            return False
+        elsewhere = [address for address in self.addresses if not is_loopback(address)]
+        return bool(elsewhere) and not {address.split("/")[2] for address in elsewhere} & set(own_addresses())
 
     def others_there(self) -> list[str]:
         """An address of each of up to two members whom peers of this machine have met, and who answer now.

@@ -38,6 +38,7 @@ expect.set_options(timeout=30_000)  # ms: a busy machine shows late what is righ
 GRAVE = {"moderate", "serious", "critical"}
 BOTH_WAYS = [(360, "dark"), (1280, "light")]
 MARKUP = "<img src=x onerror=alert(1)>"
+PROJECT = "https://example.org/ada/swarm-vit"
 MACHINE = Profile(MARKUP, "0.1.0, protocol 19", PUBLIC, 12.5e6, 10**9, 10**9)
 CROWD = RunCard("key", "crowd", "vit", "digits", 1000, 64, by_invitation=False, join_line="ADDRESS")
 REPETITIONS = 3
@@ -228,6 +229,7 @@ class RunningDesk:
     def start(self) -> None:
         """Another desk, which is told of the first peer alone, whether it is there or not."""
         arguments = [self.peers[0].address, "--run-id", "shown", "--port", "0", "--output-dir", str(self.output_dir)]
+        arguments += ["--project-url", PROJECT]
         log = self.output_dir / f"desk-{len(self.programs)}.log"
         self.desk = Program("swarm", ["desk", *arguments], log, forks=True)
         self.programs.append(self.desk)
@@ -290,6 +292,8 @@ def test_the_join_line_is_copied(page, running):
     copied = page.evaluate("navigator.clipboard.readText()")
     assert copied == f"swarm join {running.peers[0].address}"
     assert page.get_by_role("img", name="QR code").evaluate("image => image.naturalWidth") > 0
+    assert page.get_by_role("link", name="the program").get_attribute("href") == PROJECT
+    expect(page.get_by_label("How to get the program")).to_contain_text(f"git clone {PROJECT} swarm-vit && cd ")
 
 
 @pytest.mark.parametrize(("width", "scheme"), BOTH_WAYS)

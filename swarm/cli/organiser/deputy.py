@@ -5,7 +5,8 @@
     swarm deputy desk.key --revoke                    # from now on it orders nothing, and opens no desk
 
 Give ben.key and ben.key.warrant to Ben, with a copy of the folder of the run in OUTPUT_DIR/organiser. His commands take
---organiser-key ben.key. Who enrols has to do so on a machine whose address the join lines name.
+--organiser-key ben.key. On a machine of his own he removes members, steers, and makes certificates (swarm invite
+--peer-id); a line of swarm invite counts only where its invitation is in the books: at the machine that enrols.
 """
 
 from __future__ import annotations
@@ -32,7 +33,9 @@ RightName = Literal["members", "enrol", "remove", "control", "all"]
 
 @dataclass(frozen=True)
 class DeputyOptions:
-    """Let somebody else sign in your place: a second key with fewer rights, for a time."""
+    """Let somebody else sign in your place: a second key with fewer rights, for a time. On another machine it removes
+    members, steers, and makes certificates (swarm invite --peer-id); a line of swarm invite counts only if it was made
+    at the machine that enrols. With the variable SWARM_KEY_PASSPHRASE set, the new key gets that passphrase, too."""
 
     file: tyro.conf.Positional[Annotated[Path, arg("FILE")]]
     """Where the new key goes; beside it comes FILE.warrant, in which you have signed what it may do."""
@@ -73,6 +76,15 @@ def _make(options: DeputyOptions, folder: OrganiserFolder, say: Callable[[str], 
         f"{path} may sign in your place for run {folder.run_id}, for {options.days:g} days. Give it away with "
         f"{warrant_path(path)} and a copy of {folder.path} without your own key."
     )
+    if passphrase is None:
+        say(f"It has no passphrase: set {VARIABLE} to make a key with one.")
+    else:
+        say(f"It has the passphrase that is in {VARIABLE}: whoever uses the key needs it.")
+    if Right.ENROL in rights:
+        say(
+            "On another machine it makes certificates (swarm invite --peer-id): lines of swarm invite count only if "
+            "they are made at the machine that enrols."
+        )
 
 
 def _revoke(options: DeputyOptions, folder: OrganiserFolder, say: Callable[[str], None]) -> None:

@@ -4,8 +4,9 @@
     swarm invite --uses 30 --days 7                      # one line for a whole group
     swarm invite --peer-id QmYyQSo1c1... --name ada      # a certificate, for who cannot reach your machine
 
-Whoever has the line can use it. It is shown once: only a digest of it is kept. Beside your peer it names up to two
-other members that answer now: through them people join while your peer is off and swarm enrol runs.
+Whoever has the line can use it, where its invitation is known: at the machine that enrols, whose books it is in. It is
+shown once: only a digest of it is kept. Beside your peer it names up to two other members that answer now: through them
+people join while your peer is off and swarm enrol runs.
 """
 
 from __future__ import annotations
@@ -39,6 +40,11 @@ QR_PACKAGE = "segno"
 DAY_SECONDS = 24 * 3600
 MAX_CERTIFICATE_DAYS = 365.0
 """As at the enrolment server, which takes seconds to import."""
+OF_A_COPY = (
+    "warning: If this is a copy of the organiser's folder (her key is not here, and her lines name no address of this "
+    "machine), this counts for nothing at the machine that enrols: give the command there, or make a certificate here, "
+    "with --peer-id QM... and --organiser-key FILE."
+)
 
 
 def _is_shown_by_default() -> bool:
@@ -109,6 +115,7 @@ def _invite(options: InviteOptions, say: Callable[[str], None]) -> None:
         closed = registry.close_invitations()
         what = "1 invitation" if closed == 1 else f"{closed} invitations"
         say(f"{what} of run {folder.run_id} can be used no more. Members stay members.")
+        _warn_of_a_copy(folder, say)
         return
     folder.join_line()  # before anything is written: where nobody has started the run yet, there is none
     _check_name(options.name)
@@ -123,6 +130,12 @@ def _invite(options: InviteOptions, say: Callable[[str], None]) -> None:
     say(_about_line(options, folder.run_id))
     if warning := closed_ports(folder.addresses, folder.public_ip, folder.enrolment_port):
         say(warning)
+    _warn_of_a_copy(folder, say)
+
+
+def _warn_of_a_copy(folder: OrganiserFolder, say: Callable[[str], None]) -> None:
+    if folder.may_be_a_copy:
+        say(OF_A_COPY)
 
 
 def _check_name(name: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -94,18 +95,39 @@ def _chosen(folder: Path, run_id: str | None) -> str:
 
 
 def _started_at(folder: Path) -> dict[str, float]:
-    """By the name of a run: when the organiser's peer has started last; 0 if it never did."""
-    found = {}
+    """By the name of a run: when the organiser's peer has started last; 0 if it never did.
+
+    Raises:
+        InputError: all that is there is another user's
+    """
+    found, locked = {}, None
     try:
         for path in folder.iterdir():
-            contact = path / CONTACT_FILE
-            if contact.is_file():
-                found[path.name] = contact.stat().st_mtime
-            elif (path / BOOKS_FILE).is_file():
-                found[path.name] = 0.0
+            try:
+                if (started := _started(path)) is not None:
+                    found[path.name] = started
+            except PermissionError:
+                locked = path
+    except PermissionError:
+        locked = folder
     except OSError:  # not there, or not a folder
         pass
+    if locked is not None and not found:
+        raise InputError(
+            f"{locked} cannot be read by this user: give the command as the user whose run it is (sudo -u USER)."
+        )
     return found
+
+
+def _started(run: Path) -> float | None:
+    """When the organiser's peer has started this run last; 0 if it never did; None if it is no run.
+
+    Raises:
+        PermissionError: the folder is another user's
+    """
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+        return (run / CONTACT_FILE).stat().st_mtime
+    return 0.0 if (run / BOOKS_FILE).exists() else None
 
 
 def listed(names: list[str]) -> str:

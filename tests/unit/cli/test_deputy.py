@@ -2,8 +2,9 @@
 
 import pytest
 
+from recipe.errors import InputError
 from swarm.cli.organiser import deputy
-from swarm.enrolment.organiser_key import check_right, read_key
+from swarm.enrolment.organiser_key import VARIABLE, check_right, read_key
 from swarm.protocol.certificates import Right
 
 
@@ -15,6 +16,24 @@ def test_a_deputy_may_do_what_the_organiser_says(her_run, tmp_path, capsys):
     check_right(signer, her_run.folder.authority, Right.REMOVE)
     with pytest.raises(Exception, match="no right to"):
         check_right(signer, her_run.folder.authority, Right.ENROL)
+
+
+def test_whoever_makes_a_key_reads_whether_it_has_a_passphrase(her_run, tmp_path, monkeypatch, capsys):
+    assert deputy.main([str(tmp_path / "ben.key"), *her_run.options()]) == 0
+    assert "It has no passphrase" in capsys.readouterr().out
+    read_key(tmp_path / "ben.key")
+    monkeypatch.setenv(VARIABLE, "one of hers")
+    assert deputy.main([str(tmp_path / "desk.key"), *her_run.options()]) == 0
+    assert f"It has the passphrase that is in {VARIABLE}: whoever uses the key needs it" in capsys.readouterr().out
+    with pytest.raises(InputError, match="needs its passphrase"):
+        read_key(tmp_path / "desk.key")
+
+
+@pytest.mark.parametrize(("rights", "says_where"), [("members", True), ("control", False)])
+def test_who_lets_people_in_reads_where_lines_count(her_run, tmp_path, capsys, rights, says_where):
+    assert deputy.main([str(tmp_path / "ben.key"), "--rights", rights, *her_run.options()]) == 0
+    said = "lines of swarm invite count only if they are made at the machine that enrols" in capsys.readouterr().out
+    assert said == says_where
 
 
 @pytest.mark.parametrize(

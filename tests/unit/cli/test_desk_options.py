@@ -55,6 +55,12 @@ def test_an_invitation_is_shown_if_the_organiser_says_so():
         run_card(OPEN, [ADDRESS], None, LINE)
 
 
+def test_the_page_is_told_where_the_program_is():
+    card = run_card(OPEN, [ADDRESS], None, None, "https://example.org/ada/swarm-vit")
+    assert card.setup_command.startswith("git clone https://example.org/ada/swarm-vit swarm-vit && cd swarm-vit && ")
+    assert not run_card(OPEN, [ADDRESS], None, None).project_url
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -65,6 +71,11 @@ def test_an_invitation_is_shown_if_the_organiser_says_so():
         ([ADDRESS, "--invitation", str(replace(LINE, token=b""))], "make one with swarm invite"),
         ([str(LINE), "--invitation", str(replace(LINE, run_id="other"))], "is for another run, other"),
         ([ADDRESS, "--page-url", "http://desk.example.org"], "has to be like https://desk.example.org"),
+        ([ADDRESS, "--project-url", "javascript:alert(1)"], "--project-url has to be like https://"),
+        ([ADDRESS, "--project-url", "git@example.org:ada/swarm-vit"], "--project-url has to be like https://"),
+        ([ADDRESS, "--project-url", "https://ada:secret@example.org/x"], "--project-url has to be like https://"),
+        ([ADDRESS, "--project-url", "https://[example.org/x"], "--project-url has to be like https://"),
+        ([ADDRESS, "--project-url", "https://example.org/a b"], "--project-url has to be like https://"),
         ([ADDRESS, "--host", "203.0.113.77", "--port", "0"], "203.0.113.77"),
         ([ADDRESS, "--port", "99999"], "--port 99999 does not exist"),
         ([NOBODY, "--port", "0"], "127.0.0.1"),

@@ -2,6 +2,7 @@
 
 import base64
 import contextlib
+import errno
 import os
 import socket
 import sys
@@ -9,6 +10,7 @@ import threading
 import time
 import types
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from hivemind.p2p import PeerID
@@ -16,6 +18,7 @@ from hivemind.p2p import PeerID
 from recipe.run_folder import RunFolder
 from swarm.cli.organiser.invite import main
 from swarm.cli.organiser.organiser_options import date, roles_shown
+from swarm.enrolment import organiser_folder
 from swarm.enrolment.join_line import JoinLine
 from swarm.enrolment.organiser_key import make_deputy
 from swarm.network.known_peers import write_book
@@ -100,6 +103,26 @@ def test_she_is_told_where_nobody_outside_could_use_the_line(her_run, arguments)
     assert "Nobody" not in invited(her_run.options(*arguments))[1], "she has said that others can call it"
 
 
+@pytest.mark.parametrize("arguments", [[], ["--close"]])
+def test_a_deputy_with_a_copy_is_told_where_lines_count(her_run, tmp_path, monkeypatch, capsys, arguments):
+    """The line of a copy is refused at the machine that enrols, which does not know its invitation."""
+    make_deputy(her_run.signer, "digits", Right.ENROL, 3.0, tmp_path / "ben.key", None)
+    of_ben = her_run.options(*arguments, "--organiser-key", str(tmp_path / "ben.key"))
+    her_own = her_run.folder.key.rename(tmp_path / "in-a-drawer.key")
+    monkeypatch.setattr(organiser_folder, "own_addresses", lambda: ["127.0.0.1", "192.168.1.5"])
+    for hosts, options, is_told in (
+        (["127.0.0.1"], of_ben, False),
+        (["1.1.1.1", "192.168.1.5"], of_ben, False),
+        (["1.1.1.1", "127.0.0.1"], of_ben, True),
+        (["1.1.1.1"], her_run.options(*arguments), True),
+        (["1.1.1.1"], her_run.options(*arguments, "--organiser-key", str(her_own)), False),
+    ):
+        addresses = [f"/ip4/{host}/tcp/1/p2p/{PEER}" for host in hosts]
+        her_run.folder.note_contact(her_run.signer.public_key, addresses, 31338)
+        assert main(options) == 0
+        assert ("If this is a copy of the organiser's folder" in capsys.readouterr().out) == is_told
+
+
 def test_a_line_for_many(her_run):
     _, sentence = invited(her_run.options("--uses", "30", "--days", "7"))
     assert sentence.startswith(f"30 people can join run digits with this line until {date(time.time() + 7 * DAY)}:")
@@ -161,6 +184,27 @@ def test_runs_that_are_not_there(her_run, refusal, tmp_path):
     assert her_run.folder.registry.members() == []
     assert "does not say where run digits can be joined" in refusal(main, her_run.options())
     assert her_run.folder.registry.invitations() == []
+
+
+@pytest.mark.parametrize("is_listed", [True, False])
+def test_a_run_of_another_user_is_not_said_to_be_missing(her_run, refusal, monkeypatch, is_listed):
+    """A helper under systemd has a user of its own, and its organiser another one."""
+    folder = her_run.folder.path
+    locked = folder if is_listed else folder.parent
+    look, read = Path.iterdir, Path.stat
+
+    def iterdir(path):
+        return look(path) if is_listed else refused(path)
+
+    def stat(path, **options):
+        return refused(path) if is_listed and path.parent == folder else read(path, **options)
+
+    def refused(path):
+        raise PermissionError(errno.EACCES, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "iterdir", iterdir)
+    monkeypatch.setattr(Path, "stat", stat)
+    assert refusal(main, her_run.options()).startswith(f"{locked} cannot be read by this user: give the command as")
 
 
 @pytest.mark.parametrize(

@@ -23,6 +23,7 @@ from swarm.desk.peer_table import PAGE_ROWS, PeerQuery
 from swarm.desk.report import MAX_STRIPS
 from swarm.runtime.token_bucket import TokenBucket
 from tests.helpers.paths import ROOT
+from tests.unit.desk.conftest import CARD
 
 PAGES = ("/", "/live", "/peers")
 FILES = ("/desk.css", "/desk.js", "/icon.svg", "/join.svg", "/badge.svg")
@@ -49,8 +50,18 @@ def test_the_page_says_how_the_run_is(seen):
         "The desk began to watch. ada and ben were there.",
         "Claimed, not audited",
         "swarm join /ip4/203.0.113.5/tcp/31337",
+        "What stands here of a peer is what it says of itself.",
     ):
         assert words in text, words
+
+
+def test_who_comes_to_join_reads_where_the_program_is(another):
+    """An open event sends strangers to the page, who have nothing but that."""
+    silent = another().web.get("/").text
+    assert "the program: ask whoever has sent you here. Then paste: swarm join" in text_of(silent)
+    told = another("told", card=replace(CARD, project_url="https://example.org/a&b/swarm-vit")).web.get("/").text
+    assert '<a href="https://example.org/a&amp;b/swarm-vit">the program</a>' in told
+    assert "git clone &#39;https://example.org/a&amp;b/swarm-vit&#39; swarm-vit &amp;&amp; cd swarm-vit" in told
 
 
 def test_a_screen_reader_is_interrupted_only_when_something_has_happened(seen, monkeypatch):
