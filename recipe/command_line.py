@@ -16,6 +16,8 @@ T = TypeVar("T")
 
 HELP_COLUMNS = "110"
 JOIN_LINE, HIDDEN = "swarm://", "…"
+_JOIN_LINE = re.compile(r"swarm:/", re.IGNORECASE)
+"""However somebody has written its beginning: peers understand it then, too."""
 _USER_INFO = re.compile(r"://[^/\s]*@")
 
 
@@ -62,8 +64,8 @@ def without_secrets(arguments: Sequence[str]) -> list[str]:
     for word in arguments:
         option, has_value, _ = word.partition("=")
         is_certificate = option.lstrip("-") == "certificate" and option.startswith("-")
-        if JOIN_LINE in word:
-            before = word.partition(JOIN_LINE)[0].strip("'\"")
+        if _JOIN_LINE.search(word):
+            before = _JOIN_LINE.split(word)[0].strip("'\"")
             shown.append(f"{before}{JOIN_LINE}{HIDDEN}")
             in_line = True
         elif hides_next:
