@@ -26,7 +26,7 @@ from recipe.config import Recipe
 from recipe.errors import InputError
 from recipe.interrupts import raise_again
 from recipe.registry import OWN_DATA
-from recipe.run_folder import check_name, make_writable
+from recipe.run_folder import RunFolder, check_name, make_writable
 from swarm.enrolment.join_line import JoinLine
 from swarm.enrolment.removed import EXIT_STATUS, Removed
 from swarm.network.addresses import (
@@ -83,7 +83,8 @@ def run(read: Callable[[], PeerOptions]) -> int:
         if not is_island():
             check_one_process(options)
             options = resumed(options)
-            wait_while_spared(lambda: options.leaving.why_spared)
+            if not _may_begin(options, clock.again):
+                return 0
         if speaks():
             print("Starting; importing torch takes 5 s or more …", flush=True)
         silence_libraries()
@@ -111,6 +112,31 @@ def run(read: Callable[[], PeerOptions]) -> int:
     except KeyboardInterrupt:
         print("Interrupted before the training began.", file=sys.stderr, flush=True)
         return 130
+
+
+def _may_begin(options: PeerOptions, again: bool) -> bool:
+    """Wait for as long as this machine is to be spared.
+
+    Args:
+        again: this peer started again by itself, perhaps because it was to be spared
+
+    Returns:
+        False: a peer that has trained before was asked to leave meanwhile
+
+    Raises:
+        KeyboardInterrupt: any other peer was
+    """
+    for sentence in [] if again else options.leaving.never_spared:
+        print(sentence, flush=True)
+    try:
+        wait_while_spared(lambda: options.leaving.why_spared)
+    except KeyboardInterrupt:
+        if not again or (before := trained_before(options)) is None:
+            raise
+        folder = options.machine.output_dir.expanduser() / before[0] / options.machine.public_name
+        _say(f"Ended while it waited for better times.\nWeights: {RunFolder(folder).checkpoints}")
+        return False
+    return True
 
 
 class Peer:

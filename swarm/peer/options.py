@@ -14,7 +14,7 @@ from recipe.errors import InputError
 from recipe.overrides import RecipeOverrides, apply_overrides
 from recipe.presets import PRESETS, named_recipe
 from recipe.training.compiler import check_compiler
-from swarm.network.home.sparing import why_spared
+from swarm.network.home.sparing import never_spared, why_spared
 
 MAX_INVITE_DAYS = 3650
 MIN_UPLOAD_MBPS = 4.0
@@ -100,14 +100,19 @@ class LeavingOptions:
     """Leave when rounds and states have sent and received so many GB (10⁹ bytes, both together), after the round of
     that moment. Data sets and progress records are not counted."""
     pause_on_battery: bool = False
-    """Leave while this machine runs on its battery, where the system tells, and come back when it does not."""
+    """Leave while this machine runs on its battery, and come back when it does not."""
     pause_on_metered: bool = False
-    """Leave while the line costs by the byte, as NetworkManager says, and come back when it does not."""
+    """Leave while the line costs by the byte, and come back when it does not. Only Linux with NetworkManager tells."""
 
     @property
     def why_spared(self) -> str:
         """Why this machine is to be left in peace now, as the beginning of a sentence; empty if it is not."""
         return why_spared(self.pause_on_battery, self.pause_on_metered)
+
+    @property
+    def never_spared(self) -> list[str]:
+        """Sentences for who has asked for a pause that never comes here."""
+        return never_spared(self.pause_on_battery, self.pause_on_metered)
 
     def check(self) -> None:
         """Raises InputError: a value cannot work"""
