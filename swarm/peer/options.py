@@ -209,7 +209,8 @@ class MembershipOptions:
     open: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
     """Whoever sees the join line may become a member: its invitation has no limit. You can still remove them."""
     invite: Annotated[int, arg("PEOPLE")] = 20
-    """How many may join with the line that is printed; `swarm invite` makes further lines."""
+    """How many may join with the line that is printed when the run is started for the first time; 0 prints none.
+    `swarm invite` makes further lines."""
     invite_days: Annotated[float, arg("DAYS")] = 30.0
     """For how long they may."""
     organiser_key: Annotated[Path | None, arg("FILE", "OUTPUT_DIR/organiser/RUN_ID/organiser.key")] = None
@@ -221,7 +222,7 @@ class MembershipOptions:
         """Raises InputError: a value cannot work"""
         if self.open and not self.by_invitation:
             raise InputError("--open is for a run with members: give --by-invitation as well, or leave --open out.")
-        at_least(self, 1, "invite")
+        at_least(self, 0, "invite")
         if not 0 < self.invite_days <= MAX_INVITE_DAYS:
             raise InputError(f"--invite-days is {self.invite_days:g}: give more than 0 and at most {MAX_INVITE_DAYS}.")
         if not 0 <= self.enrolment_port <= 65535:

@@ -210,7 +210,8 @@ class Entry:
         if signer.public_key != manifest.organiser:
             return None
         if not addresses:
-            raise InputError("The organiser's peer has to be one that others can call: give it a --port that is open.")
+            fix = "leave out --client-mode" if self.options.connection.client_mode else "give it a --port that is open"
+            raise InputError(f"The organiser's peer has to be one that others can call: {fix}.")
         self._enrolment = EnrolmentProcess(folder, signer, manifest.authority, self._enrolment_port(folder))
         if dht.opened is not None and not dht.opened.open_same(self._enrolment.port):
             print(f"Your router did not open TCP port {self._enrolment.port}, where newcomers enrol: forward it.")
@@ -271,7 +272,10 @@ class Entry:
                 pass  # the session says that the folder cannot be written
 
     def invitation(self) -> tuple[JoinLine, str] | None:
-        """A new join line for the screen, and what to know of it; None except at the organiser's peer.
+        """A join line for the screen, and what to know of it; None except at the organiser's peer.
+
+        It has a new invitation when the run is started for the first time. Later it has none: she may have closed the
+        first one, and a peer may start again many times.
 
         Raises:
             InputError: the organiser's folder cannot be used
@@ -282,6 +286,10 @@ class Entry:
         if not self.lets_others_in or folder is None:
             return None
         uses = OPEN_USES if membership.open else membership.invite
+        if not uses:
+            return folder.join_line(), "No invitation is made."
+        if folder.registry.has_invited_anybody:
+            return folder.join_line(), "This run was started before: no further invitation is made."
         token = folder.registry.invite("", membership.invite_days, uses, EVERYTHING)
         until = time.strftime("%Y-%m-%d", time.localtime(time.time() + membership.invite_days * 86400))
         who = "Whoever has this line can join" if membership.open else f"{uses} people can join with this line"

@@ -76,6 +76,45 @@ def test_her_peer_takes_no_other_port_than_the_one_that_join_lines_name(options,
             entry.take_part(SimpleNamespace(), manifest, [ADDRESS])
 
 
+def test_a_run_invites_once_however_often_its_first_peer_starts(options, tmp_path, monkeypatch):
+    """She may have closed the invitation, and peers start again by themselves."""
+
+    def take_part(*_) -> None:
+        raise RuntimeError("this is as far as it goes here")
+
+    monkeypatch.setattr(enrolment_process, "EnrolmentProcess", lambda *_: SimpleNamespace(port=31338))
+    registry = OrganiserFolder(tmp_path, "night-1").registry
+
+    def invitation_of(**membership) -> tuple[JoinLine, str]:
+        hers = replace(options, run_id="night-1", membership=MembershipOptions(by_invitation=True, **membership))
+        entry = Entry(hers, None)
+        entry.name_peer(tmp_path / "unused", "first")
+        manifest = entry.new_manifest(PROTOCOL, RECIPE)
+        with pytest.raises(RuntimeError, match="as far as it goes"):
+            entry.take_part(SimpleNamespace(opened=None, peer_id=ADA, take_part=take_part), manifest, [ADDRESS])
+        return entry.invitation()
+
+    line, said = invitation_of(invite=0)
+    assert (line.token, said) == (b"", "No invitation is made.")
+    assert registry.invitations() == []
+    line, said = invitation_of(invite=3)
+    assert line.token
+    assert said.startswith("3 people can join with this line, until ")
+    assert registry.close_invitations() == 1
+    line, said = invitation_of(invite=3)
+    assert (line.token, line.enrolment_port) == (b"", 31338)
+    assert said == "This run was started before: no further invitation is made."
+    assert registry.invitations() == []
+
+
+@pytest.mark.parametrize(("client_mode", "fix"), [(True, "leave out --client-mode"), (False, "give it a --port")])
+def test_the_organiser_hears_why_nobody_can_call_her_peer(options, client_mode, fix):
+    hers = replace(options, run_id="night-1", membership=MembershipOptions(by_invitation=True))
+    entry = Entry(replace(hers, connection=ConnectionOptions(client_mode=client_mode)), None)
+    with pytest.raises(InputError, match=f"has to be one that others can call: {fix}"):
+        entry.take_part(SimpleNamespace(), entry.new_manifest(PROTOCOL, RECIPE), [])
+
+
 def test_her_peer_notes_what_she_says_of_her_address(options, tmp_path, monkeypatch):
     """`swarm invite` warns of addresses that nobody outside can call, and hers may be of a VPN."""
 
@@ -119,7 +158,7 @@ def test_who_is_in_an_open_run_reads_what_that_means(organiser):
 
 
 @pytest.mark.parametrize(
-    "words", [["--open"], ["--invite", "0"], ["--invite-days", "0"], ["--enrolment-port", "70000"]]
+    "words", [["--open"], ["--invite", "-1"], ["--invite-days", "0"], ["--enrolment-port", "70000"]]
 )
 def test_options_that_cannot_work_are_refused(words):
     with pytest.raises(InputError, match=words[0]):
