@@ -222,7 +222,7 @@ def _is(address: str, kind: str) -> bool:
 
 
 def join_commands(visible: Sequence[str], program: str = "swarm join", public_ip: str | None = None) -> str:
-    """Commands to paste elsewhere, one for each kind of network, and a warning if the internet is not among them.
+    """Commands to paste elsewhere, one for each kind of network.
 
     `public_ip` is public because the person says so, whatever its range.
     """
@@ -234,8 +234,6 @@ def join_commands(visible: Sequence[str], program: str = "swarm join", public_ip
     for kind, members in groups.items():
         if members:
             lines += [f"# {titles[kind]}", f"{program} {' '.join(members)}"]
-    if warning := closed_ports(visible, public_ip):
-        lines.append(f"# {warning}")
     return "\n".join(lines)
 
 

@@ -13,7 +13,7 @@ from recipe.errors import InputError
 from recipe.run_folder import RunFolder
 from swarm.enrolment.join_line import JoinLine
 from swarm.enrolment.removed import Removed
-from swarm.network.addresses import check_port_free, is_loopback
+from swarm.network.addresses import check_port_free, closed_ports, is_loopback, join_commands
 from swarm.peer.options import PeerOptions
 from swarm.peer.status import program
 
@@ -337,3 +337,35 @@ def open_door(manifest, addresses: Sequence[str], joins: bool) -> str:
         f"This run is open: whoever has an address of it can join, and spoil it. To close the door, {who} another run "
         f"by invitation: {program('swarm')} start, with --start-from CHECKPOINT to keep the weights."
     )
+
+
+def how_to_join(
+    addresses: Sequence[str],
+    public_ip: str | None,
+    output_dir: Path,
+    invitation: tuple[JoinLine, str] | None,
+    company: str,
+) -> str:
+    """What the first peer of a run says last. The line to send is at the end, where one sees it while the peer waits.
+
+    Args:
+        addresses: where it can be called
+        public_ip: as `closed_ports` has it
+        output_dir: where the organiser's folder is
+        invitation: as of `Entry.invitation`; None where whoever has an address can join
+        company: for whom the peer waits, as a sentence; empty if it trains at once
+    """
+    swarm, said = program("swarm"), []
+    line, what = invitation or (None, "")
+    if line is not None:
+        run = f"--run-id {line.run_id} --output-dir {output_dir}"
+        commands = [f"  {swarm} {words} {run}" for words in ("members", "invite", "remove NAME")]
+        said += ["To list, invite or remove members:", *commands]
+    said += [closed_ports(addresses, public_ip, 0 if line is None else line.enrolment_port)]
+    if line is not None and not line.token:
+        said += [f"{what} `swarm invite`, as above, makes a line with which others join.", company]
+    else:
+        commands = join_commands(addresses, f"{swarm} join", public_ip)
+        shown = commands if line is None else f"# {what}\n\n{swarm} join {line}"
+        said += [company, f"\n{' Others join with this line ':=^80}\n\n{shown}\n"]
+    return "\n".join(filter(None, said))

@@ -16,7 +16,7 @@ from swarm.network.signed_records import peer_of
 from swarm.peer.bootstrap import unfolded
 from swarm.peer.membership import enrolment_process
 from swarm.peer.membership.credentials import Credentials
-from swarm.peer.membership.entry import Entry, open_door
+from swarm.peer.membership.entry import Entry, how_to_join, open_door
 from swarm.peer.options import ConnectionOptions, MachineOptions, MembershipOptions, PeerOptions, parse_options
 from tests.helpers.owners import Organiser, subkey_of
 
@@ -144,6 +144,22 @@ def test_a_member_goes_on_alone_only_with_what_its_organiser_has_signed(options,
     folder = RunFolder.create(tmp_path, "night-1", "ada")
     Credentials(line, organiser.certificate(ADA), {}, signed.to_bytes()).write(folder.membership)
     assert entry.new_manifest(PROTOCOL, RECIPE) == signed
+
+
+@pytest.mark.parametrize("kind", ["by invitation", "without an invitation", "open"])
+def test_the_line_for_others_is_the_last_that_is_said(line, tmp_path, kind):
+    address = ADDRESS.replace("127.0.0.1", "192.168.1.5")
+    token = bytes(16) if kind == "by invitation" else b""
+    invitation = None if kind == "open" else (replace(line, addresses=(address,), token=token), "It is so.")
+    said = how_to_join((address,), None, tmp_path, invitation, "Waiting for another peer.").splitlines()
+    assert ("To list, invite or remove members:" in said) == (invitation is not None)
+    assert any(sentence.startswith("Nobody on the internet can join: forward") for sentence in said)
+    if kind == "without an invitation":
+        assert said[-2].startswith("It is so. `swarm invite`, as above, makes a line")
+        assert said[-1] == "Waiting for another peer."
+    else:
+        shown = address if kind == "open" else str(invitation[0])
+        assert said[-1].endswith(f"swarm join {shown}")
 
 
 def test_who_is_in_an_open_run_reads_what_that_means(organiser):
