@@ -25,7 +25,7 @@ from rich.live import Live
 from recipe.command_line import exit_status
 from recipe.errors import InputError
 from recipe.interrupts import raise_again
-from recipe.run_folder import check_name, make_writable
+from recipe.run_folder import RunFolder, check_name, make_writable
 from swarm.network.addresses import environment_without_peers
 from swarm.peer.options import parse_options
 from swarm.peer.status import Status, result_table, status_table, tensorboard_command
@@ -53,7 +53,7 @@ class LocalPeer:
     def __post_init__(self) -> None:
         self.log = self.folder / "peer.log"
         # not in OUTPUT_DIR/identities: runs at the same time have peers of the same names
-        self.arguments += ["--public-name", self.name, "--identity-path", str(self.folder / "identity.key")]
+        self.arguments += ["--public-name", self.name, "--identity-path", str(RunFolder(self.folder).identity)]
 
     def start(self, initial_peers: tuple[str, ...]) -> None:
         """Start it as a user would; its output goes to `peer.log`."""
