@@ -263,9 +263,18 @@ def _check_peer_options(arguments: list[str], prog: str) -> None:
     """
     given = parse_options(arguments, prog)
     connection = given.connection
-    of_one = (given.machine.public_name, given.initial_peers, given.resume, connection.port, connection.identity_path)
-    if any(of_one):
+    of_one = {
+        "--public-name": given.machine.public_name,
+        "--initial-peers": given.initial_peers,
+        "--resume": given.resume,
+        "--port": connection.port,
+        "--identity-path": connection.identity_path,
+        "--client-mode": connection.client_mode,
+        "--role helper": given.role.helps,
+        "--desk-port": given.role.desk_port is not None,
+    }
+    if named := [option for option, value in of_one.items() if value]:
         raise InputError(
-            "--public-name, --initial-peers, --resume, --port and --identity-path belong to one peer: leave them out "
-            "here (the same --run-id and --output-dir go on), or start peers with python -m swarm.peer."
+            f"{' and '.join(named)} can be given to one peer only: leave that out here (the same --run-id and "
+            "--output-dir go on), or start peers with python -m swarm.peer."
         )

@@ -8,7 +8,8 @@ import sys
 import pytest
 
 from recipe.command_line import read_options
-from swarm.cli import app, train
+from recipe.overrides import RecipeOverrides, field_docstrings
+from swarm.cli import app, demo, train
 from swarm.cli.train import SECOND_PEER, JoinOptions, StartOptions, read_start
 from swarm.enrolment.join_line import whom_to_join
 from swarm.peer.own_profile import software_version
@@ -103,6 +104,16 @@ def test_a_swarm_of_one_machine_is_by_invitation_only_if_that_is_asked_for(words
     assert read_start(words).as_peer.membership.by_invitation is by_invitation
     here = ["--host-maddrs", "/ip4/127.0.0.1/tcp/0", *words]
     assert read_start(here).as_peer.membership.by_invitation is ("--by-invitation" in words)
+
+
+@pytest.mark.parametrize("words", [["--port", "31337"], ["--role", "helper"], ["--client-mode"], ["--desk-port", "0"]])
+def test_a_demo_takes_no_option_of_one_peer(words, monkeypatch, capsys, tmp_path):
+    """With three of them it would wait for minutes for what cannot be."""
+    monkeypatch.setattr(demo, "LocalSwarm", lambda *_: pytest.fail("it starts"))
+    assert app.main(["demo", "--output-dir", str(tmp_path), *words]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith(f"error: {words[0]}")
+    assert "can be given to one peer only: leave that out here" in said
 
 
 def test_the_installed_command_runs():
