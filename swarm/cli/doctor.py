@@ -26,6 +26,7 @@ from rich.table import Table
 
 from recipe.command_line import arg
 from recipe.errors import InputError
+from recipe.run_folder import RunFolder
 from swarm.cli.checks import (
     Check,
     check_data,
@@ -114,7 +115,7 @@ def diagnose(options: DoctorOptions) -> Iterator[Check]:
     yield clock_check(max((found.clock_ahead_seconds for found in answering), key=abs))
     yield _inbound(peers, options)
     if line is not None and line.server_endpoints:
-        yield _enrolment(line)
+        yield _enrolment(line, options.output_dir)
     yield from _run(peers, line, options)
 
 
@@ -159,13 +160,16 @@ def _inbound(peers: list[str], options: DoctorOptions) -> Check:
     return Check("inbound port", "warning", text, fix)
 
 
-def _enrolment(line: JoinLine) -> Check:
-    """Whether somebody could become a member now; nothing is used up."""
+def _enrolment(line: JoinLine, output_dir: Path) -> Check:
+    """Whether somebody could become a member now, which who is one already need not; nothing is used up."""
     found = {host_and_port(*endpoint): connects(*endpoint, CONNECT_SECONDS) for endpoint in line.server_endpoints}
     answering = [endpoint for endpoint, trouble in found.items() if trouble is None]
     if answering:
         return Check("enrolment", "ok", f"answers at {answering[0]}")
     tried = ", ".join(f"{endpoint} ({trouble})" for endpoint, trouble in found.items())
+    if line.token and not any(output_dir.expanduser().glob(f"{line.run_id}/*/{RunFolder('').membership.name}")):
+        fix = "ask the organiser whether her machine is on; if you are a member, give the --output-dir of before"
+        return Check("enrolment", "failed", tried, fix)
     return Check("enrolment", "warning", tried, "who is a member can join; else ask the organiser whether it runs")
 
 
