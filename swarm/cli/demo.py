@@ -18,11 +18,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated
 
-import tyro
 from rich.console import Console
 from rich.live import Live
 
-from recipe.command_line import exit_status
+from recipe.command_line import arg, exit_status, read_known_options
 from recipe.errors import InputError
 from recipe.interrupts import raise_again
 from recipe.run_folder import RunFolder, check_name, make_writable
@@ -228,20 +227,18 @@ class DemoOptions:
     """Train with several peers on this machine. Options of python -m swarm.peer can be given as well, unless they are
     one peer's own."""
 
-    peers: Annotated[int, tyro.conf.arg(metavar="PEERS")] = 3
+    peers: Annotated[int, arg("PEERS")] = 3
     """How many."""
-    output_dir: Annotated[Path, tyro.conf.arg(metavar="FOLDER")] = Path("runs")
+    output_dir: Annotated[Path, arg("FOLDER")] = Path("runs")
     """Folder for the run folders."""
-    run_id: Annotated[str | None, tyro.conf.arg(metavar="NAME", help_behavior_hint="(default: local and the time)")] = (
-        None
-    )
+    run_id: Annotated[str | None, arg("NAME", "local and the time")] = None
     """Name of the run."""
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Returns the exit status: 0, 1 if a peer failed, 2 for input that cannot work, 130 after an early Ctrl-C."""
     prog = "swarm demo"
-    options, rest = tyro.cli(DemoOptions, args=arguments, prog=prog, return_unknown_args=True)
+    options, rest = read_known_options(DemoOptions, arguments, prog)
     return exit_status(lambda: _run(options, rest, prog))
 
 

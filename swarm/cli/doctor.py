@@ -24,7 +24,7 @@ from rich import box
 from rich.markup import escape
 from rich.table import Table
 
-from recipe.command_line import arg
+from recipe.command_line import arg, read_options
 from recipe.errors import InputError
 from recipe.run_folder import RunFolder
 from swarm.cli.checks import (
@@ -62,11 +62,11 @@ STYLES = {"ok": "green", "warning": "yellow", "failed": "red"}
 class DoctorOptions:
     """Check this machine, the way to a swarm and what is trained there. Nothing is joined, nobody takes notice."""
 
-    addresses: tyro.conf.Positional[Annotated[tuple[str, ...], arg("ADDRESS ...", "those of --initial-peers")]] = ()
-    """Addresses of peers that are there."""
-    initial_peers: Annotated[tuple[str, ...] | None, arg("ADDRESS ...", "the variable INITIAL_PEERS")] = None
-    """Addresses of peers, as an option."""
-    run_id: Annotated[str | None, arg("NAME")] = None
+    addresses: tyro.conf.Positional[Annotated[tuple[str, ...], arg("ADDRESS ...", "the variable INITIAL_PEERS")]] = ()
+    """The join line that the organiser has sent, or addresses of peers as they print them."""
+    initial_peers: Annotated[tuple[str, ...] | None, arg("ADDRESS ...", "none")] = None
+    """The same, as other programs call it."""
+    run_id: Annotated[str | None, arg("NAME", "the only one there")] = None
     """The run, where several share the addresses."""
     port: Annotated[int, arg("PORT")] = 0
     """TCP port that you are going to listen on."""
@@ -222,7 +222,7 @@ def table(checks: list[Check]) -> Table:
 
 def main(arguments: list[str] | None = None, say: Callable[[str], None] = print) -> int:
     """Returns the exit status: 0, or 1 if joining would fail."""
-    options = tyro.cli(DoctorOptions, args=arguments, prog="swarm doctor", description=__doc__)
+    options = read_options(DoctorOptions, arguments, "swarm doctor", description=__doc__)
     silence_libraries()
     with quick_imports():
         checks = list(diagnose(options))

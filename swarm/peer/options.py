@@ -31,26 +31,33 @@ class MachineOptions:
     """Micro-batch: samples that this device computes at once."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where to compute; auto takes a GPU if there is one."""
+    data_dir: Annotated[Path, arg("FOLDER")] = Path("data")
+    """Folder of the data set (not needed for digits)."""
+    output_dir: Annotated[Path, arg("FOLDER")] = Path("runs")
+    """Metrics and checkpoints go to OUTPUT_DIR/RUN_ID/PUBLIC_NAME, the identity to OUTPUT_DIR/identities."""
+    hide_device: bool = False
+    """Do not tell the others on which device this peer computes."""
+
+    def check(self) -> None:
+        """Raises InputError: a value cannot work"""
+        at_least(self, 1, "batch_size")
+
+
+@dataclass(frozen=True)
+class ComputingOptions:
+    """How this peer computes."""
+
     inside: Literal["ddp", "fsdp"] = "ddp"
     """Of a peer that torchrun starts as several processes: each holds the whole model (ddp), or a piece of it (fsdp),
     which needs --averaging sync and --batch-size."""
     compile: bool = False
     """Compile the model with torch.compile: may be faster on GPUs (no gain was measured with a ViT-B on an H200), but
     the first micro-batch takes a minute or so. Not with --inside fsdp."""
-    data_dir: Annotated[Path, arg("FOLDER")] = Path("data")
-    """Folder of the data set (not needed for digits)."""
     num_workers: Annotated[int, arg("PROCESSES")] = 0
     """Processes that read and decode images (data sets that lie in memory, such as digits, need none)."""
-    output_dir: Annotated[Path, arg("FOLDER")] = Path("runs")
-    """Metrics and checkpoints go to OUTPUT_DIR/RUN_ID/PUBLIC_NAME, the identity to OUTPUT_DIR/identities."""
-    checkpoint_every_steps: Annotated[int, arg("UPDATES")] = 50
-    """Write a checkpoint after so many global updates, and at the end; the last three and the best one are kept."""
-    hide_device: bool = False
-    """Do not tell the others on which device this peer computes."""
 
     def check(self) -> None:
         """Raises InputError: a value cannot work"""
-        at_least(self, 1, "batch_size", "checkpoint_every_steps")
         at_least(self, 0, "num_workers")
         if self.compile:
             check_compiler()
@@ -182,8 +189,10 @@ class PatienceOptions:
 
 @dataclass(frozen=True)
 class ResultsOptions:
-    """What else is done with the weights."""
+    """What is done with the weights."""
 
+    checkpoint_every_steps: Annotated[int, arg("UPDATES")] = 50
+    """Write a checkpoint after so many global updates, and at the end; the last three and the best one are kept."""
     upload_to: Annotated[str | None, arg("URL", "nowhere")] = None
     """Copy the best and the newest checkpoint, and at the end the summary, to URL/RUN_ID/PUBLIC_NAME, beside the
     training: anywhere fsspec can write, such as s3://bucket/folder. Passwords do not belong into the URL."""
@@ -193,7 +202,7 @@ class ResultsOptions:
 
     def check(self) -> None:
         """Raises InputError: a value cannot work"""
-        at_least(self, 1, "evaluate_every_steps")
+        at_least(self, 1, "checkpoint_every_steps", "evaluate_every_steps")
         if self.upload_to is not None:
             from recipe.remote_file import RemoteFile
 
@@ -254,9 +263,10 @@ class PeerOptions:
     start_from: Annotated[Path | None, arg("FILE", "random weights, or pretrained ones if the recipe says so")] = None
     """Checkpoint whose weights a new swarm starts from, at step 0 with a new optimizer: to go back to an earlier
     best.ckpt, to train for longer or with other settings. Who joins, or comes back, goes on with the swarm's."""
-    machine: Annotated[MachineOptions, tyro.conf.arg(name="your")] = field(default_factory=MachineOptions)
-    role: Annotated[RoleOptions, tyro.conf.arg(name="role")] = field(default_factory=RoleOptions)
+    machine: MachineOptions = field(default_factory=MachineOptions)
     leaving: LeavingOptions = field(default_factory=LeavingOptions)
+    role: Annotated[RoleOptions, tyro.conf.arg(name="role")] = field(default_factory=RoleOptions)
+    computing: ComputingOptions = field(default_factory=ComputingOptions)
     connection: ConnectionOptions = field(default_factory=ConnectionOptions)
     patience: PatienceOptions = field(default_factory=PatienceOptions)
     results: ResultsOptions = field(default_factory=ResultsOptions)

@@ -350,7 +350,7 @@ class Session:
                 *([] if leaving.max_time is None else [TimeLimit(parse_duration(leaving.max_time))]),
                 *advice,
                 *([] if self.evaluation is None else [self.evaluation]),
-                *kept_checkpoints(self.folder.checkpoints, self.options.machine.checkpoint_every_steps),
+                *kept_checkpoints(self.folder.checkpoints, self.options.results.checkpoint_every_steps),
             ],
             plugins=[
                 AtomicCheckpointIO(None if self.upload is None else self.upload.saved),

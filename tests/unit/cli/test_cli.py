@@ -1,9 +1,13 @@
 """The command `swarm`: its words, its help, and what it refuses."""
 
+import dataclasses
+import importlib
 import os
+import re
 import signal
 import subprocess
 import sys
+from typing import get_type_hints
 
 import pytest
 
@@ -40,6 +44,38 @@ def test_each_command_has_a_help(name, capsys):
         app.main([name, "--help"])
     assert end.value.code == 0
     assert f"swarm {name}" in capsys.readouterr().out
+
+
+def texts(kind: type) -> list[str]:
+    """What is said of each option of a command."""
+    nested = [hint for hint in get_type_hints(kind).values() if dataclasses.is_dataclass(hint)]
+    own = [] if kind is RecipeOverrides else list(field_docstrings(kind).values())
+    return own + [text for group in nested for text in texts(group)]
+
+
+@pytest.mark.parametrize("name", app.COMMANDS)
+def test_no_sentence_of_a_help_breaks_off(name, capsys, monkeypatch):
+    """tyro keeps line ends of docstrings; what a terminal of this width breaks has been broken before."""
+    monkeypatch.setenv("COLUMNS", "9999")
+    with pytest.raises(SystemExit):
+        app.main([name, "--help"])
+    shown = capsys.readouterr().out
+    module, _, kind, _ = app.COMMANDS[name]
+    said = texts(getattr(importlib.import_module(f"swarm.cli.{module}"), kind))
+    assert [text for text in said if " ".join(text.split()) not in shown] == []
+
+
+def test_what_a_volunteer_needs_first_comes_first(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "110")
+    with pytest.raises(SystemExit):
+        app.main(["join", "--help"])
+    first, advanced = capsys.readouterr().out.split("advanced: ", 1)
+    for option in ("--public-name", "--device", "--max-time", "--pause-on-battery"):
+        assert option in first
+    for option in ("--inside", "--num-workers", "--checkpoint-every-steps", "--role", "--desk-port"):
+        assert option in advanced
+    titles = re.findall(r"^\W*((?:\w+ )?(?:arguments|options))\W*$", first, re.MULTILINE)
+    assert titles == ["positional arguments", "options", "machine options", "leaving options"]
 
 
 def test_an_unknown_command_is_refused_in_a_sentence(capsys):
