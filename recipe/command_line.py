@@ -5,17 +5,23 @@ import os
 import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, TypeVar
+from dataclasses import fields, is_dataclass
+from types import MappingProxyType
+from typing import Any, TypeVar, get_type_hints
 
 import tyro
 
 from recipe.durations import parse_duration
 from recipe.errors import InputError
+from recipe.overrides import field_docstrings
 
 T = TypeVar("T")
 
 HELP_COLUMNS = "110"
+_HOW = (tyro.conf.OmitArgPrefixes, tyro.conf.DisallowNone)
 JOIN_LINE, HIDDEN = "swarm://", "…"
+_JOIN_LINE = re.compile(r"swarm:/", re.IGNORECASE)
+"""However somebody has written its beginning: peers understand it then, too."""
 _USER_INFO = re.compile(r"://[^/\s]*@")
 
 
@@ -24,24 +30,32 @@ def arg(metavar: str, default: str | None = None, text: str | None = None) -> An
     return tyro.conf.arg(metavar=metavar, help_behavior_hint=f"(default: {default})" if default else None, help=text)
 
 
-def read_options(kind: type[T], arguments: list[str] | None, prog: str, default: T | None = None) -> T:
+def read_options(
+    kind: type[T], arguments: list[str] | None, prog: str, default: T | None = None, description: str | None = None
+) -> T:
     """The command line as a dataclass, each of whose groups has been checked; dashes and underscores alike.
 
     Args:
         default: what is not on the command line; None: as the class says
+        description: for `--help`; None: the docstring of the class
 
     Raises:
         InputError: a value that cannot work, from a group's `check`.
         SystemExit: status 2 for what is not an option, 0 for `--help`.
     """
-    with _wide_help():
-        how = (tyro.conf.OmitArgPrefixes, tyro.conf.DisallowNone)
-        options = tyro.cli(kind, args=arguments, prog=prog, default=default, config=how)
+    with _readable_help(kind, arguments):
+        options = tyro.cli(kind, args=arguments, prog=prog, default=default, description=description, config=_HOW)
     # Not in __post_init__: tyro would put a box with a title around the sentence.
     for group in vars(options).values():
         if hasattr(group, "check"):
             group.check()
     return options
+
+
+def read_known_options(kind: type[T], arguments: list[str] | None, prog: str) -> tuple[T, list[str]]:
+    """As `read_options`, without checks; and the words that are for another program."""
+    with _readable_help(kind, arguments):
+        return tyro.cli(kind, args=arguments, prog=prog, return_unknown_args=True, config=_HOW)
 
 
 def exit_status(run: Callable[[], int | None], interrupted: str = "Interrupted.") -> int:
@@ -62,8 +76,8 @@ def without_secrets(arguments: Sequence[str]) -> list[str]:
     for word in arguments:
         option, has_value, _ = word.partition("=")
         is_certificate = option.lstrip("-") == "certificate" and option.startswith("-")
-        if JOIN_LINE in word:
-            before = word.partition(JOIN_LINE)[0].strip("'\"")
+        if _JOIN_LINE.search(word):
+            before = _JOIN_LINE.split(word)[0].strip("'\"")
             shown.append(f"{before}{JOIN_LINE}{HIDDEN}")
             in_line = True
         elif hides_next:
@@ -97,8 +111,10 @@ def check_stops(max_time: str | None, target_accuracy: float | None) -> None:
 
 
 @contextlib.contextmanager
-def _wide_help() -> Iterator[None]:
-    """In a notebook or a log there is no terminal that tells its width; 80 columns are too few for the help."""
+def _readable_help(kind: type, arguments: Sequence[str] | None) -> Iterator[None]:
+    """Of whole sentences. In a notebook or a log no terminal tells its width, and 80 columns are too few."""
+    if {"-h", "--help"} & set(sys.argv[1:] if arguments is None else arguments):
+        _give_texts(kind)
     if sys.stdout.isatty() or "COLUMNS" in os.environ:
         yield
         return
@@ -107,3 +123,17 @@ def _wide_help() -> Iterator[None]:
         yield
     finally:
         del os.environ["COLUMNS"]
+
+
+def _give_texts(kind: type) -> None:
+    """tyro would keep the ends of a docstring's lines, in the midst of sentences: it gets the texts without them."""
+    texts: dict[str, str] = {}
+    for base in reversed(kind.__mro__):
+        with contextlib.suppress(OSError):  # changes to a recipe are no class in a file, and have their texts
+            texts |= field_docstrings(base) if is_dataclass(base) else {}
+    hints = get_type_hints(kind)
+    for item in fields(kind):
+        if is_dataclass(hints[item.name]):
+            _give_texts(hints[item.name])
+        if item.name in texts:
+            item.metadata = MappingProxyType({**item.metadata, "help": " ".join(texts[item.name].split())})

@@ -30,7 +30,8 @@ def _option(annotation: Any, help_text: str) -> Any:
     options = get_args(kind) or ((True, False) if kind is bool else ())
     metavar = "{" + ",".join(map(str, options)) + "}" if options else kind.__name__.upper()
     # The default behind "None" is the recipe's own value, which is not known before the recipe is.
-    return Annotated[kind | None, tyro.conf.arg(help=help_text, metavar=metavar, help_behavior_hint="(recipe's own)")]
+    text = " ".join(help_text.split())
+    return Annotated[kind | None, tyro.conf.arg(help=text, metavar=metavar, help_behavior_hint="(recipe's own)")]
 
 
 def _make_overrides() -> type:

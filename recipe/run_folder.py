@@ -30,6 +30,8 @@ class RunFolder:
         self.leftovers = self.path / "leftovers.json"
         self.membership = self.path / "membership.json"
         self.evaluations = self.path / "evaluations.jsonl"
+        self.identity = self.path / "identity.key"
+        """Of a peer of `swarm demo`; those of others are in OUTPUT_DIR/identities."""
 
     @classmethod
     def create(cls, output_dir: str | Path, run_id: str, peer_name: str) -> "RunFolder":

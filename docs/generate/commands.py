@@ -145,7 +145,7 @@ def _group_text(group: type) -> str:
 def _title(kind: type, option: Field) -> str:
     for note in _notes(kind, option.name):
         if name := getattr(note, "name", None):
-            return {"your": "You and your machine"}.get(name, name.removesuffix(":").capitalize())
+            return name.capitalize()
     return option.name.capitalize()
 
 

@@ -37,6 +37,7 @@ FILES = {
         "One line of JSON per pass over the test images, of a peer with `--evaluate-every-steps` or where it was "
         "ordered: `step`, `val_top1` of the same weights, `images`, `loss`, `top1`, `top5`, `seconds`.",
     ),
+    "identity": ("peers of `swarm demo`", "The peer's private key."),
     "leftovers": ("peers", "Names of temporary files of this peer; its next start deletes those that a kill left."),
     "summary": (
         "all",
@@ -165,7 +166,7 @@ def folder_page() -> str:
             "# Run folder\n",
             "A peer writes to `OUTPUT_DIR/RUN_ID/PUBLIC_NAME`, by default below `runs/`. The baseline writes to",
             "`OUTPUT_DIR/RUN_ID/NAME`. A peer's private key is in `OUTPUT_DIR/identities/`; give it to nobody.",
-            "`swarm demo` instead keeps each peer's key (`identity.key`) and output (`peer.log`) in its run folder.\n",
+            "`swarm demo` instead keeps each peer's key, and its output (`peer.log`), in its run folder.\n",
             "In Python, [`RunFolder`](python-api.md#runfolder) has these paths.\n",
             "## Files\n",
             table(("file", "written by", "what it is"), rows),

@@ -31,7 +31,7 @@ from rich.progress import Progress
 from rich.table import Table
 from scipy import stats
 
-from recipe.command_line import at_least, exit_status
+from recipe.command_line import at_least, exit_status, read_options
 from recipe.config import Recipe
 from recipe.errors import InputError
 from recipe.overrides import RecipeOverrides, apply_overrides
@@ -265,8 +265,7 @@ def result_table(turns: Turns, options: BenchOptions) -> Table:
 
 def main(arguments: list[str] | None = None) -> int:
     """Returns the exit status: 0, 2 for bad input, 130 after Ctrl-C."""
-    config = (tyro.conf.OmitArgPrefixes,)
-    options = tyro.cli(BenchOptions, args=arguments, prog="swarm bench", description=__doc__, config=config)
+    options = read_options(BenchOptions, arguments, "swarm bench", description=__doc__)
 
     def run() -> int:
         turns = compare(options)

@@ -18,14 +18,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated
 
-import tyro
 from rich.console import Console
 from rich.live import Live
 
-from recipe.command_line import exit_status
+from recipe.command_line import arg, exit_status, read_known_options
 from recipe.errors import InputError
 from recipe.interrupts import raise_again
-from recipe.run_folder import check_name, make_writable
+from recipe.run_folder import RunFolder, check_name, make_writable
 from swarm.network.addresses import environment_without_peers
 from swarm.peer.options import parse_options
 from swarm.peer.status import Status, result_table, status_table, tensorboard_command
@@ -53,7 +52,7 @@ class LocalPeer:
     def __post_init__(self) -> None:
         self.log = self.folder / "peer.log"
         # not in OUTPUT_DIR/identities: runs at the same time have peers of the same names
-        self.arguments += ["--public-name", self.name, "--identity-path", str(self.folder / "identity.key")]
+        self.arguments += ["--public-name", self.name, "--identity-path", str(RunFolder(self.folder).identity)]
 
     def start(self, initial_peers: tuple[str, ...]) -> None:
         """Start it as a user would; its output goes to `peer.log`."""
@@ -228,20 +227,18 @@ class DemoOptions:
     """Train with several peers on this machine. Options of python -m swarm.peer can be given as well, unless they are
     one peer's own."""
 
-    peers: Annotated[int, tyro.conf.arg(metavar="PEERS")] = 3
+    peers: Annotated[int, arg("PEERS")] = 3
     """How many."""
-    output_dir: Annotated[Path, tyro.conf.arg(metavar="FOLDER")] = Path("runs")
+    output_dir: Annotated[Path, arg("FOLDER")] = Path("runs")
     """Folder for the run folders."""
-    run_id: Annotated[str | None, tyro.conf.arg(metavar="NAME", help_behavior_hint="(default: local and the time)")] = (
-        None
-    )
+    run_id: Annotated[str | None, arg("NAME", "local and the time")] = None
     """Name of the run."""
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Returns the exit status: 0, 1 if a peer failed, 2 for input that cannot work, 130 after an early Ctrl-C."""
     prog = "swarm demo"
-    options, rest = tyro.cli(DemoOptions, args=arguments, prog=prog, return_unknown_args=True)
+    options, rest = read_known_options(DemoOptions, arguments, prog)
     return exit_status(lambda: _run(options, rest, prog))
 
 
@@ -263,9 +260,18 @@ def _check_peer_options(arguments: list[str], prog: str) -> None:
     """
     given = parse_options(arguments, prog)
     connection = given.connection
-    of_one = (given.machine.public_name, given.initial_peers, given.resume, connection.port, connection.identity_path)
-    if any(of_one):
+    of_one = {
+        "--public-name": given.machine.public_name,
+        "--initial-peers": given.initial_peers,
+        "--resume": given.resume,
+        "--port": connection.port,
+        "--identity-path": connection.identity_path,
+        "--client-mode": connection.client_mode,
+        "--role helper": given.role.helps,
+        "--desk-port": given.role.desk_port is not None,
+    }
+    if named := [option for option, value in of_one.items() if value]:
         raise InputError(
-            "--public-name, --initial-peers, --resume, --port and --identity-path belong to one peer: leave them out "
-            "here (the same --run-id and --output-dir go on), or start peers with python -m swarm.peer."
+            f"{' and '.join(named)} can be given to one peer only: leave that out here (the same --run-id and "
+            "--output-dir go on), or start peers with python -m swarm.peer."
         )

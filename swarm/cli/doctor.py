@@ -24,8 +24,9 @@ from rich import box
 from rich.markup import escape
 from rich.table import Table
 
-from recipe.command_line import arg
+from recipe.command_line import arg, read_options
 from recipe.errors import InputError
+from recipe.run_folder import RunFolder
 from swarm.cli.checks import (
     Check,
     check_data,
@@ -61,11 +62,11 @@ STYLES = {"ok": "green", "warning": "yellow", "failed": "red"}
 class DoctorOptions:
     """Check this machine, the way to a swarm and what is trained there. Nothing is joined, nobody takes notice."""
 
-    addresses: tyro.conf.Positional[Annotated[tuple[str, ...], arg("ADDRESS ...", "those of --initial-peers")]] = ()
-    """Addresses of peers that are there."""
-    initial_peers: Annotated[tuple[str, ...] | None, arg("ADDRESS ...", "the variable INITIAL_PEERS")] = None
-    """Addresses of peers, as an option."""
-    run_id: Annotated[str | None, arg("NAME")] = None
+    addresses: tyro.conf.Positional[Annotated[tuple[str, ...], arg("ADDRESS ...", "the variable INITIAL_PEERS")]] = ()
+    """The join line that the organiser has sent, or addresses of peers as they print them."""
+    initial_peers: Annotated[tuple[str, ...] | None, arg("ADDRESS ...", "none")] = None
+    """The same, as other programs call it."""
+    run_id: Annotated[str | None, arg("NAME", "the only one there")] = None
     """The run, where several share the addresses."""
     port: Annotated[int, arg("PORT")] = 0
     """TCP port that you are going to listen on."""
@@ -114,7 +115,7 @@ def diagnose(options: DoctorOptions) -> Iterator[Check]:
     yield clock_check(max((found.clock_ahead_seconds for found in answering), key=abs))
     yield _inbound(peers, options)
     if line is not None and line.server_endpoints:
-        yield _enrolment(line)
+        yield _enrolment(line, options.output_dir)
     yield from _run(peers, line, options)
 
 
@@ -159,13 +160,16 @@ def _inbound(peers: list[str], options: DoctorOptions) -> Check:
     return Check("inbound port", "warning", text, fix)
 
 
-def _enrolment(line: JoinLine) -> Check:
-    """Whether somebody could become a member now; nothing is used up."""
+def _enrolment(line: JoinLine, output_dir: Path) -> Check:
+    """Whether somebody could become a member now, which who is one already need not; nothing is used up."""
     found = {host_and_port(*endpoint): connects(*endpoint, CONNECT_SECONDS) for endpoint in line.server_endpoints}
     answering = [endpoint for endpoint, trouble in found.items() if trouble is None]
     if answering:
         return Check("enrolment", "ok", f"answers at {answering[0]}")
     tried = ", ".join(f"{endpoint} ({trouble})" for endpoint, trouble in found.items())
+    if line.token and not any(output_dir.expanduser().glob(f"{line.run_id}/*/{RunFolder('').membership.name}")):
+        fix = "ask the organiser whether her machine is on; if you are a member, give the --output-dir of before"
+        return Check("enrolment", "failed", tried, fix)
     return Check("enrolment", "warning", tried, "who is a member can join; else ask the organiser whether it runs")
 
 
@@ -218,7 +222,7 @@ def table(checks: list[Check]) -> Table:
 
 def main(arguments: list[str] | None = None, say: Callable[[str], None] = print) -> int:
     """Returns the exit status: 0, or 1 if joining would fail."""
-    options = tyro.cli(DoctorOptions, args=arguments, prog="swarm doctor", description=__doc__)
+    options = read_options(DoctorOptions, arguments, "swarm doctor", description=__doc__)
     silence_libraries()
     with quick_imports():
         checks = list(diagnose(options))

@@ -18,6 +18,7 @@ from swarm.enrolment.join_line import whom_to_join
 from swarm.network.addresses import VARIABLE, is_loopback
 from swarm.peer.main import run
 from swarm.peer.options import (
+    ComputingOptions,
     ConnectionOptions,
     LeavingOptions,
     MachineOptions,
@@ -44,9 +45,12 @@ class JoinOptions:
     """The run, where several share the addresses."""
     resume: bool = False
     """Go on where a peer with this --output-dir was last: with the run and the name of its newest checkpoint."""
-    machine: Annotated[MachineOptions, tyro.conf.arg(name="your")] = field(default_factory=MachineOptions)
-    role: Annotated[RoleOptions, tyro.conf.arg(name="role")] = field(default_factory=RoleOptions)
-    leaving: Annotated[LeavingOptions, tyro.conf.arg(name="leaving")] = field(default_factory=LeavingOptions)
+    machine: MachineOptions = field(default_factory=MachineOptions)
+    leaving: LeavingOptions = field(default_factory=LeavingOptions)
+    role: Annotated[RoleOptions, tyro.conf.arg(name="advanced: role")] = field(default_factory=RoleOptions)
+    computing: Annotated[ComputingOptions, tyro.conf.arg(name="advanced: computing")] = field(
+        default_factory=ComputingOptions
+    )
     connection: Annotated[ConnectionOptions, tyro.conf.arg(name="advanced: connection")] = field(
         default_factory=ConnectionOptions
     )
@@ -64,8 +68,9 @@ class JoinOptions:
             run_id=self.run_id,
             resume=self.resume,
             machine=self.machine,
-            role=self.role,
             leaving=self.leaving,
+            role=self.role,
+            computing=self.computing,
             connection=self.connection,
             patience=self.patience,
             results=self.results,
@@ -104,18 +109,21 @@ class StartOptions:
     checkpoint."""
     start_from: Annotated[Path | None, arg("FILE", "random weights, or pretrained ones if the recipe says so")] = None
     """Checkpoint whose weights the swarm starts from, at step 0 with a new optimizer."""
-    machine: Annotated[MachineOptions, tyro.conf.arg(name="your")] = field(default_factory=MachineOptions)
-    role: Annotated[RoleOptions, tyro.conf.arg(name="role")] = field(default_factory=RoleOptions)
-    leaving: Annotated[LeavingOptions, tyro.conf.arg(name="leaving")] = field(default_factory=LeavingOptions)
+    machine: MachineOptions = field(default_factory=MachineOptions)
+    leaving: LeavingOptions = field(default_factory=LeavingOptions)
+    membership: StartMembership = field(default_factory=StartMembership)
+    role: Annotated[RoleOptions, tyro.conf.arg(name="advanced: role")] = field(default_factory=RoleOptions)
+    computing: Annotated[ComputingOptions, tyro.conf.arg(name="advanced: computing")] = field(
+        default_factory=ComputingOptions
+    )
     connection: Annotated[ConnectionOptions, tyro.conf.arg(name="advanced: connection")] = field(
         default_factory=ConnectionOptions
     )
     patience: Annotated[StartPatience, tyro.conf.arg(name="advanced: patience")] = field(default_factory=StartPatience)
     results: Annotated[ResultsOptions, tyro.conf.arg(name="advanced: results")] = field(default_factory=ResultsOptions)
-    membership: Annotated[StartMembership, tyro.conf.arg(name="who may join")] = field(default_factory=StartMembership)
-    overrides: Annotated[
-        RecipeOverrides, tyro.conf.arg(name="advanced: changes to the recipe"), tyro.conf.FlagConversionOff
-    ] = field(default_factory=RecipeOverrides)
+    overrides: Annotated[RecipeOverrides, tyro.conf.arg(name="advanced: recipe"), tyro.conf.FlagConversionOff] = field(
+        default_factory=RecipeOverrides
+    )
 
     @property
     def stays_on_this_machine(self) -> bool:
@@ -132,8 +140,9 @@ class StartOptions:
             resume=self.resume,
             start_from=self.start_from,
             machine=self.machine,
-            role=self.role,
             leaving=self.leaving,
+            role=self.role,
+            computing=self.computing,
             connection=self.connection,
             patience=self.patience,
             results=self.results,

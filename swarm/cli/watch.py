@@ -28,7 +28,7 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from recipe.command_line import arg
+from recipe.command_line import arg, read_options
 from recipe.errors import InputError
 from recipe.interrupts import raise_again
 from swarm.cli.demo import wide_console
@@ -60,11 +60,11 @@ MAX_COMING = 3
 class WatchOptions:
     """Show who trains in a swarm, and how far they are. Nothing is joined, nobody takes notice."""
 
-    addresses: tyro.conf.Positional[Annotated[tuple[str, ...], arg("ADDRESS ...", "those of --initial-peers")]] = ()
-    """Addresses of peers that are there."""
-    initial_peers: Annotated[tuple[str, ...] | None, arg("ADDRESS ...", "the variable INITIAL_PEERS")] = None
-    """Addresses of peers, as an option."""
-    run_id: Annotated[str | None, arg("NAME")] = None
+    addresses: tyro.conf.Positional[Annotated[tuple[str, ...], arg("ADDRESS ...", "the variable INITIAL_PEERS")]] = ()
+    """The join line that the organiser has sent, or addresses of peers as they print them."""
+    initial_peers: Annotated[tuple[str, ...] | None, arg("ADDRESS ...", "none")] = None
+    """The same, as other programs call it."""
+    run_id: Annotated[str | None, arg("NAME", "the only one there")] = None
     """The run, where several share the addresses."""
     seconds: Annotated[float | None, arg("SECONDS", "until Ctrl-C")] = None
     """Look for so long; the exit status is 1 if no update has been made meanwhile, or the loss has risen a lot."""
@@ -321,7 +321,7 @@ def say_at_once(line: str) -> None:
 
 def main(arguments: list[str] | None = None, say: Callable[[str], None] = say_at_once) -> int:
     """Returns the exit status: 0, 1 if there is something wrong after `--seconds`, 2 for input that cannot work."""
-    options = tyro.cli(WatchOptions, args=arguments, prog="swarm watch", description=__doc__)
+    options = read_options(WatchOptions, arguments, "swarm watch", description=__doc__)
     silence_libraries()
     display = Display(wide_console())
     try:

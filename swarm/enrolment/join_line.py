@@ -39,6 +39,10 @@ _PART = re.compile(r"[A-Za-z0-9_-]{61,}")
 _RAW = -15
 """zlib without its header and checksum: the line has its own."""
 _QUOTES = "'\"`<>“”„‘’‚«»"
+_BEGINNING = re.compile(r"swarm:/+", re.IGNORECASE)
+"""`SCHEME`, as telephones and editors write it."""
+_BEHIND = f"{_QUOTES}.,;:!?)]}}*"
+"""What a sentence, a list or a link has put behind a line; no line has such letters."""
 _INVISIBLE = re.compile("[\\s\u00ad\u200b-\u200d\u2060\ufeff]+")
 """White space, and what messengers put where a long word may be broken."""
 _CONTENT = msgspec.msgpack.Decoder(
@@ -97,18 +101,18 @@ class JoinLine:
 
     @classmethod
     def parse(cls, text: str) -> JoinLine:
-        """A line as a person has pasted it: with white space, line breaks or quotes, if they like.
+        """A line as a person has pasted it: with white space, line breaks or quotes, or behind `swarm join`.
 
         Raises:
             InputError: it is damaged, from a later version, or no join line
         """
         line = _squeezed(text)
-        if not line.startswith(SCHEME):
+        if not _BEGINNING.search(line):
             raise InputError(
                 f"{ascii(line)[:60]} is no join line, which begins with {SCHEME}: paste the line that the organiser "
                 "has sent."
             )
-        body = _body(line.removeprefix(SCHEME))
+        body = _body(_BEGINNING.split(line)[-1].rstrip(_BEHIND))
         if body[0] != VERSION:
             raise InputError("This join line was made by a later version of this program: update it, and try again.")
         try:
@@ -158,7 +162,7 @@ def whom_to_join(values: Sequence[str] | None) -> tuple[list[str], JoinLine | No
 
 def is_join_line(text: str) -> bool:
     """Whether somebody means this to be one; `JoinLine.parse` says whether it is sound."""
-    return SCHEME in _INVISIBLE.sub("", text[:MAX_LINE_LENGTH])
+    return bool(_BEGINNING.search(_INVISIBLE.sub("", text[:MAX_LINE_LENGTH])))
 
 
 def _squeezed(text: str) -> str:

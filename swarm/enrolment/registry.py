@@ -159,6 +159,12 @@ class Registry:
             ).fetchall()
         return [Invitation(name, Role(roles), uses_left, expires_at) for name, roles, uses_left, expires_at in rows]
 
+    @property
+    def has_invited_anybody(self) -> bool:
+        """Whether there ever was an invitation for nobody in particular, as a run begins with one."""
+        with self._books() as books:
+            return books.execute("SELECT 1 FROM invitations WHERE name = ''").fetchone() is not None
+
     def use_invitation(self, token: bytes, peer_id: PeerID, name: str) -> Member:
         """Makes the peer a member, which costs one use of the invitation; a member already stays what it is.
 

@@ -263,15 +263,15 @@ def choose_manifest(manifests: Mapping[str, RunManifest], run_id: str | None, or
         )
     if not manifests:
         raise InputError(
-            "The initial peers know of no run: check that training has started there, or ask for another address; to "
-            "start a run there, give --recipe and --run-id as well."
+            "The peers there know of no run: check that training has started there, or ask for another address "
+            "(python -m swarm.peer --recipe NAME --run-id NAME --initial-peers ADDRESS starts a run there)."
         )
     if run_id is None and len(manifests) > 1:
         raise InputError(f"Several runs are in this swarm: choose one with --run-id ({names}).")
     if run_id is not None and run_id not in manifests:
         raise InputError(
-            f"No run {run_id!r} is in this swarm: give --run-id one of {names}, or leave it out; to start it there, "
-            "give --recipe as well."
+            f"No run {run_id!r} is in this swarm: give --run-id one of {names}, or leave it out (python -m swarm.peer "
+            "--recipe NAME with the same address and --run-id starts it there)."
         )
     return manifests[run_id] if run_id is not None else next(iter(manifests.values()))
 

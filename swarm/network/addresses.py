@@ -55,20 +55,20 @@ def parse_initial_peers(values: Sequence[str] | None, environment: Mapping[str, 
     Raises:
         InputError: an address is malformed, or the option or the variable is there without any.
     """
-    source = VARIABLE if values is None else "--initial-peers"
     text = environment.get(VARIABLE) if values is None else " ".join(values)
     if text is None:
         return []
     words = [word.strip("'\"[]") for word in re.split(r"[\s,]+", text)]
     peers = list(dict.fromkeys(word.replace("/ipfs/", "/p2p/") for word in words if word))
     if not peers:
-        drop = f"unset {VARIABLE}" if values is None else "drop the option"
-        raise InputError(f"{source} is empty: give the address of a running peer, or {drop} to start a new swarm.")
+        empty, none = ("The address", "none at all") if values is not None else (VARIABLE, f"unset {VARIABLE}")
+        raise InputError(f"{empty} is empty: give that of a running peer, or {none} to start a new swarm.")
     for peer in peers:
         try:
             _parse(peer, own=False)
         except ValueError as error:
-            raise InputError(f"{source}: `{peer}` cannot be used, {error}; an address looks like {EXAMPLE}.") from None
+            source = f"{VARIABLE}: " if values is None else ""
+            raise InputError(f"{source}`{peer}` cannot be used, {error}; an address looks like {EXAMPLE}.") from None
     return peers
 
 
@@ -157,7 +157,7 @@ def check_reachable(addresses: Sequence[str], timeout_seconds: float = 5, is_gre
     if addresses and not alive:
         found = ", ".join(f"{_short(address)} ({reason})" for address, reason in reasons.items())
         raise NobodyAnswers(
-            f"None of the --initial-peers can be reached: {found}; check that the peer still runs, that you took the "
+            f"None of these peers can be reached: {found}; check that the peer still runs, that you took the "
             "address for your kind of network (same machine, local network, internet), and that its port is open."
         )
     return alive
@@ -222,7 +222,7 @@ def _is(address: str, kind: str) -> bool:
 
 
 def join_commands(visible: Sequence[str], program: str = "swarm join", public_ip: str | None = None) -> str:
-    """Commands to paste elsewhere, one for each kind of network, and a warning if the internet is not among them.
+    """Commands to paste elsewhere, one for each kind of network.
 
     `public_ip` is public because the person says so, whatever its range.
     """
@@ -234,8 +234,6 @@ def join_commands(visible: Sequence[str], program: str = "swarm join", public_ip
     for kind, members in groups.items():
         if members:
             lines += [f"# {titles[kind]}", f"{program} {' '.join(members)}"]
-    if warning := closed_ports(visible, public_ip):
-        lines.append(f"# {warning}")
     return "\n".join(lines)
 
 

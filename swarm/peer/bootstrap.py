@@ -81,5 +81,5 @@ def _who_answers(options: PeerOptions, given: list[str]) -> list[str]:
         met = met_before(options.machine.output_dir, options.run_id, given)
         if not met:
             raise
-        print("None of the --initial-peers answers; asking peers that were met before.", flush=True)
+        print("None of the given peers answers; asking peers that were met before.", flush=True)
         return met

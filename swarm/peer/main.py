@@ -26,24 +26,17 @@ from recipe.config import Recipe
 from recipe.errors import InputError
 from recipe.interrupts import raise_again
 from recipe.registry import OWN_DATA
-from recipe.run_folder import check_name, make_writable
+from recipe.run_folder import RunFolder, check_name, make_writable
 from swarm.enrolment.join_line import JoinLine
 from swarm.enrolment.removed import EXIT_STATUS, Removed
-from swarm.network.addresses import (
-    NobodyAnswers,
-    OthersAnswer,
-    check_port_free,
-    closed_ports,
-    join_commands,
-)
+from swarm.network.addresses import NobodyAnswers, OthersAnswer, check_port_free
 from swarm.network.home.sparing import wait_while_spared
 from swarm.peer.bootstrap import resolve_bootstrap, unfolded
 from swarm.peer.island.launch import check_one_process, connected, is_island, offer, one_voice, settled, speaks
-from swarm.peer.membership.entry import Entry, open_door
+from swarm.peer.membership.entry import Entry, how_to_join, open_door
 from swarm.peer.options import PeerOptions, own_recipe, parse_options
 from swarm.peer.rejoin import come_back, resumed, trained_before
 from swarm.peer.startup_timer import StartupTimer
-from swarm.peer.status import program
 from swarm.runtime.hivemind_version import check_hivemind_version
 from swarm.runtime.imports import quick_imports
 from swarm.runtime.log_filters import silence_libraries
@@ -83,7 +76,8 @@ def run(read: Callable[[], PeerOptions]) -> int:
         if not is_island():
             check_one_process(options)
             options = resumed(options)
-            wait_while_spared(lambda: options.leaving.why_spared)
+            if not _may_begin(options, clock.again):
+                return 0
         if speaks():
             print("Starting; importing torch takes 5 s or more …", flush=True)
         silence_libraries()
@@ -111,6 +105,31 @@ def run(read: Callable[[], PeerOptions]) -> int:
     except KeyboardInterrupt:
         print("Interrupted before the training began.", file=sys.stderr, flush=True)
         return 130
+
+
+def _may_begin(options: PeerOptions, again: bool) -> bool:
+    """Wait for as long as this machine is to be spared.
+
+    Args:
+        again: this peer started again by itself, perhaps because it was to be spared
+
+    Returns:
+        False: a peer that has trained before was asked to leave meanwhile
+
+    Raises:
+        KeyboardInterrupt: any other peer was
+    """
+    for sentence in [] if again else options.leaving.never_spared:
+        print(sentence, flush=True)
+    try:
+        wait_while_spared(lambda: options.leaving.why_spared)
+    except KeyboardInterrupt:
+        if not again or (before := trained_before(options)) is None:
+            raise
+        folder = options.machine.output_dir.expanduser() / before[0] / options.machine.public_name
+        _say(f"Ended while it waited for better times.\nWeights: {RunFolder(folder).checkpoints}")
+        return False
+    return True
 
 
 class Peer:
@@ -374,26 +393,18 @@ class Peer:
         invitation = self._entry.invitation()
         self._shown = self._entry.line if invitation is None else invitation[0]
         if addresses and (invitation is not None or not self.joins):
-            title = " Others join with this line "
-            print(f"{title:=^80}\n")
-            if invitation is None:
-                print(join_commands(addresses, f"{program('swarm')} join", self.options.connection.public_ip))
-            else:
-                self._print_invitation(addresses, *invitation)
-            print(f"\n{'=' * 80}")
-            if session.work.helps:
-                print("Waiting for somebody who trains.", flush=True)
-            elif (missing := self.options.patience.min_peers - 1) > 0:
-                peers = "another peer" if missing == 1 else f"{missing} other peers"
-                print(f"Waiting for {peers}; --min-peers 1 begins at once.", flush=True)
+            public_ip, output_dir = self.options.connection.public_ip, self.options.machine.output_dir
+            print(how_to_join(addresses, public_ip, output_dir, invitation, self._company(session)), flush=True)
 
-    def _print_invitation(self, addresses: tuple[str, ...], line: JoinLine, what: str) -> None:
-        swarm, run = program("swarm"), f"--run-id {line.run_id} --output-dir {self.options.machine.output_dir}"
-        print(f"{swarm} join {line}\n")
-        print(f"# {what} To list, invite or remove members:")
-        print(f"# {swarm} members {run}\n# {swarm} invite {run}\n# {swarm} remove NAME {run}")
-        if warning := closed_ports(addresses, self.options.connection.public_ip, line.enrolment_port):
-            print(f"# {warning}")
+    def _company(self, session) -> str:
+        """For whom this peer is going to wait, as a sentence; empty if it trains at once."""
+        if session.work.helps:
+            return "Waiting for somebody who trains."
+        missing = self.options.patience.min_peers - 1
+        if missing < 1:
+            return ""
+        peers = "another peer" if missing == 1 else f"{missing} other peers"
+        return f"Waiting for {peers}; --min-peers 1 begins at once."
 
     def _on_hangup(self, signal_number: int, frame) -> None:
         nowhere = os.open(os.devnull, os.O_WRONLY)  # the terminal is closed: whoever writes to it would fail

@@ -14,7 +14,7 @@ from recipe.errors import InputError
 from recipe.overrides import RecipeOverrides, apply_overrides
 from recipe.presets import PRESETS, named_recipe
 from recipe.training.compiler import check_compiler
-from swarm.network.home.sparing import why_spared
+from swarm.network.home.sparing import never_spared, why_spared
 
 MAX_INVITE_DAYS = 3650
 MIN_UPLOAD_MBPS = 4.0
@@ -31,26 +31,33 @@ class MachineOptions:
     """Micro-batch: samples that this device computes at once."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where to compute; auto takes a GPU if there is one."""
+    data_dir: Annotated[Path, arg("FOLDER")] = Path("data")
+    """Folder of the data set (not needed for digits)."""
+    output_dir: Annotated[Path, arg("FOLDER")] = Path("runs")
+    """Metrics and checkpoints go to OUTPUT_DIR/RUN_ID/PUBLIC_NAME, the identity to OUTPUT_DIR/identities."""
+    hide_device: bool = False
+    """Do not tell the others on which device this peer computes."""
+
+    def check(self) -> None:
+        """Raises InputError: a value cannot work"""
+        at_least(self, 1, "batch_size")
+
+
+@dataclass(frozen=True)
+class ComputingOptions:
+    """How this peer computes."""
+
     inside: Literal["ddp", "fsdp"] = "ddp"
     """Of a peer that torchrun starts as several processes: each holds the whole model (ddp), or a piece of it (fsdp),
     which needs --averaging sync and --batch-size."""
     compile: bool = False
     """Compile the model with torch.compile: may be faster on GPUs (no gain was measured with a ViT-B on an H200), but
     the first micro-batch takes a minute or so. Not with --inside fsdp."""
-    data_dir: Annotated[Path, arg("FOLDER")] = Path("data")
-    """Folder of the data set (not needed for digits)."""
     num_workers: Annotated[int, arg("PROCESSES")] = 0
     """Processes that read and decode images (data sets that lie in memory, such as digits, need none)."""
-    output_dir: Annotated[Path, arg("FOLDER")] = Path("runs")
-    """Metrics and checkpoints go to OUTPUT_DIR/RUN_ID/PUBLIC_NAME, the identity to OUTPUT_DIR/identities."""
-    checkpoint_every_steps: Annotated[int, arg("UPDATES")] = 50
-    """Write a checkpoint after so many global updates, and at the end; the last three and the best one are kept."""
-    hide_device: bool = False
-    """Do not tell the others on which device this peer computes."""
 
     def check(self) -> None:
         """Raises InputError: a value cannot work"""
-        at_least(self, 1, "batch_size", "checkpoint_every_steps")
         at_least(self, 0, "num_workers")
         if self.compile:
             check_compiler()
@@ -100,14 +107,19 @@ class LeavingOptions:
     """Leave when rounds and states have sent and received so many GB (10⁹ bytes, both together), after the round of
     that moment. Data sets and progress records are not counted."""
     pause_on_battery: bool = False
-    """Leave while this machine runs on its battery, where the system tells, and come back when it does not."""
+    """Leave while this machine runs on its battery, and come back when it does not."""
     pause_on_metered: bool = False
-    """Leave while the line costs by the byte, as NetworkManager says, and come back when it does not."""
+    """Leave while the line costs by the byte, and come back when it does not. Only Linux with NetworkManager tells."""
 
     @property
     def why_spared(self) -> str:
         """Why this machine is to be left in peace now, as the beginning of a sentence; empty if it is not."""
         return why_spared(self.pause_on_battery, self.pause_on_metered)
+
+    @property
+    def never_spared(self) -> list[str]:
+        """Sentences for who has asked for a pause that never comes here."""
+        return never_spared(self.pause_on_battery, self.pause_on_metered)
 
     def check(self) -> None:
         """Raises InputError: a value cannot work"""
@@ -177,8 +189,10 @@ class PatienceOptions:
 
 @dataclass(frozen=True)
 class ResultsOptions:
-    """What else is done with the weights."""
+    """What is done with the weights."""
 
+    checkpoint_every_steps: Annotated[int, arg("UPDATES")] = 50
+    """Write a checkpoint after so many global updates, and at the end; the last three and the best one are kept."""
     upload_to: Annotated[str | None, arg("URL", "nowhere")] = None
     """Copy the best and the newest checkpoint, and at the end the summary, to URL/RUN_ID/PUBLIC_NAME, beside the
     training: anywhere fsspec can write, such as s3://bucket/folder. Passwords do not belong into the URL."""
@@ -188,7 +202,7 @@ class ResultsOptions:
 
     def check(self) -> None:
         """Raises InputError: a value cannot work"""
-        at_least(self, 1, "evaluate_every_steps")
+        at_least(self, 1, "checkpoint_every_steps", "evaluate_every_steps")
         if self.upload_to is not None:
             from recipe.remote_file import RemoteFile
 
@@ -204,7 +218,8 @@ class MembershipOptions:
     open: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
     """Whoever sees the join line may become a member: its invitation has no limit. You can still remove them."""
     invite: Annotated[int, arg("PEOPLE")] = 20
-    """How many may join with the line that is printed; `swarm invite` makes further lines."""
+    """How many may join with the line that is printed when the run is started for the first time; 0 prints none.
+    `swarm invite` makes further lines."""
     invite_days: Annotated[float, arg("DAYS")] = 30.0
     """For how long they may."""
     organiser_key: Annotated[Path | None, arg("FILE", "OUTPUT_DIR/organiser/RUN_ID/organiser.key")] = None
@@ -216,7 +231,7 @@ class MembershipOptions:
         """Raises InputError: a value cannot work"""
         if self.open and not self.by_invitation:
             raise InputError("--open is for a run with members: give --by-invitation as well, or leave --open out.")
-        at_least(self, 1, "invite")
+        at_least(self, 0, "invite")
         if not 0 < self.invite_days <= MAX_INVITE_DAYS:
             raise InputError(f"--invite-days is {self.invite_days:g}: give more than 0 and at most {MAX_INVITE_DAYS}.")
         if not 0 <= self.enrolment_port <= 65535:
@@ -248,9 +263,10 @@ class PeerOptions:
     start_from: Annotated[Path | None, arg("FILE", "random weights, or pretrained ones if the recipe says so")] = None
     """Checkpoint whose weights a new swarm starts from, at step 0 with a new optimizer: to go back to an earlier
     best.ckpt, to train for longer or with other settings. Who joins, or comes back, goes on with the swarm's."""
-    machine: Annotated[MachineOptions, tyro.conf.arg(name="your")] = field(default_factory=MachineOptions)
-    role: Annotated[RoleOptions, tyro.conf.arg(name="role")] = field(default_factory=RoleOptions)
+    machine: MachineOptions = field(default_factory=MachineOptions)
     leaving: LeavingOptions = field(default_factory=LeavingOptions)
+    role: Annotated[RoleOptions, tyro.conf.arg(name="role")] = field(default_factory=RoleOptions)
+    computing: ComputingOptions = field(default_factory=ComputingOptions)
     connection: ConnectionOptions = field(default_factory=ConnectionOptions)
     patience: PatienceOptions = field(default_factory=PatienceOptions)
     results: ResultsOptions = field(default_factory=ResultsOptions)

@@ -54,7 +54,9 @@ def trained_before(options: PeerOptions) -> tuple[str, Recipe] | None:
 
 
 def resumed(options: PeerOptions) -> PeerOptions:
-    """With `--resume`, the options that go on with the newest checkpoint; else the same.
+    """With `--resume`, the options that go on with the newest checkpoint, and a word of which that is; else the same.
+
+    A demo's peers are left out, unless their run is named: `swarm demo` itself goes on with them.
 
     Raises:
         InputError: there is none, or nothing can be done with it
@@ -67,14 +69,21 @@ def resumed(options: PeerOptions) -> PeerOptions:
     run_id = "*" if options.run_id is None else check_name(options.run_id, "--run-id")
     name = "*" if name is None else check_name(name, "--public-name")
     peers = [RunFolder(path.parent) for path in output_dir.glob(f"{run_id}/{name}/{RunFolder('').rounds.name}")]
+    if options.run_id is None:
+        peers = [folder for folder in peers if not folder.identity.exists()]
     checkpoints = [path for folder in peers for path in folder.checkpoints.glob("[!.]*.ckpt")]
     if not checkpoints:
         said = f"--resume finds no checkpoint in {output_dir}"
         raise InputError(f"{said}: give the --output-dir of before, or leave --resume out to begin anew.")
-    folder = RunFolder(max(checkpoints, key=lambda path: path.stat().st_mtime).parent.parent)
+    newest = max(checkpoints, key=lambda path: path.stat().st_mtime)
+    folder = RunFolder(newest.parent.parent)
+    run_id, name = folder.path.parent.name, folder.path.name
+    if (options.run_id, options.machine.public_name) != (run_id, name):
+        made = time.strftime("%Y-%m-%d %H:%M", time.localtime(newest.stat().st_mtime))
+        others = "--run-id and --public-name take another one"
+        print(f"Going on with run {run_id} as {name}, from its checkpoint of {made} ({others}).", flush=True)
     recipe = options.recipe or (None if options.initial_peers else str(folder.recipe))
-    machine = replace(options.machine, public_name=folder.path.name)
-    return replace(options, run_id=folder.path.parent.name, recipe=recipe, machine=machine)
+    return replace(options, run_id=run_id, recipe=recipe, machine=replace(options.machine, public_name=name))
 
 
 def come_back(make_peer: Callable[[bool], Any], again: bool, has_trained: bool, leave: Callable) -> int:

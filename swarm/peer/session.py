@@ -48,7 +48,7 @@ from swarm.peer.membership.entry import Entry
 from swarm.peer.options import PeerOptions
 from swarm.peer.own_profile import how_reached, software_version, together
 from swarm.peer.startup_timer import StartupTimer
-from swarm.peer.status import Status, percent, program, tensorboard_command
+from swarm.peer.status import Status, how_to_use, percent, tensorboard_command
 from swarm.peer.supervisor import Supervisor
 from swarm.peer.workload import OwnData, Workload
 from swarm.protocol.admission import OPEN
@@ -350,7 +350,7 @@ class Session:
                 *([] if leaving.max_time is None else [TimeLimit(parse_duration(leaving.max_time))]),
                 *advice,
                 *([] if self.evaluation is None else [self.evaluation]),
-                *kept_checkpoints(self.folder.checkpoints, self.options.machine.checkpoint_every_steps),
+                *kept_checkpoints(self.folder.checkpoints, self.options.results.checkpoint_every_steps),
             ],
             plugins=[
                 AtomicCheckpointIO(None if self.upload is None else self.upload.saved),
@@ -419,7 +419,7 @@ class Session:
             f"{ended}{how}.\n"
             f"{gave} Rounds and states took {self.traffic.num_bytes / 1e9:.2f} GB of your line.\n"
             f"Weights: {self.folder.checkpoints}\n"
-            f"To use:  {program('swarm')} export {self.folder.path} --to my-model\n"
+            f"To use:  {how_to_use(self.recipe, self.folder)}\n"
             f"Curves:  {tensorboard_command(self.folder.path)}"
         )
 

@@ -15,7 +15,10 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from recipe.run_folder import write_json
+from recipe.config import Recipe
+from recipe.registry import kind_of
+from recipe.run_folder import RunFolder, write_json
+from recipe.tasks.images import Images
 
 WIDE_COLUMNS = 100
 """Terminals of at least so many columns get the whole table, narrower ones what matters most."""
@@ -185,3 +188,10 @@ def program(name: str) -> str:
 def tensorboard_command(folder: Path) -> str:
     """What to type to see the curves."""
     return f"{program('tensorboard')} --logdir {folder}"
+
+
+def how_to_use(recipe: Recipe, folder: RunFolder) -> str:
+    """What to type to use the weights of a peer; only models of images can be exported."""
+    if isinstance(kind_of(recipe.dataset), Images):
+        return f"{program('swarm')} export {folder.path} --to my-model"
+    return f'torch.load("{folder.checkpoints / "last.ckpt"}", weights_only=True)["state_dict"], in Python'

@@ -57,7 +57,7 @@ class OwnData:
         recipe, machine = manifest.recipe, options.machine
         if options.role.helps:
             return NoData(recipe, digest_for(manifest, machine.data_dir, options.role.data_digest))
-        return build_data(recipe, machine.data_dir, machine.batch_size or 1, identity, machine.num_workers)
+        return build_data(recipe, machine.data_dir, machine.batch_size or 1, identity, options.computing.num_workers)
 
 
 class Workload:
@@ -100,7 +100,7 @@ class Workload:
         self.devices = [device_name(self._torch_device)]
         """On which this peer computes, one of each of its processes."""
         self.micro_batch = self._choose_micro_batch()
-        if options.machine.compile and not self.helps:
+        if options.computing.compile and not self.helps:
             self.task.compile_model(self._torch_device)
         self.data.batch_size = self.micro_batch.samples
 

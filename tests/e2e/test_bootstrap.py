@@ -30,8 +30,8 @@ def test_a_run_begins_on_a_neutral_node_if_it_is_named_and_goes_on_when_the_seco
     monkeypatch.setattr(run_manifest, "read_manifests", partial(run_manifest.read_manifests, timeout_seconds=3.0))
     for given in (["--recipe", "digits"], []):
         sentence = refused("--initial-peers", node, *OWN, *given)
-        assert "The initial peers know of no run" in sentence
-        assert "to start a run there, give --recipe and --run-id as well" in sentence
+        assert "The peers there know of no run" in sentence
+        assert "--recipe NAME --run-id NAME --initial-peers ADDRESS starts a run there" in sentence
     with reaping() as programs:
         given = ["--recipe", "digits", "--run-id", "new", "--initial-peers", node, *OWN, *TINY, "--min-peers", "2"]
         programs.append(first := PeerProgram(tmp_path, "new", "first", *given, "--max-steps", "24", module=HASTY))
@@ -53,4 +53,4 @@ def test_a_run_begins_on_a_neutral_node_if_it_is_named_and_goes_on_when_the_seco
 def test_a_wrong_address_starts_nothing(refused):
     address = "/ip4/127.0.0.1/tcp/9/p2p/QmYyQSo1c1Ym7orWxLYvCrM2EmxFTANf8wXmmE7DWjhx5N"
     given = ["--recipe", "digits", "--run-id", "new", "--initial-peers", address]
-    assert "None of the --initial-peers can be reached" in refused(*given)
+    assert "None of these peers can be reached" in refused(*given)

@@ -1,6 +1,7 @@
 """When a volunteer's machine is to be spared: it runs on its battery, or its line costs by the byte.
 
-Both are known where the system tells: batteries on Linux and macOS, metered lines where there is NetworkManager.
+Both are known where the system tells: batteries on Linux and macOS, metered lines where there is NetworkManager. Who
+wishes a pause that nobody can tell hears so.
 """
 
 from __future__ import annotations
@@ -15,27 +16,32 @@ LOOK_SECONDS = 5.0
 """From one look at the machine to the next."""
 ANSWER_SECONDS = 1.0
 """For NetworkManager: training stands still meanwhile."""
-METERED = ("u 1", "u 3")
-"""NetworkManager's answers for a line that is metered, or is taken for one (a telephone's)."""
+METERED, NOT_METERED = ("u 1", "u 3"), ("u 2", "u 4")
+"""NetworkManager's answers for a line that is metered, or is taken for one (a telephone's), and for others."""
 _ASK = (
     "busctl get-property org.freedesktop.NetworkManager /org/freedesktop/NetworkManager "
     "org.freedesktop.NetworkManager Metered"
 )
 
 
-def is_on_battery() -> bool:
-    """Whether this machine has a battery, and nothing that charges it."""
-    battery = psutil.sensors_battery() if hasattr(psutil, "sensors_battery") else None
-    return battery is not None and battery.power_plugged is False
-
-
-def is_metered() -> bool:
-    """Whether NetworkManager says so of the line by which this machine reaches the internet."""
+def is_on_battery() -> bool | None:
+    """Whether nothing charges this machine's battery; None where it has none, or the system does not tell."""
     try:
-        said = subprocess.run(_ASK.split(), capture_output=True, text=True, timeout=ANSWER_SECONDS)
+        battery = psutil.sensors_battery() if hasattr(psutil, "sensors_battery") else None
+    except OSError:  # a container has no folder of batteries
+        return None
+    return None if battery is None or battery.power_plugged is None else not battery.power_plugged
+
+
+def is_metered() -> bool | None:
+    """Whether this machine's line to the internet is metered; None where NetworkManager does not tell."""
+    try:
+        said = subprocess.run(_ASK.split(), capture_output=True, text=True, timeout=ANSWER_SECONDS).stdout.strip()
     except (OSError, subprocess.TimeoutExpired):
-        return False
-    return said.stdout.strip() in METERED
+        return None
+    if said in METERED:
+        return True
+    return False if said in NOT_METERED else None
 
 
 def why_spared(on_battery: bool, metered: bool) -> str:
@@ -50,6 +56,22 @@ def why_spared(on_battery: bool, metered: bool) -> str:
     if metered and is_metered():
         return "This machine's line is metered"
     return ""
+
+
+def never_spared(on_battery: bool, metered: bool) -> list[str]:
+    """Sentences for an owner whose wish does nothing here, because nobody tells; arguments as of `why_spared`."""
+    said = []
+    if on_battery and is_on_battery() is None:
+        said.append(
+            "--pause-on-battery: this machine does not say whether it runs on a battery, so this peer does not pause "
+            "as long as it does not."
+        )
+    if metered and is_metered() is None:
+        said.append(
+            "--pause-on-metered: nobody on this machine says whether its line costs by the byte (NetworkManager is not "
+            "there, or does not know), so this peer does not pause as long as nobody does."
+        )
+    return said
 
 
 def wait_while_spared(why: Callable[[], str]) -> None:

@@ -69,7 +69,7 @@ class Computing:
         self.recipe = Recipe.from_json(plan["recipe"])
         self.data = build_data(
             *(self.recipe, options.machine.data_dir, options.machine.batch_size or 1, plan["identity"]),
-            num_workers=options.machine.num_workers,
+            num_workers=options.computing.num_workers,
         )
         self.task: ClassificationTask | None = None
         torch.manual_seed(stable_seed(self.recipe.seed, plan["identity"], "process", channel.rank))
@@ -111,7 +111,7 @@ class Computing:
         else:
             size, num_samples = self._channel.size, self.data.num_train_samples
             samples = measure_for_recipe(self.task.model, self.recipe, machine.device, num_samples, size).samples
-        if machine.compile:
+        if self._options.computing.compile:
             self.task.compile_model(self._channel.device)
         return samples
 

@@ -53,7 +53,7 @@ def one_voice() -> Iterator[None]:
 
 def check_one_process(options: PeerOptions) -> None:
     """Raises InputError: it would have to be several"""
-    if options.machine.inside == "fsdp":
+    if options.computing.inside == "fsdp":
         raise InputError(
             "--inside fsdp divides a model among processes: start several with torchrun --nproc-per-node 2, or leave "
             "it out."
@@ -81,14 +81,14 @@ def connected(options: PeerOptions) -> Channel:
             raise InputError(
                 "A peer of several processes does not pause: leave out --pause-on-battery and --pause-on-metered."
             )
-        if options.machine.inside == "fsdp" and options.machine.batch_size is None:
+        if options.computing.inside == "fsdp" and options.machine.batch_size is None:
             raise InputError(
                 "A micro-batch is measured on a whole model, which --inside fsdp does without: give --batch-size."
             )
     except InputError as error:
         problem = str(error)
     try:
-        channel = Channel(launched, device, divides=options.machine.inside == "fsdp")
+        channel = Channel(launched, device, divides=options.computing.inside == "fsdp")
     except IslandLost as error:
         raise InputError(f"{error} Start all of them with torchrun, within two minutes.") from error
     agree(channel, {"problem": problem, "asked": asked(options) | {"--device": device.type}})
@@ -132,7 +132,7 @@ def asked(options: PeerOptions) -> dict[str, Any]:
     """What has to be equal on all processes."""
     recipe = {f"--{name.replace('_', '-')}": value for name, value in options.wanted_recipe.items()}
     return recipe | {
-        "--inside": options.machine.inside,
+        "--inside": options.computing.inside,
         "--initial-peers": sorted(parse_initial_peers(options.initial_peers)),
         "--recipe": options.recipe,
         "--run-id": options.run_id,

@@ -13,7 +13,7 @@ from recipe.errors import InputError
 from recipe.run_folder import RunFolder
 from swarm.enrolment.join_line import JoinLine
 from swarm.enrolment.removed import Removed
-from swarm.network.addresses import check_port_free, is_loopback
+from swarm.network.addresses import check_port_free, closed_ports, is_loopback, join_commands
 from swarm.peer.options import PeerOptions
 from swarm.peer.status import program
 
@@ -210,7 +210,8 @@ class Entry:
         if signer.public_key != manifest.organiser:
             return None
         if not addresses:
-            raise InputError("The organiser's peer has to be one that others can call: give it a --port that is open.")
+            fix = "leave out --client-mode" if self.options.connection.client_mode else "give it a --port that is open"
+            raise InputError(f"The organiser's peer has to be one that others can call: {fix}.")
         self._enrolment = EnrolmentProcess(folder, signer, manifest.authority, self._enrolment_port(folder))
         if dht.opened is not None and not dht.opened.open_same(self._enrolment.port):
             print(f"Your router did not open TCP port {self._enrolment.port}, where newcomers enrol: forward it.")
@@ -271,7 +272,10 @@ class Entry:
                 pass  # the session says that the folder cannot be written
 
     def invitation(self) -> tuple[JoinLine, str] | None:
-        """A new join line for the screen, and what to know of it; None except at the organiser's peer.
+        """A join line for the screen, and what to know of it; None except at the organiser's peer.
+
+        It has a new invitation when the run is started for the first time. Later it has none: she may have closed the
+        first one, and a peer may start again many times.
 
         Raises:
             InputError: the organiser's folder cannot be used
@@ -282,6 +286,10 @@ class Entry:
         if not self.lets_others_in or folder is None:
             return None
         uses = OPEN_USES if membership.open else membership.invite
+        if not uses:
+            return folder.join_line(), "No invitation is made."
+        if folder.registry.has_invited_anybody:
+            return folder.join_line(), "This run was started before: no further invitation is made."
         token = folder.registry.invite("", membership.invite_days, uses, EVERYTHING)
         until = time.strftime("%Y-%m-%d", time.localtime(time.time() + membership.invite_days * 86400))
         who = "Whoever has this line can join" if membership.open else f"{uses} people can join with this line"
@@ -329,3 +337,35 @@ def open_door(manifest, addresses: Sequence[str], joins: bool) -> str:
         f"This run is open: whoever has an address of it can join, and spoil it. To close the door, {who} another run "
         f"by invitation: {program('swarm')} start, with --start-from CHECKPOINT to keep the weights."
     )
+
+
+def how_to_join(
+    addresses: Sequence[str],
+    public_ip: str | None,
+    output_dir: Path,
+    invitation: tuple[JoinLine, str] | None,
+    company: str,
+) -> str:
+    """What the first peer of a run says last. The line to send is at the end, where one sees it while the peer waits.
+
+    Args:
+        addresses: where it can be called
+        public_ip: as `closed_ports` has it
+        output_dir: where the organiser's folder is
+        invitation: as of `Entry.invitation`; None where whoever has an address can join
+        company: for whom the peer waits, as a sentence; empty if it trains at once
+    """
+    swarm, said = program("swarm"), []
+    line, what = invitation or (None, "")
+    if line is not None:
+        run = f"--run-id {line.run_id} --output-dir {output_dir}"
+        commands = [f"  {swarm} {words} {run}" for words in ("members", "invite", "remove NAME")]
+        said += ["To list, invite or remove members:", *commands]
+    said += [closed_ports(addresses, public_ip, 0 if line is None else line.enrolment_port)]
+    if line is not None and not line.token:
+        said += [f"{what} `swarm invite`, as above, makes a line with which others join.", company]
+    else:
+        commands = join_commands(addresses, f"{swarm} join", public_ip)
+        shown = commands if line is None else f"# {what}\n\n{swarm} join {line}"
+        said += [company, f"\n{' Others join with this line ':=^80}\n\n{shown}\n"]
+    return "\n".join(filter(None, said))

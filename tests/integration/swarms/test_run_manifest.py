@@ -166,9 +166,9 @@ def test_choosing_a_run():
     assert choose_manifest(manifests, "two") == manifests["two"]
     with pytest.raises(InputError, match=r"--run-id \(one, two\)"):
         choose_manifest(manifests, None)
-    with pytest.raises(InputError, match=r"No run 'three' .* one, two"):
+    with pytest.raises(InputError, match=r"No run 'three' .* one, two, or leave it out \(python -m swarm\.peer"):
         choose_manifest(manifests, "three")
-    with pytest.raises(InputError, match="know of no run"):
+    with pytest.raises(InputError, match=r"know of no run: .*\(python -m swarm\.peer --recipe"):
         choose_manifest({}, "one")
 
 

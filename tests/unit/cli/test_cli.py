@@ -1,14 +1,19 @@
 """The command `swarm`: its words, its help, and what it refuses."""
 
+import dataclasses
+import importlib
 import os
+import re
 import signal
 import subprocess
 import sys
+from typing import get_type_hints
 
 import pytest
 
 from recipe.command_line import read_options
-from swarm.cli import app, train
+from recipe.overrides import RecipeOverrides, field_docstrings
+from swarm.cli import app, demo, train
 from swarm.cli.train import SECOND_PEER, JoinOptions, StartOptions, read_start
 from swarm.enrolment.join_line import whom_to_join
 from swarm.peer.own_profile import software_version
@@ -39,6 +44,38 @@ def test_each_command_has_a_help(name, capsys):
         app.main([name, "--help"])
     assert end.value.code == 0
     assert f"swarm {name}" in capsys.readouterr().out
+
+
+def texts(kind: type) -> list[str]:
+    """What is said of each option of a command."""
+    nested = [hint for hint in get_type_hints(kind).values() if dataclasses.is_dataclass(hint)]
+    own = [] if kind is RecipeOverrides else list(field_docstrings(kind).values())
+    return own + [text for group in nested for text in texts(group)]
+
+
+@pytest.mark.parametrize("name", app.COMMANDS)
+def test_no_sentence_of_a_help_breaks_off(name, capsys, monkeypatch):
+    """tyro keeps line ends of docstrings; what a terminal of this width breaks has been broken before."""
+    monkeypatch.setenv("COLUMNS", "9999")
+    with pytest.raises(SystemExit):
+        app.main([name, "--help"])
+    shown = capsys.readouterr().out
+    module, _, kind, _ = app.COMMANDS[name]
+    said = texts(getattr(importlib.import_module(f"swarm.cli.{module}"), kind))
+    assert [text for text in said if " ".join(text.split()) not in shown] == []
+
+
+def test_what_a_volunteer_needs_first_comes_first(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "110")
+    with pytest.raises(SystemExit):
+        app.main(["join", "--help"])
+    first, advanced = capsys.readouterr().out.split("advanced: ", 1)
+    for option in ("--public-name", "--device", "--max-time", "--pause-on-battery"):
+        assert option in first
+    for option in ("--inside", "--num-workers", "--checkpoint-every-steps", "--role", "--desk-port"):
+        assert option in advanced
+    titles = re.findall(r"^\W*((?:\w+ )?(?:arguments|options))\W*$", first, re.MULTILINE)
+    assert titles == ["positional arguments", "options", "machine options", "leaving options"]
 
 
 def test_an_unknown_command_is_refused_in_a_sentence(capsys):
@@ -103,6 +140,16 @@ def test_a_swarm_of_one_machine_is_by_invitation_only_if_that_is_asked_for(words
     assert read_start(words).as_peer.membership.by_invitation is by_invitation
     here = ["--host-maddrs", "/ip4/127.0.0.1/tcp/0", *words]
     assert read_start(here).as_peer.membership.by_invitation is ("--by-invitation" in words)
+
+
+@pytest.mark.parametrize("words", [["--port", "31337"], ["--role", "helper"], ["--client-mode"], ["--desk-port", "0"]])
+def test_a_demo_takes_no_option_of_one_peer(words, monkeypatch, capsys, tmp_path):
+    """With three of them it would wait for minutes for what cannot be."""
+    monkeypatch.setattr(demo, "LocalSwarm", lambda *_: pytest.fail("it starts"))
+    assert app.main(["demo", "--output-dir", str(tmp_path), *words]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith(f"error: {words[0]}")
+    assert "can be given to one peer only: leave that out here" in said
 
 
 def test_the_installed_command_runs():

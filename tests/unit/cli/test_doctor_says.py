@@ -2,6 +2,7 @@
 
 import pytest
 
+from recipe.run_folder import RunFolder
 from swarm.cli import doctor
 from swarm.cli.checks import Check
 from swarm.cli.probe import ProbeResult
@@ -23,6 +24,20 @@ def test_an_enrolment_server_with_an_ipv6_address():
     line = JoinLine("run", bytes(32), (ADDRESS,), bytes(16), 31338, bytes(16))
     found = {check.name: check.found for check in doctor.diagnose(doctor.DoctorOptions(addresses=(str(line),)))}
     assert found["enrolment"] == "answers at [2001:db8::1]:31338"
+
+
+@pytest.mark.parametrize(
+    ("token", "is_member", "joins"),
+    [(bytes(16), False, False), (bytes(16), True, True), (b"", False, True)],
+    ids=["newcomer", "member", "with a certificate"],
+)
+def test_who_is_no_member_cannot_join_where_nobody_enrols(monkeypatch, tmp_path, capsys, token, is_member, joins):
+    monkeypatch.setattr(doctor, "connects", lambda *_: "timed out")
+    line = JoinLine("run", bytes(32), (ADDRESS,), token, 31338, bytes(16))
+    if is_member:
+        RunFolder.create(tmp_path, "run", "ada").membership.touch()
+    assert doctor.main([str(line), "--output-dir", str(tmp_path)]) == (0 if joins else 1)
+    assert ("This machine can join." in capsys.readouterr().out) == joins
 
 
 @pytest.mark.parametrize("where", ["variable", "option", "nowhere"])

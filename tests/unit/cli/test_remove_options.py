@@ -54,7 +54,7 @@ def test_a_list_that_nobody_gets_is_kept(her_run, capsys):
     (sentence,) = ran(her_run.options("ada"), status=1)
     assert sentence.endswith("is removed from run digits: no reason given.")
     error = capsys.readouterr().err
-    assert error.startswith("error: The swarm has not heard of it. None of the --initial-peers can be reached: 127.0.0")
+    assert error.startswith("error: The swarm has not heard of it. None of these peers can be reached: 127.0.0")
     assert "The new list is kept: it goes out when your peer starts, or when you run swarm remove again." in error
     assert list_of(her_run) == {ada.serial: ""}
 
@@ -166,7 +166,7 @@ def test_nobody_is_called_so(her_run, refusal):
     [
         (["ada", "--restore", "--why", "sorry"], "--why is the reason of a removal"),
         (["ada", "--offline", "--initial-peers", NOBODY], "With --offline nobody is called"),
-        (["ada", "--initial-peers", "127.0.0.1:31337"], "--initial-peers: `127.0.0.1:31337` cannot be used"),
+        (["ada", "--initial-peers", "127.0.0.1:31337"], "`127.0.0.1:31337` cannot be used, it is host:port"),
         (["ada", "--why", "a" * 121], "--why has to be one line of at most 120 letters"),
         (["ada", "--why", "a\nb"], "--why has to be one line"),
         (["ada", "--run-id", "letters"], "No run letters of yours is in"),

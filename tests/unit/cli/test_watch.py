@@ -113,7 +113,7 @@ def test_bad_input_is_refused(capsys, monkeypatch):
     assert main([]) == 2
     assert "No address was given: swarm watch ADDRESS" in capsys.readouterr().err
     assert main(["--initial-peers"]) == 2
-    assert "--initial-peers is empty" in capsys.readouterr().err
+    assert "The address is empty" in capsys.readouterr().err
 
 
 def test_each_line_is_in_the_file_at_once(monkeypatch):

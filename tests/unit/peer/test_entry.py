@@ -16,7 +16,7 @@ from swarm.network.signed_records import peer_of
 from swarm.peer.bootstrap import unfolded
 from swarm.peer.membership import enrolment_process
 from swarm.peer.membership.credentials import Credentials
-from swarm.peer.membership.entry import Entry, open_door
+from swarm.peer.membership.entry import Entry, how_to_join, open_door
 from swarm.peer.options import ConnectionOptions, MachineOptions, MembershipOptions, PeerOptions, parse_options
 from tests.helpers.owners import Organiser, subkey_of
 
@@ -76,6 +76,45 @@ def test_her_peer_takes_no_other_port_than_the_one_that_join_lines_name(options,
             entry.take_part(SimpleNamespace(), manifest, [ADDRESS])
 
 
+def test_a_run_invites_once_however_often_its_first_peer_starts(options, tmp_path, monkeypatch):
+    """She may have closed the invitation, and peers start again by themselves."""
+
+    def take_part(*_) -> None:
+        raise RuntimeError("this is as far as it goes here")
+
+    monkeypatch.setattr(enrolment_process, "EnrolmentProcess", lambda *_: SimpleNamespace(port=31338))
+    registry = OrganiserFolder(tmp_path, "night-1").registry
+
+    def invitation_of(**membership) -> tuple[JoinLine, str]:
+        hers = replace(options, run_id="night-1", membership=MembershipOptions(by_invitation=True, **membership))
+        entry = Entry(hers, None)
+        entry.name_peer(tmp_path / "unused", "first")
+        manifest = entry.new_manifest(PROTOCOL, RECIPE)
+        with pytest.raises(RuntimeError, match="as far as it goes"):
+            entry.take_part(SimpleNamespace(opened=None, peer_id=ADA, take_part=take_part), manifest, [ADDRESS])
+        return entry.invitation()
+
+    line, said = invitation_of(invite=0)
+    assert (line.token, said) == (b"", "No invitation is made.")
+    assert registry.invitations() == []
+    line, said = invitation_of(invite=3)
+    assert line.token
+    assert said.startswith("3 people can join with this line, until ")
+    assert registry.close_invitations() == 1
+    line, said = invitation_of(invite=3)
+    assert (line.token, line.enrolment_port) == (b"", 31338)
+    assert said == "This run was started before: no further invitation is made."
+    assert registry.invitations() == []
+
+
+@pytest.mark.parametrize(("client_mode", "fix"), [(True, "leave out --client-mode"), (False, "give it a --port")])
+def test_the_organiser_hears_why_nobody_can_call_her_peer(options, client_mode, fix):
+    hers = replace(options, run_id="night-1", membership=MembershipOptions(by_invitation=True))
+    entry = Entry(replace(hers, connection=ConnectionOptions(client_mode=client_mode)), None)
+    with pytest.raises(InputError, match=f"has to be one that others can call: {fix}"):
+        entry.take_part(SimpleNamespace(), entry.new_manifest(PROTOCOL, RECIPE), [])
+
+
 def test_her_peer_notes_what_she_says_of_her_address(options, tmp_path, monkeypatch):
     """`swarm invite` warns of addresses that nobody outside can call, and hers may be of a VPN."""
 
@@ -107,6 +146,22 @@ def test_a_member_goes_on_alone_only_with_what_its_organiser_has_signed(options,
     assert entry.new_manifest(PROTOCOL, RECIPE) == signed
 
 
+@pytest.mark.parametrize("kind", ["by invitation", "without an invitation", "open"])
+def test_the_line_for_others_is_the_last_that_is_said(line, tmp_path, kind):
+    address = ADDRESS.replace("127.0.0.1", "192.168.1.5")
+    token = bytes(16) if kind == "by invitation" else b""
+    invitation = None if kind == "open" else (replace(line, addresses=(address,), token=token), "It is so.")
+    said = how_to_join((address,), None, tmp_path, invitation, "Waiting for another peer.").splitlines()
+    assert ("To list, invite or remove members:" in said) == (invitation is not None)
+    assert any(sentence.startswith("Nobody on the internet can join: forward") for sentence in said)
+    if kind == "without an invitation":
+        assert said[-2].startswith("It is so. `swarm invite`, as above, makes a line")
+        assert said[-1] == "Waiting for another peer."
+    else:
+        shown = address if kind == "open" else str(invitation[0])
+        assert said[-1].endswith(f"swarm join {shown}")
+
+
 def test_who_is_in_an_open_run_reads_what_that_means(organiser):
     elsewhere = ADDRESS.replace("127.0.0.1", "192.168.1.5")
     manifest = RunManifest(PROTOCOL, "night-1", RECIPE)
@@ -119,7 +174,7 @@ def test_who_is_in_an_open_run_reads_what_that_means(organiser):
 
 
 @pytest.mark.parametrize(
-    "words", [["--open"], ["--invite", "0"], ["--invite-days", "0"], ["--enrolment-port", "70000"]]
+    "words", [["--open"], ["--invite", "-1"], ["--invite-days", "0"], ["--enrolment-port", "70000"]]
 )
 def test_options_that_cannot_work_are_refused(words):
     with pytest.raises(InputError, match=words[0]):

@@ -1,24 +1,45 @@
 """A peer leaves for as long as its machine runs on its battery, or its line is metered, if its owner wishes."""
 
+import contextlib
 import os
 import threading
+import time
 from types import SimpleNamespace
 
 import psutil
 import pytest
 
+from recipe.presets import preset
+from recipe.run_folder import RunFolder
 from swarm.network.home import sparing
-from swarm.network.home.sparing import is_on_battery, wait_while_spared, why_spared
+from swarm.network.home.sparing import is_on_battery, never_spared, wait_while_spared, why_spared
+from swarm.peer import main
 from swarm.peer.callbacks import home_pause
 from swarm.peer.callbacks.home_pause import HomePause
+from swarm.peer.options import parse_options
+from swarm.peer.startup_timer import STARTED
+
+
+def begin(monkeypatch, words: list[str]) -> int:
+    """What a peer does with these options before it imports anything, and its exit status."""
+
+    def imports():
+        raise SystemExit(0)
+
+    monkeypatch.setattr(main, "reap", lambda: None)  # of the children of this process
+    monkeypatch.setattr(main, "speaks", imports)
+    monkeypatch.delenv("INITIAL_PEERS", raising=False)
+    with contextlib.suppress(SystemExit):
+        return main.run(lambda: parse_options(words))
+    return 0
 
 
 @pytest.mark.parametrize(
     ("battery", "is_on"),
     [
-        (None, False),
+        (None, None),
         (SimpleNamespace(power_plugged=True), False),
-        (SimpleNamespace(power_plugged=None), False),
+        (SimpleNamespace(power_plugged=None), None),
         (SimpleNamespace(power_plugged=False), True),
     ],
     ids=["none", "charging", "unknown", "in use"],
@@ -28,6 +49,20 @@ def test_a_battery_counts_if_it_is_in_use(monkeypatch, battery, is_on):
     assert is_on_battery() is is_on
     assert why_spared(True, False) == ("This machine runs on its battery" if is_on else "")
     assert why_spared(False, False) == ""
+    assert len(never_spared(True, False)) == (is_on is None)
+    assert never_spared(False, False) == []
+
+
+def test_where_the_system_has_no_batteries_nobody_pauses_for_one(monkeypatch):
+    """psutil looks into a folder that some containers lack."""
+
+    def missing():
+        raise FileNotFoundError("/sys/class/power_supply")
+
+    monkeypatch.setattr(psutil, "sensors_battery", missing)
+    assert why_spared(True, False) == ""
+    (sentence,) = never_spared(True, False)
+    assert sentence.startswith("--pause-on-battery: this machine does not say")
 
 
 @pytest.fixture
@@ -41,17 +76,22 @@ def network_manager(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("says", "is_spared"), [("u 1", True), ("u 3", True), ("u 0", False), ("u 4", False), ("", False)]
+    ("says", "is_metered"), [("u 1", True), ("u 3", True), ("u 0", None), ("u 2", False), ("u 4", False), ("", None)]
 )
-def test_a_line_counts_that_is_metered_or_taken_for_it(network_manager, says, is_spared):
+def test_a_line_counts_that_is_metered_or_taken_for_it(network_manager, says, is_metered):
     network_manager.write_text(says + "\n")
-    assert why_spared(False, True) == ("This machine's line is metered" if is_spared else "")
-    assert why_spared(True, False) == ""
+    assert why_spared(False, True) == ("This machine's line is metered" if is_metered else "")
+    assert why_spared(False, False) == ""
+    assert len(never_spared(False, True)) == (is_metered is None)
 
 
-def test_without_network_manager_no_line_is_metered(tmp_path, monkeypatch):
+def test_who_wishes_to_pause_hears_at_the_start_that_nobody_tells_when(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("PATH", str(tmp_path))
     assert why_spared(False, True) == ""
+    begin(monkeypatch, ["--pause-on-metered"])
+    assert capsys.readouterr().out.startswith("--pause-on-metered: nobody on this machine says whether its line costs")
+    begin(monkeypatch, [])
+    assert capsys.readouterr().out == ""
 
 
 def test_it_is_said_once_why_nothing_happens(monkeypatch, capsys):
@@ -62,6 +102,28 @@ def test_it_is_said_once_why_nothing_happens(monkeypatch, capsys):
     assert said == [
         f"{reason}: this peer waits for better times. Ctrl-C ends it." for reason in ("It rains", "It snows")
     ]
+
+
+@pytest.mark.parametrize(("again", "has_trained"), [(True, True), (True, False), (False, True)])
+def test_who_is_ended_during_a_pause_hears_where_its_weights_are(monkeypatch, capsys, tmp_path, again, has_trained):
+    def interrupted(_why):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(main, "wait_while_spared", interrupted)
+    if again:
+        monkeypatch.setenv(STARTED, str(time.time()))
+    if has_trained:
+        folder = RunFolder.create(tmp_path, "home", "ada")
+        folder.write_recipe(preset("digits"))
+        (folder.checkpoints / "last.ckpt").touch()
+    words = ["--output-dir", str(tmp_path), "--run-id", "home", "--public-name", "ada"]
+    if again and has_trained:
+        assert begin(monkeypatch, words) == 0
+        said = f"Ended while it waited for better times.\nWeights: {tmp_path / 'home' / 'ada' / 'checkpoints'}\n"
+        assert capsys.readouterr() == (said, "")
+    else:
+        assert begin(monkeypatch, words) == 130
+        assert capsys.readouterr().err == "Interrupted before the training began.\n"
 
 
 class Looks:

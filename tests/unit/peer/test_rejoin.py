@@ -1,6 +1,7 @@
 """What `--resume` goes on with, and who does not come back."""
 
 import os
+import time
 
 import pytest
 
@@ -45,6 +46,20 @@ def test_the_newest_checkpoint_is_gone_on_with(output_dir, given, run_id, name):
     options = resumed(parse_options(["--resume", "--output-dir", str(output_dir), *given]))
     assert (options.run_id, options.machine.public_name) == (run_id, name)
     assert options.recipe == str(RunFolder(output_dir / run_id / name).recipe)
+
+
+def test_a_demo_is_gone_on_with_only_by_its_name(output_dir, capsys):
+    checkpoint(output_dir, "local-1", "peer-1", 600.0).identity.touch()
+    words = ["--resume", "--output-dir", str(output_dir)]
+    options = resumed(parse_options(words))
+    assert (options.run_id, options.machine.public_name) == ("newer", "anna")
+    assert resumed(parse_options([*words, "--run-id", "local-1"])).machine.public_name == "peer-1"
+    made = time.strftime("%Y-%m-%d %H:%M", time.localtime(300.0))
+    said = capsys.readouterr().out.splitlines()
+    assert said[0].startswith(f"Going on with run newer as anna, from its checkpoint of {made} (--run-id and")
+    assert said[1].startswith("Going on with run local-1 as peer-1, from")
+    resumed(parse_options([*words, "--run-id", "newer", "--public-name", "ben"]))
+    assert capsys.readouterr().out == "", "that is what was asked for"
 
 
 def test_an_organiser_goes_on_with_the_recipe_of_before(output_dir):

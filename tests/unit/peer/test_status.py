@@ -6,7 +6,9 @@ import math
 import pytest
 from rich.console import Console
 
-from swarm.peer.status import Status, result_table, shown_rate, status_table
+from recipe.presets import preset
+from recipe.run_folder import RunFolder
+from swarm.peer.status import Status, how_to_use, result_table, shown_rate, status_table
 
 
 @pytest.mark.parametrize(
@@ -26,6 +28,13 @@ from swarm.peer.status import Status, result_table, shown_rate, status_table
 )
 def test_rates_are_readable(rate, text):
     assert shown_rate(rate) == text
+
+
+def test_who_has_trained_reads_how_to_use_the_weights():
+    folder = RunFolder("runs/night-1/ada")
+    assert how_to_use(preset("digits"), folder).endswith("swarm export runs/night-1/ada --to my-model")
+    said = how_to_use(preset("docstrings"), folder)
+    assert said == 'torch.load("runs/night-1/ada/checkpoints/last.ckpt", weights_only=True)["state_dict"], in Python'
 
 
 def test_the_status_wakes_no_disk(tmp_path, monkeypatch):

@@ -67,6 +67,7 @@ def test_environment_and_recipe(tmp_path):
     [
         ("join swarm://SECRET --port 1", "join swarm://… --port 1"),
         ("join “swarm://SECRET SECRET” SECRET --port 1", "join “swarm://… --port 1"),
+        ("join Swarm:/SECRET --port 1", "join swarm://… --port 1"),
         ("peer --initial-peers swarm://SECRET --initial_peers=swarm://SECRET", None),
         ("peer --certificate SECRET --port 1", "peer --certificate … --port 1"),
         ("peer --certificate=SECRET --port 1", "peer --certificate=… --port 1"),
