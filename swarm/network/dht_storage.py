@@ -24,7 +24,16 @@ from hivemind.proto import dht_pb2
 from hivemind.utils import get_dht_time, get_logger
 from hivemind.utils.timed_storage import TimedStorage
 
-from swarm.network.signed_records import MAX_LIFE_SECONDS, RUNS_ID, OwnedRecords, keys_of, peer_of, plain, records_of
+from swarm.network.dht_bounds.decoding import plain
+from swarm.network.signed_records import (
+    MAX_LIFE_SECONDS,
+    MAX_SUBKEY_BYTES,
+    RUNS_ID,
+    OwnedRecords,
+    keys_of,
+    peer_of,
+    records_of,
+)
 from swarm.protocol.admission import Admission
 from swarm.protocol.certificates import Authority
 from swarm.protocol.run_names import authority_in, key_prefix
@@ -48,8 +57,12 @@ ENTRY_BYTES = 32
 COUNT_AGAIN_SECONDS = 0.2
 CHECKED_AT_ONCE = 64
 """Records, before others get their answers: signatures take time."""
+BYTES_AT_ONCE = 2**18
+"""Of records, before others get their answers."""
 VAIN_CHECK_RECORDS = 64
-"""That a caller could have stored instead of one whose signature is none."""
+"""That a caller could have stored instead of one whose signature is none, or of a dictionary that is none."""
+RECORD_BYTES = 2**11
+"""Of a dictionary, for each of which a caller could have stored a record: not all that is in it need be records."""
 
 
 @dataclass(frozen=True)
@@ -66,6 +79,20 @@ class Allowance:
 
 
 UNLIMITED = Allowance()
+
+
+class Turns:
+    """Lets others have theirs while records are looked at."""
+
+    def __init__(self) -> None:
+        self._records = self._bytes = 0
+
+    async def after(self, num_bytes: int) -> None:
+        """A record of so many bytes has been looked at."""
+        self._records, self._bytes = self._records + 1, self._bytes + num_bytes
+        if self._records >= CHECKED_AT_ONCE or self._bytes >= BYTES_AT_ONCE:
+            self._records = self._bytes = 0
+            await asyncio.sleep(0)
 
 
 class KnownKeys:
@@ -307,9 +334,8 @@ async def store_requested(
     stored = [False] * len(request.keys)
     # Manifests tell which runs there are, and so under which keys the others may be stored.
     manifests_first = sorted(range(len(stored)), key=lambda number: request.keys[number] != RUNS_ID.to_bytes())
-    for count, number in enumerate(manifests_first, start=1):
-        if count % CHECKED_AT_ONCE == 0:
-            await asyncio.sleep(0)
+    turns = Turns()
+    for number in manifests_first:
         if not allowance.is_left():
             break
         allowance.spend(1)
@@ -317,20 +343,27 @@ async def store_requested(
         if request.in_cache[number] or len(key) != DHTID.HASH_NBYTES:
             continue  # a cache answers in place of what is stored, and a longer key names the place of a usual one
         if tag == protocol.IS_DICTIONARY:
-            stored[number] = await _store_dictionary(protocol, key, value, allowance)
+            stored[number] = await _store_dictionary(protocol, key, value, allowance, turns)
         else:
             stored[number] = _store_one(protocol, key, tag, value, request.expiration_time[number], allowance)
+        await turns.after(len(tag) + len(value))
     return stored
 
 
-async def _store_dictionary(protocol: DHTProtocol, key: bytes, value: bytes, allowance: Allowance) -> bool:
+async def _store_dictionary(
+    protocol: DHTProtocol, key: bytes, value: bytes, allowance: Allowance, turns: Turns
+) -> bool:
     """The records of many owners at once, which a node hands over to a new one."""
     if not protocol.storage.known.knows(DHTID.from_bytes(key)):
         return False  # before it is decoded
-    entries = protocol.serializer.loads(value)
+    try:
+        entries = protocol.serializer.loads(value)
+    except ValueError:  # a stranger's bytes
+        entries = None
     if not isinstance(entries, DictionaryDHTValue):
+        allowance.spend(max(VAIN_CHECK_RECORDS, len(value) // RECORD_BYTES))
         return False
-    allowance.spend(max(0, len(entries) - MAX_RECORDS))
+    allowance.spend(max(0, len(entries) - MAX_RECORDS, len(value) // RECORD_BYTES - len(entries)))
     results = []
     for subkey, entry in list(entries.items())[:MAX_RECORDS]:
         if not allowance.is_left():
@@ -338,8 +371,7 @@ async def _store_dictionary(protocol: DHTProtocol, key: bytes, value: bytes, all
         allowance.spend(1)
         encoded = protocol.serializer.dumps(subkey)
         results.append(_store_one(protocol, key, encoded, entry.value, entry.expiration_time, allowance))
-        if len(results) % CHECKED_AT_ONCE == 0:
-            await asyncio.sleep(0)
+        await turns.after(len(encoded) + len(entry.value))
     return all(results)
 
 
@@ -347,6 +379,8 @@ def _store_one(
     protocol: DHTProtocol, key: bytes, tag: bytes, value: Any, expiration_time: Any, allowance: Allowance
 ) -> bool:
     """Check what is cheap first, the signature last."""
+    if len(tag) > MAX_SUBKEY_BYTES:
+        return False
     try:
         subkey, key_id = plain(tag), DHTID.from_bytes(key)
     except Exception:  # a stranger's bytes

@@ -20,7 +20,8 @@ from hivemind.dht.validation import DHTRecord
 from hivemind.p2p import PeerID
 from hivemind.utils.timed_storage import ValueWithExpiration, get_dht_time
 
-from swarm.network.signed_records import MAX_LIFE_SECONDS, peer_of, plain, records_of
+from swarm.network.dht_bounds.decoding import plain
+from swarm.network.signed_records import MAX_LIFE_SECONDS, peer_of, records_of
 
 MORE_RECEIVERS = 64
 AGAIN_SECONDS = 1.0

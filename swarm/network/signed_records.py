@@ -32,7 +32,7 @@ from hivemind.utils.timed_storage import get_dht_time
 from recipe.errors import InputError
 from recipe.run_folder import write_private
 from swarm.network.acquaintances import Acquaintances
-from swarm.network.dht_bounds.decoding import unpacked
+from swarm.network.dht_bounds.decoding import plain
 from swarm.network.hivemind_internals import private_key_in, validators_of
 from swarm.protocol.admission import OPEN, SHOWN_BYTES, Admission, NotAMember
 from swarm.protocol.certificates import IN_ROUNDS, Authority, NotSigned
@@ -303,19 +303,6 @@ def _owner_in(encoded: bytes) -> PeerID | None:
     if not isinstance(subkey, bytes) or MSGPackSerializer.dumps(subkey) != encoded:
         return None
     return peer_of(subkey)
-
-
-def plain(data: bytes) -> Any:
-    """As Hivemind decodes it, but without the types that it adds.
-
-    Raises:
-        ValueError: there is nothing that can be decoded, or more, or it is too large or nested too deeply
-    """
-    return unpacked(data, _refuse)
-
-
-def _refuse(code: int, data: bytes) -> Any:
-    raise ValueError(f"type {code} of {len(data)} bytes")
 
 
 def read_key(path: Path) -> RSAPrivateKey:

@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import IntFlag
+from functools import lru_cache
 from typing import Annotated
 
 import msgspec
@@ -27,6 +28,8 @@ MAX_REASON_LENGTH = 120
 MAX_REMOVED = 400
 """Of a list."""
 MAX_WARRANT_BYTES = 320
+MAX_WARRANTS = 256
+"""Whose signature is remembered."""
 MAX_CERTIFICATE_BYTES = 896
 MAX_REMOVALS_BYTES = 2**16
 CLOCK_SECONDS = 24 * 3600
@@ -158,7 +161,7 @@ class Authority:
         Raises:
             NotSigned: it is anything else
         """
-        content, signature, warrant = _fields(_SIGNED, data, most_bytes)
+        content, signature, warrant = _parts(data, most_bytes)
         key, begin, end = self.organiser, 0, LATEST_SECONDS
         if warrant:
             key, rights, begin, end = self.read_warrant(warrant)
@@ -173,13 +176,7 @@ class Authority:
         Raises:
             NotSigned: the organiser has not signed it, or for another run
         """
-        content, signature, above = _fields(_SIGNED, warrant, MAX_WARRANT_BYTES)
-        if above:
-            raise NotSigned("was signed by the deputy of a deputy")
-        _check_signature(self.organiser, signature, _text(WARRANT, content))
-        run_id, key, rights, begin, end = _fields(_WARRANT, content, MAX_WARRANT_BYTES)
-        self.check_run(run_id)
-        return key, Right(rights), begin, end
+        return _read_warrant(self, warrant)
 
     def end_of(self, signer: Signer) -> int:
         """Until when what this key signs counts, seconds since 1970.
@@ -193,6 +190,18 @@ class Authority:
         """Raises NotSigned: that is another run"""
         if run_id != self.run_id:
             raise NotSigned(f"is for run {run_id!r}, not for {self.run_id!r}")
+
+
+@lru_cache(maxsize=MAX_WARRANTS)
+def _read_warrant(authority: Authority, warrant: bytes) -> tuple[bytes, Right, int, int]:
+    """As `Authority.read_warrant`; its signature is checked once in each process, not at each order under it."""
+    content, signature, above = _parts(warrant, MAX_WARRANT_BYTES)
+    if above:
+        raise NotSigned("was signed by the deputy of a deputy")
+    _check_signature(authority.organiser, signature, _text(WARRANT, content))
+    run_id, key, rights, begin, end = _fields(_WARRANT, content, MAX_WARRANT_BYTES)
+    authority.check_run(run_id)
+    return key, Right(rights), begin, end
 
 
 def warrant(organiser: Signer, run_id: str, deputy: bytes, rights: Right, begin: int, end: int) -> bytes:
@@ -327,6 +336,17 @@ class Removals:
 def _text(kind: str, content: bytes) -> bytes:
     """What is signed."""
     return to_wire(kind, content)
+
+
+def _parts(data: bytes, most_bytes: int) -> tuple[bytes, bytes, bytes]:
+    """Content, signature and warrant, as `Signer.sign` has put them together.
+
+    msgpack can write the same in fifty ways: in each of them, anybody could pass it on as something new.
+    """
+    content, signature, warrant = _fields(_SIGNED, data, most_bytes)
+    if to_wire(content, signature, warrant) != data:
+        raise NotSigned("is written in another way than its signer has written it")
+    return content, signature, warrant
 
 
 def _fields(decoder, data: bytes, most_bytes: int):

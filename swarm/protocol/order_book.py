@@ -12,7 +12,7 @@ import time
 from collections import defaultdict
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Annotated
 
 import msgspec
@@ -40,6 +40,8 @@ MAX_SIGNED_BYTES = 512
 """Of an order or a revocation alone."""
 MAX_BOOK_BYTES = 2**16
 ID_BYTES = 8
+MAX_PROVEN = 2048
+"""Orders whose signatures are remembered: a list has 520 at most."""
 _REVOCATION_COUNTS = LATEST_MS * 1024
 """More than all orders that there can be."""
 
@@ -87,7 +89,7 @@ class SignedOrder:
     @property
     def id(self) -> bytes:
         """By which a revocation names it."""
-        return hashlib.sha256(self.signature).digest()[:ID_BYTES]
+        return _id_of(self.signature)
 
     @property
     def place(self) -> tuple[int, bytes]:
@@ -97,14 +99,10 @@ class SignedOrder:
     @classmethod
     def read(cls, content: bytes, signature: bytes, warrant: bytes, authority: Authority, now: float) -> SignedOrder:
         """Raises NotSigned: it is none of this run, or of a time at which its signer could not order"""
-        signed = authority.read(
-            ORDER.format(authority.run_id), to_wire(content, signature, warrant), 2 * MAX_SIGNED_BYTES, Right.CONTROL
-        )
-        order = Order.from_bytes(content)
-        if order.given_at / 1000 > now + CLOCK_SECONDS:
+        found = _proven_order(content, signature, warrant, authority)
+        if found.order.given_at / 1000 > now + CLOCK_SECONDS:
             raise NotSigned("was made in the future: are both clocks right?")
-        signed.check_time(order.given_at / 1000)
-        return cls(content, signature, warrant, order, signed.key, signed.begin)
+        return found
 
 
 @dataclass(frozen=True)
@@ -126,14 +124,33 @@ class Revocation:
     @classmethod
     def read(cls, content: bytes, signature: bytes, authority: Authority) -> Revocation:
         """Raises NotSigned: she has not signed it for this run"""
-        authority.read(
-            REVOCATION.format(authority.run_id), to_wire(content, signature, b""), 2 * MAX_SIGNED_BYTES, None
-        )
-        try:
-            key, kept = from_wire(_REVOKED, content, MAX_SIGNED_BYTES)
-        except ValueError:
-            raise NotSigned("cannot be read") from None
-        return cls(content, signature, key, frozenset(kept))
+        return _proven_revocation(content, signature, authority)
+
+
+def _id_of(signature: bytes) -> bytes:
+    """By which a revocation names the order that has this signature."""
+    return hashlib.sha256(signature).digest()[:ID_BYTES]
+
+
+@lru_cache(maxsize=MAX_PROVEN)
+def _proven_order(content: bytes, signature: bytes, warrant: bytes, authority: Authority) -> SignedOrder:
+    """Whatever was proven is remembered, whether it counts or not: lists repeat it without end."""
+    data = to_wire(content, signature, warrant)
+    signed = authority.read(ORDER.format(authority.run_id), data, 2 * MAX_SIGNED_BYTES, Right.CONTROL)
+    order = Order.from_bytes(content)
+    signed.check_time(order.given_at / 1000)
+    return SignedOrder(content, signature, warrant, order, signed.key, signed.begin)
+
+
+@lru_cache(maxsize=MAX_PROVEN)
+def _proven_revocation(content: bytes, signature: bytes, authority: Authority) -> Revocation:
+    data = to_wire(content, signature, b"")
+    authority.read(REVOCATION.format(authority.run_id), data, 2 * MAX_SIGNED_BYTES, None)
+    try:
+        key, kept = from_wire(_REVOKED, content, MAX_SIGNED_BYTES)
+    except ValueError:
+        raise NotSigned("cannot be read") from None
+    return Revocation(content, signature, key, frozenset(kept))
 
 
 @dataclass(frozen=True)
@@ -150,32 +167,6 @@ class OrderBook:
     given: tuple[SignedOrder, ...] = ()
     revocations: tuple[Revocation, ...] = ()
 
-    @classmethod
-    def read(cls, data: bytes, authority: Authority, known: OrderBook, now: float = 0.0) -> OrderBook:
-        """What others know.
-
-        Args:
-            known: what this peer knows; of that no signature is checked again
-
-        Raises:
-            NotSigned: something in it is not the organiser's word
-        """
-        now, before = now or time.time(), {order: order for order in known.given}
-        revoked = {revocation: revocation for revocation in known.revocations}
-        try:
-            told, groups = from_wire(_BOOK, data, MAX_BOOK_BYTES)
-        except ValueError:
-            raise NotSigned("cannot be read") from None
-        given, revocations = [], []
-        for pair in told:
-            same = revoked.get(Revocation(*pair, b"", frozenset()))
-            revocations.append(same or Revocation.read(*pair, authority))
-        for warrant, pairs in groups:
-            for content, signature in pairs:
-                same = before.get(SignedOrder(content, signature, warrant, None, b"", 0))
-                given.append(same or SignedOrder.read(content, signature, warrant, authority, now))
-        return _bounded(authority.run_id, given, revocations)
-
     def to_bytes(self) -> bytes:
         """As members pass it on, at most 64 KiB; the same for all who know the same. Empty if there is nothing."""
         if not self.given and not self.revocations:
@@ -189,6 +180,14 @@ class OrderBook:
     def with_all(self, other: OrderBook) -> OrderBook:
         """What both know together."""
         return _bounded(self.run_id, [*self.given, *other.given], [*self.revocations, *other.revocations])
+
+    def has(self, given: Iterable[SignedOrder], revocations: Iterable[Revocation]) -> bool:
+        """Whether all of these are in it."""
+        return self._all_given.issuperset(given) and set(self.revocations).issuperset(revocations)
+
+    @cached_property
+    def _all_given(self) -> frozenset[SignedOrder]:
+        return frozenset(self.given)
 
     @cached_property
     def orders(self) -> Orders:
@@ -239,11 +238,14 @@ def revoke(key: bytes, kept: Collection[SignedOrder], organiser: Signer, authori
 
 def _bounded(run_id: str, given: Iterable[SignedOrder], revocations: Iterable[Revocation]) -> OrderBook:
     """Each once, without those that do not count; where there are too many, all peers keep the same ones."""
-    revoked = sorted(set(revocations), key=lambda revocation: (revocation.key, revocation.signature))[:MAX_REVOKED]
+    revoked = _bounded_revocations(revocations)
     by_key: defaultdict[bytes, list[SignedOrder]] = defaultdict(list)
-    for order in sorted(set(given), key=lambda order: order.place):
-        if all(order.id in one.kept for one in revoked if one.key == order.key):
-            by_key[order.key].append(order)
+    for order in sorted(set(given), key=lambda order: (order.place, order.since, order.warrant)):
+        if not all(order.id in one.kept for one in revoked if one.key == order.key):
+            continue
+        earlier = by_key[order.key]
+        if not earlier or earlier[-1].signature != order.signature:  # it may come under two warrants of one deputy
+            earlier.append(order)
     deputies = sorted({(order.since, order.key) for orders in by_key.values() for order in orders if order.warrant})
     allowed = {key for _, key in deputies[:MAX_DEPUTIES]}
     kept = [
@@ -255,6 +257,37 @@ def _bounded(run_id: str, given: Iterable[SignedOrder], revocations: Iterable[Re
     return OrderBook(run_id, tuple(sorted(kept, key=lambda order: order.place)), tuple(revoked))
 
 
+def _bounded_revocations(revocations: Iterable[Revocation]) -> list[Revocation]:
+    return sorted(set(revocations), key=lambda revocation: (revocation.key, revocation.signature))[:MAX_REVOKED]
+
+
 def merged(known: OrderBook, data: bytes, authority: Authority, now: float = 0.0) -> OrderBook:
-    """What is known with what somebody has passed on; rest as `OrderBook.read`."""
-    return known.with_all(OrderBook.read(data, authority, known, now))
+    """What is known with what somebody has passed on.
+
+    Who passes it on may have made it up of what the organiser and her deputies have signed at any time, so no more of
+    it is looked at than can count, and of that nothing twice.
+
+    Raises:
+        NotSigned: something in it is not the organiser's word, or it has more than any peer passes on
+    """
+    now = now or time.time()
+    try:
+        told, groups = from_wire(_BOOK, data, MAX_BOOK_BYTES)
+    except ValueError:
+        raise NotSigned("cannot be read") from None
+    if len({warrant for warrant, _ in groups}) < len(groups):
+        raise NotSigned("has the orders of one key in two places")
+    if any(len(pairs) > (MAX_OF_DEPUTY if warrant else MAX_ORDERS) for warrant, pairs in groups):
+        raise NotSigned("has more orders of one key than count")
+    revocations = [Revocation.read(*pair, authority) for pair in dict.fromkeys(told)]
+    counting = _bounded_revocations([*known.revocations, *revocations])
+    given: list[SignedOrder] = []
+    for warrant, pairs in groups:
+        key = authority.read_warrant(warrant)[0] if warrant else authority.organiser
+        left = [one.kept for one in counting if one.key == key]
+        for content, signature in dict.fromkeys(pairs):
+            if all(_id_of(signature) in kept for kept in left):
+                given.append(SignedOrder.read(content, signature, warrant, authority, now))
+    if known.has(given, revocations):
+        return known
+    return known.with_all(OrderBook(known.run_id, tuple(given), tuple(revocations)))

@@ -161,7 +161,7 @@ class Orders:
         return replace(self, given=(*self.given, stamped))
 
     def signed_by(self, signer: Signer) -> bytes:
-        """All of them, signed with this key, as members pass them on; `OrderBook.read` reads it."""
+        """All of them, signed with this key, as members pass them on; `order_book.merged` reads it."""
         kind, contents = ORDER.format(self.run_id), [order.to_bytes() for order in self.given]
         return to_wire([], [(signer.warrant, [(content, signer.signature(kind, content)) for content in contents])])
 

@@ -8,8 +8,9 @@ from dataclasses import replace
 
 from hivemind.p2p import P2P, PeerID
 from hivemind.proto.averaging_pb2 import DownloadData
-from hivemind.utils import MPFuture, MSGPackSerializer, get_logger
+from hivemind.utils import MPFuture, get_logger
 
+from swarm.network.dht_bounds.decoding import loads
 from swarm.protocol.admission import OPEN, Admission
 from swarm.protocol.messages import RoundFailed
 from swarm.runtime import fault_injection as faults
@@ -22,6 +23,9 @@ from swarm.state_sync.pull import OpenStream, Pull
 from swarm.state_sync.transfer_status import TransferStatus
 
 logger = get_logger(__name__)
+
+MAX_VALUES = 2**18
+"""In a description: some 20,000 tensors, each with its shape, and what statistic it is."""
 
 StreamTo = Callable[[PeerID], OpenStream]
 
@@ -123,7 +127,7 @@ class StateDownloader:
     async def _unpacked(self, download: Download) -> Downloaded:
         donor = download.donor
         try:
-            description, layout = MSGPackSerializer.loads(download.offer.description)
+            description, layout = await in_thread(loads, download.offer.description, MAX_VALUES)
         except Exception as error:
             raise NoState({donor: f"it did not send its state: {error!r}"}) from error
         try:  # as it would be on its way to the trainer, who would wait for it for good

@@ -126,6 +126,14 @@ def test_a_signature_counts_for_nothing_else():
         read(ORGANISER.signer.sign(REMOVALS, content))
 
 
+def test_what_is_signed_can_be_written_in_one_way_only():
+    """Anybody could pass a list on in other ways, and peers would take each for another list."""
+    signed = Removals("night-1", 7, {}).signed_by(ORGANISER.signer)
+    assert Removals.read(signed, ORGANISER.authority).number == 7
+    with pytest.raises(NotSigned, match="written in another way"):
+        Removals.read(b"\xdc\x00\x03" + signed[1:], ORGANISER.authority)
+
+
 def test_the_list_of_the_removed_grows_and_stays_small():
     removals = Removals("night-1", 0, {})
     for serial in range(MAX_REMOVED):

@@ -4,8 +4,9 @@ import math
 import os
 import time
 
+import msgspec
 import pytest
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
 from swarm.network.signed_records import peer_of
 from swarm.protocol.admission import OPEN, Admission
@@ -13,6 +14,7 @@ from swarm.protocol.certificates import Authority, NotSigned, Right, Signer, war
 from swarm.protocol.order_book import MAX_BOOK_BYTES, MAX_DEPUTIES, MAX_REVOKED, OrderBook, merged, revoke
 from swarm.protocol.orders import MAX_OF_DEPUTY, MAX_ORDERS, Order, Orders, What
 from swarm.protocol.signed_lists import ORDERS
+from swarm.protocol.wire import to_wire
 from tests.helpers.owners import Organiser, subkey_of
 
 ORGANISER = Organiser("run")
@@ -168,6 +170,18 @@ def test_the_fullest_book_fits_and_takes_no_further_deputy():
     assert known.orders.number < 2**63
 
 
+def test_an_order_takes_one_place_however_its_warrant_is_written():
+    """Who passes an order on can write its warrant in other ways, or name another one of that deputy."""
+    given = orders(Order(7, What.PAUSE, 0, 10_000), Order(9, What.RESUME, 0, 20_000))
+    known = book(given.signed_by(DEPUTY))
+    renewed = Signer(DEPUTY.key, warrant(ORGANISER.signer, "run", DEPUTY.public_key, Right.CONTROL, 1, 2**32))
+    assert book(given.signed_by(renewed), known).orders.given == given.given
+    assert book(given.signed_by(DEPUTY), book(given.signed_by(renewed))) == book(given.signed_by(renewed), known)
+    written_longer = Signer(DEPUTY.key, b"\xdc\x00\x03" + DEPUTY.warrant[1:])
+    with pytest.raises(NotSigned, match="written in another way"):
+        book(given.signed_by(written_longer), known)
+
+
 # ---- a deputy that is revoked ----------------------------------------------------------------------------------------
 
 
@@ -180,12 +194,75 @@ def test_of_a_revoked_deputy_those_orders_count_that_the_organiser_names():
     assert after.orders.number > known.orders.number
     assert after.orders.given == (Order(7, What.PAUSE), Order(8, What.TARGET, 64))
     assert after.orders.revoked == {DEPUTY.public_key}
+    assert not book(given).with_all(revoke(DEPUTY.public_key, [], ORGANISER.signer, AUTHORITY)).given
     backdated = orders(Order(9, What.END, 0, 1)).signed_by(DEPUTY)
     for later in (given, backdated):
         assert book(later, after) == after, "whatever it signs, and whenever it says it did"
     assert book(backdated, book(given)).with_all(revocation) == book(revocation.to_bytes(), book(given)), (
         "who hears of the revocation last knows the same"
     )
+
+
+@pytest.fixture
+def checks(monkeypatch) -> list[bytes]:
+    """What signatures of orders have been checked of."""
+    checked, read = [], Authority.read
+
+    def noted(authority: Authority, kind: str, data: bytes, *rest):
+        checked.append(data)
+        return read(authority, kind, data, *rest)
+
+    monkeypatch.setattr(Authority, "read", noted)
+    return checked
+
+
+def pairs(signed: bytes) -> list[tuple[bytes, bytes]]:
+    """The orders of the only one who has given some in this list."""
+    ((_, found),) = msgspec.msgpack.decode(signed)[1]
+    return found
+
+
+def test_orders_that_do_not_count_are_not_checked_again_and_again(checks):
+    """Who keeps one order of a deputy that was revoked can pass it on 700 times in a list, as often as it likes."""
+    rogue = deputy(Right.CONTROL)
+    (dropped,) = pairs(orders(Order(7, What.END, 0, 10)).signed_by(rogue))
+    known = OrderBook("run").with_all(revoke(rogue.public_key, [], ORGANISER.signer, AUTHORITY))
+    checks.clear()
+    for groups in ([[dropped] * 700], [[dropped] * 200] * 3, [[dropped] * MAX_OF_DEPUTY, [dropped]]):
+        with pytest.raises(NotSigned, match=r"than count|in two places|cannot be read"):
+            book(to_wire([], [(rogue.warrant, group) for group in groups]), known)
+    assert book(to_wire([], [(rogue.warrant, [dropped] * MAX_OF_DEPUTY)]), known) is known
+    assert not checks
+
+
+def test_orders_beyond_those_that_count_are_checked_once(checks):
+    rogue = deputy(Right.CONTROL)
+    given = [Order(9, What.LEARNING_RATE, 0.5, 1000 + n) for n in range(2 * MAX_OF_DEPUTY)]
+    first, late = orders(*given[:MAX_OF_DEPUTY]).signed_by(rogue), orders(*given[MAX_OF_DEPUTY:]).signed_by(rogue)
+    known = book(late, book(first))
+    assert len(checks) == 2 * MAX_OF_DEPUTY
+    for one in (late, first, to_wire([], [(rogue.warrant, pairs(late)[::-1])])):
+        assert book(one, known) == known
+    repeated = [pairs(late)[0]] * MAX_OF_DEPUTY
+    assert book(to_wire([], [(rogue.warrant, repeated)]), known) == known
+    assert len(checks) == 2 * MAX_OF_DEPUTY
+
+
+def test_the_warrant_of_forty_orders_is_checked_once(monkeypatch):
+    checked = []
+    rogue = deputy(Right.CONTROL)
+    signed = orders(*(Order(9, What.PAUSE, 0, n) for n in range(MAX_OF_DEPUTY))).signed_by(rogue)
+
+    class Noted:
+        @staticmethod
+        def from_public_bytes(key: bytes):
+            checked.append(key)
+            return Ed25519PublicKey.from_public_bytes(key)
+
+    monkeypatch.setattr("swarm.protocol.certificates.Ed25519PublicKey", Noted)
+    assert len(book(signed).given) == MAX_OF_DEPUTY
+    assert checked.count(ORGANISER.signer.public_key) == 1
+    assert checked.count(rogue.public_key) == MAX_OF_DEPUTY
 
 
 def test_nobody_but_the_organiser_revokes():

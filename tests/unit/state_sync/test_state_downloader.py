@@ -2,18 +2,22 @@
 
 import asyncio
 import pickle
+import threading
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 
 import pytest
+import torch
 from hivemind.proto.averaging_pb2 import DownloadData
 from hivemind.proto.runtime_pb2 import Tensor
-from hivemind.utils import MPFuture
+from hivemind.utils import MPFuture, MSGPackSerializer
 
+from swarm.network.dht_bounds import decoding
 from swarm.protocol.messages import RoundFailed
 from swarm.runtime.timeouts import DEFAULT_TIMEOUTS, Timeouts
+from swarm.state_sync import state_downloader
 from swarm.state_sync.download import Download, Downloaded, DownloadRequest, NoState
-from swarm.state_sync.download_messages import PIECE_BYTES, SLICE_BYTES, Offer
+from swarm.state_sync.download_messages import MAX_DESCRIPTION_BYTES, PIECE_BYTES, SLICE_BYTES, Offer
 from swarm.state_sync.pull import Pull
 from swarm.state_sync.state_downloader import StateDownloader
 from swarm.state_sync.transfer_status import TransferStatus
@@ -100,6 +104,48 @@ class Newcomer:
         future = MPFuture()
         await self.downloader.download(donors, DownloadRequest(10**9, **wishes), future)
         return future.result(timeout=0)
+
+
+class Describes(Donor):
+    """Its state is a small one, described in these words."""
+
+    def __init__(self, description: bytes):
+        super().__init__()
+        self.description = description
+
+    async def _export(self) -> tuple[bytes, torch.Tensor]:
+        return self.description, torch.zeros(10, dtype=torch.uint8)
+
+
+def test_the_description_of_a_large_model_is_read_and_the_other_downloads_go_on(monkeypatch):
+    decoded_in = []
+    monkeypatch.setattr(
+        state_downloader, "loads", lambda *message: decoded_in.append(threading.get_ident()) or decoding.loads(*message)
+    )
+    metadata = {"step": 7, "statistics": [(number // 3, "exp_avg") for number in range(6000)]}
+    layout = [("float32", [64, 64, 3, 3])] * 8000
+
+    async def test():
+        donor = Describes(MSGPackSerializer.dumps((metadata, layout)))
+        taken = await Newcomer({"anna": donor}).take("anna")
+        assert (taken.description, taken.layout) == (metadata, layout)
+        assert decoded_in
+        assert threading.get_ident() not in decoded_in
+
+    run(test)
+
+
+def test_a_description_of_very_many_values_is_refused():
+    """For the same number of bytes they take a hundred times as long to be read, and sixty times as much memory."""
+
+    async def test():
+        liar = Describes(MSGPackSerializer.dumps(("description", [[[]] * 65_000] * 15)))
+        assert len(liar.description) < MAX_DESCRIPTION_BYTES
+        with pytest.raises(NoState) as error:
+            await Newcomer({"anna": liar}).take("anna")
+        assert "too many values" in error.value.reasons["anna"]
+
+    run(test)
 
 
 class Damaged(Donor):
