@@ -19,7 +19,6 @@ from __future__ import annotations
 import contextlib
 import re
 import shutil
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -33,7 +32,7 @@ import tyro
 from rich.console import Console
 from rich.table import Table
 
-from analysis.campaigns.peer_processes import kill
+from analysis.campaigns.peer_processes import started
 from analysis.campaigns.statistics import interval
 from analysis.endurance.honest_swarm import START_SECONDS, HonestSwarm, MemoryPeaks, SwarmError, prepare, wait_until
 from recipe.command_line import arg, at_least, exit_status
@@ -219,14 +218,10 @@ def _attacker(attack: str, swarm: HonestSwarm, options: AttackOptions) -> Iterat
     command = ["nice", "-n", "15", sys.executable, "-u", str(ATTACKER), attack, "--initial-peers", swarm.address]
     command += ["--seconds", f"{options.seconds + START_SECONDS:.0f}"]
     command += ["--output-dir", str(swarm.folder / f"attacker-{number}")]
-    with output.open("wb") as log:
-        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT)
-    try:
+    with started(command, output) as process:
         yield output
         if process.poll() not in (None, 0):
             raise SwarmError(f"the attacker itself failed: see {output}")
-    finally:
-        kill(process)
 
 
 def _ids(output: str, swarm: HonestSwarm) -> set[str]:

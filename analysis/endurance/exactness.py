@@ -13,7 +13,6 @@ from __future__ import annotations
 import itertools
 import json
 import os
-import subprocess
 import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -23,7 +22,7 @@ import tyro
 from rich.console import Console
 from rich.table import Table
 
-from analysis.campaigns.peer_processes import environment_without_peers, has_ended, kill
+from analysis.campaigns.peer_processes import has_ended, started
 from analysis.endurance.soak_result import weights_hash
 from recipe.command_line import arg, at_least, exit_status
 from recipe.config import Recipe
@@ -103,14 +102,9 @@ def _train(options: ExactnessOptions, run_id: str, way: list[str]) -> None:
     command += ["--output-dir", str(options.output_dir), "--total-steps", str(options.rounds), "--device", "cpu"]
     command += ["--validate-every-steps", str(options.rounds), "--batch-size", "32"]
     log_file = options.output_dir / f"{run_id}.log"
-    with log_file.open("wb") as log:
-        environment = environment_without_peers()
-        swarm = subprocess.Popen(command, stdout=log, stderr=log, stdin=subprocess.DEVNULL, env=environment)
-        try:
-            while not has_ended(swarm, 1.0):
-                pass
-        finally:
-            kill(swarm)
+    with started(command, log_file) as swarm:
+        while not has_ended(swarm, 1.0):
+            pass
     if swarm.returncode != 0:
         raise InputError(f"A swarm ended early: see {log_file}.")
 

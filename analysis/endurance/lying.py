@@ -27,7 +27,7 @@ import tyro
 from rich.console import Console
 from rich.table import Table
 
-from analysis.campaigns.peer_processes import kill
+from analysis.campaigns.peer_processes import last_words, started
 from analysis.campaigns.statistics import interval
 from analysis.endurance.attacks import ATTACKER
 from analysis.endurance.honest_swarm import HonestPeer, HonestSwarm, SwarmError, prepare
@@ -158,12 +158,11 @@ def _until_completed(peer: HonestPeer) -> None:
     except subprocess.TimeoutExpired:
         raise SwarmError(f"{peer.name} was not ready within {LONGEST_SECONDS:.0f} s") from None
     if status != 0:
-        raise SwarmError(f"{peer.name} ended ({peer.last_words()})")
+        raise SwarmError(f"{peer.name} ended ({last_words(peer.log)})")
 
 
-@contextlib.contextmanager
-def _guest(lie: str, address: str, folder: Path) -> Iterator[None]:
-    """One more peer, which lies or not."""
+def _guest(lie: str, address: str, folder: Path) -> contextlib.AbstractContextManager:
+    """One more peer, which lies or not; it runs as long as the block."""
     folder.mkdir(parents=True, exist_ok=True)
     command = [sys.executable, "-u", str(ATTACKER), lie, "--initial-peers", address]
     if lie == HONEST:
@@ -172,12 +171,7 @@ def _guest(lie: str, address: str, folder: Path) -> Iterator[None]:
     else:
         command += ["--seconds", f"{LONGEST_SECONDS:.0f}"]
     command += ["--output-dir", str(folder)]
-    with (folder / "peer.log").open("wb") as log:
-        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT)
-    try:
-        yield
-    finally:
-        kill(process)
+    return started(command, folder / "peer.log")
 
 
 def table(rows: Sequence[dict[str, Any]]) -> Table:
