@@ -29,12 +29,12 @@ from typing import Annotated, Any
 
 import numpy as np
 import tyro
-from rich.console import Console
 from rich.table import Table
 
 from analysis.campaigns.peer_processes import started
 from analysis.campaigns.statistics import interval
 from analysis.endurance.honest_swarm import START_SECONDS, HonestSwarm, MemoryPeaks, SwarmError, prepare, wait_until
+from analysis.program import options_of_result, wide_console
 from recipe.command_line import arg, at_least, exit_status
 from recipe.errors import InputError
 from recipe.run_folder import make_writable, write_json
@@ -291,13 +291,13 @@ def main(arguments: list[str] | None = None) -> int:
     """Returns the exit status: 0, 1 if an attack ended the swarm, or cost more than a tenth of its updates or 100 MB of
     a peer's memory, 2 for bad input, 130."""
     options = tyro.cli(AttackOptions, args=arguments, prog="python -m analysis attacks", description=__doc__)
-    console = Console() if sys.stdout.isatty() else Console(width=150)
+    console = wide_console()
 
     def run() -> int:
         options.check()
         make_writable(options.output_dir)
         environment = prepare(options.paced_samples_per_second)
-        kept = {name: value for name, value in asdict(options).items() if name != "output_dir"}
+        kept = options_of_result(asdict(options))
         results = []
         for attack in options.attacks or ATTACKS:
             shutil.rmtree(options.output_dir / attack, ignore_errors=True)

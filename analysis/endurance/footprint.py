@@ -29,6 +29,7 @@ from rich.table import Table
 
 from analysis.campaigns.measure import steps_done
 from analysis.campaigns.peer_processes import has_ended, last_words, parts, started
+from analysis.program import options_of_result
 from recipe.command_line import arg, at_least, exit_status
 from recipe.errors import InputError
 from recipe.run_folder import make_writable, write_json
@@ -88,7 +89,7 @@ def measure(options: FootprintOptions, peer_options: Sequence[str], console: Con
         _until_warm(folders, {"swarm": swarm, "plain": plain}, options, console)
         measurements = [_measurement(number, options, plain, swarm, console) for number in range(options.repeat)]
     return {
-        "options": {name: value for name, value in asdict(options).items() if name != "output_dir"},
+        "options": options_of_result(asdict(options)),
         "peer_options": list(peer_options),
         "rows": [_row(name, [one[name] for one in measurements]) for name in measurements[0]],
     }

@@ -16,8 +16,8 @@ from typing import Any
 import psutil
 
 from analysis.campaigns.peer_processes import kill, last_words, parts
+from analysis.program import environment_of_result
 from recipe.run_folder import RunFolder, read_metrics
-from recipe.training.environment import describe_environment
 from recipe.training.pacing import ALL_SAMPLES, VARIABLE
 
 ATTACKER_NAME = "mallory"
@@ -42,9 +42,7 @@ def prepare(samples_per_second: float, all_samples: bool = False) -> dict[str, A
     """
     os.environ |= {VARIABLE: str(samples_per_second), ALL_SAMPLES: str(int(all_samples)), "OMP_NUM_THREADS": "1"}
     os.environ.pop("INITIAL_PEERS", None)
-    environment = describe_environment()
-    del environment["command_line"]  # the options say it, without this machine's folders
-    return environment | {"paced_all_samples": all_samples}
+    return environment_of_result() | {"paced_all_samples": all_samples}
 
 
 class HonestPeer:

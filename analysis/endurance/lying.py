@@ -24,7 +24,6 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import tyro
-from rich.console import Console
 from rich.table import Table
 
 from analysis.campaigns.peer_processes import last_words, started
@@ -33,6 +32,7 @@ from analysis.endurance.attacks import ATTACKER
 from analysis.endurance.honest_swarm import HonestPeer, HonestSwarm, SwarmError, prepare
 from analysis.endurance.lying_elsewhere import accuracy_with
 from analysis.endurance.soak_result import weights_hash
+from analysis.program import options_of_result, wide_console
 from recipe.command_line import arg, at_least, exit_status
 from recipe.errors import InputError
 from recipe.run_folder import make_writable, write_json
@@ -215,7 +215,7 @@ def cost(rows: Sequence[dict[str, Any]]) -> str:
 def main(arguments: list[str] | None = None) -> int:
     """Returns the exit status: 0, 1 if a training did not come to its end, 2 for bad input, 130 after Ctrl-C."""
     options = tyro.cli(LyingOptions, args=arguments, prog="python -m analysis lying", description=__doc__)
-    console = Console() if sys.stdout.isatty() else Console(width=150)
+    console = wide_console()
 
     def say(line: str) -> None:
         console.print(line, markup=False, highlight=False)
@@ -224,7 +224,7 @@ def main(arguments: list[str] | None = None) -> int:
         options.check()
         make_writable(options.output_dir)
         environment = prepare(options.paced_samples_per_second, all_samples=True)
-        kept = {name: value for name, value in asdict(options).items() if name != "output_dir"}
+        kept = options_of_result(asdict(options))
         rows, status = [], 0
         for lie, where, number in _kinds(options):
             try:
