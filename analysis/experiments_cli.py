@@ -14,7 +14,6 @@ An experiment that was interrupted goes on where it stopped when the same comman
 from __future__ import annotations
 
 import os
-import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -24,6 +23,7 @@ from rich.console import Console
 
 from analysis.campaigns.campaign import Campaign, outcome, summary_table
 from analysis.campaigns.cells import Cell, load_grid, shipped_grids
+from analysis.program import wide_console
 from recipe.command_line import arg, exit_status
 from recipe.errors import InputError
 
@@ -86,7 +86,7 @@ def main(arguments: list[str] | None = None) -> int:
     options = tyro.cli(
         Run | Measure | Home | Report, args=arguments, prog="python -m analysis", config=(tyro.conf.OmitArgPrefixes,)
     )
-    console = Console() if sys.stdout.isatty() else Console(width=150)
+    console = wide_console()
     programs = {Run: _run, Measure: _measure, Home: _home, Report: _report}
     interrupted = "Interrupted; the same command goes on with the cells that are left."
     return exit_status(lambda: programs[type(options)](options, console), interrupted)

@@ -23,6 +23,7 @@ from rich.console import Console
 from rich.table import Table
 
 from baseline_ddp.options import parse_options
+from recipe.command_line import exit_status
 from recipe.errors import InputError
 from recipe.run_folder import RunFolder, read_metrics, write_json
 
@@ -92,18 +93,17 @@ class ScalingRow:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Runs the comparison; returns the exit status."""
+    """Runs the comparison; returns the exit status: 0, 2 for input that cannot work, 130 after Ctrl-C."""
     options = tyro.cli(ScalingOptions, args=arguments, prog="python -m baseline_ddp.scaling")
-    try:
+
+    def run() -> None:
         options.check()
         folder = compare(options)
-    except InputError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    rows = [ScalingRow(**row) for row in json.loads((folder / "scaling.json").read_text())["rows"]]
-    Console(soft_wrap=True).print(scaling_table(rows, options))
-    print(f"Picture: {folder / 'scaling.png'}")
-    return 0
+        rows = [ScalingRow(**row) for row in json.loads((folder / "scaling.json").read_text())["rows"]]
+        Console(soft_wrap=True).print(scaling_table(rows, options))
+        print(f"Picture: {folder / 'scaling.png'}")
+
+    return exit_status(run)
 
 
 def compare(options: ScalingOptions) -> Path:

@@ -16,11 +16,7 @@ def parse_duration(text: str) -> timedelta:
     if parts is None:
         raise InputError(f"{text[:40]!r} is no duration: write --max-time as HH:MM:SS, such as 01:30:00.")
     hours, minutes, seconds = map(int, parts.groups())
-    return positive(timedelta(hours=hours, minutes=minutes, seconds=seconds))
-
-
-def positive(duration: timedelta) -> timedelta:
-    """Raises InputError if there is no time in it."""
-    if duration <= timedelta(0):
+    duration = timedelta(hours=hours, minutes=minutes, seconds=seconds)
+    if not duration:
         raise InputError("The training has no time: set --max-time to at least 00:00:01.")
     return duration

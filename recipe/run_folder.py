@@ -1,12 +1,14 @@
 """The run folder: where a peer's recipe, environment, metrics and summary lie, and how they are written."""
 
+import contextlib
 import json
 import math
 import os
 import re
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from recipe.config import Recipe
 from recipe.errors import InputError
@@ -47,7 +49,8 @@ class RunFolder:
 
     def write_recipe(self, recipe: Recipe) -> None:
         """Writes `recipe.json`, which `Recipe.from_json` reads."""
-        _write_atomically(self.recipe, recipe.to_json() + "\n")
+        with whole_file(self.recipe) as file:
+            file.write(f"{recipe.to_json()}\n".encode())
 
     def write_environment(self) -> None:
         """Writes `environment.json`: versions, hardware, commit and command line; not the machine's name."""
@@ -122,25 +125,34 @@ def check_name(name: str, option: str) -> str:
 
 
 def write_json(path: str | Path, data: Any, durable: bool = True) -> None:
-    """Writes JSON so that a reader sees the old or the new file, never half of one; NaN and infinities become null.
+    """Writes JSON as a `whole_file`; NaN and infinities become null."""
+    text = json.dumps(finite_or_null(data), indent=2, allow_nan=False)
+    with whole_file(Path(path), durable) as file:
+        file.write(f"{text}\n".encode())
+
+
+@contextlib.contextmanager
+def whole_file(path: Path, durable: bool = True) -> Iterator[BinaryIO]:
+    """A file to write to; it takes the place of `path` when the block ends well. A reader sees the old or the new one.
 
     Args:
+        path: of a file that may be there already, in a folder that is.
         durable: it outlives a power failure, which costs a disk time and wear; else it may be empty after one.
+
+    Raises:
+        OSError: it cannot be written; what was there before stays.
     """
-    _write_atomically(Path(path), json.dumps(finite_or_null(data), indent=2, allow_nan=False) + "\n", durable)
-
-
-def _write_atomically(path: Path, text: str, durable: bool = True) -> None:
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        with open(temporary, "w", encoding="utf-8") as file:
-            file.write(text)
+        with temporary.open("wb") as file:
+            yield file
             if durable:
                 file.flush()
                 os.fsync(file.fileno())
         os.replace(temporary, path)
     finally:
-        temporary.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # the folder has become unwritable
+            temporary.unlink(missing_ok=True)
 
 
 def write_private(path: Path, content: bytes, overwrite: bool = False) -> None:

@@ -22,7 +22,7 @@ from analysis.campaigns.calibration import machine_gflops
 from analysis.campaigns.cells import Cell, network_of
 from analysis.campaigns.home import STARTED, home_numbers, measures_home
 from analysis.campaigns.measure import measure, problems_of_broken, rounds_of, steps_done
-from analysis.campaigns.peer_processes import environment_without_peers
+from analysis.campaigns.peer_processes import environment_without_peers, last_words
 from analysis.campaigns.systems import RUN_ID, check_validations, system_of
 from analysis.campaigns.watch import Watch
 from analysis.wan import sandbox
@@ -120,14 +120,10 @@ class CellRun:
     def _check(self) -> None:
         for name, process in self.processes.items():
             if process.poll() not in (None, 0) and name not in self.killed:
-                raise RunError(f"{name} ended with status {process.returncode}: {self._last_words(name)}")
+                log = self.logs / f"{name}.log"
+                raise RunError(f"{name} ended with status {process.returncode}: {last_words(log)}")
         if time.monotonic() > self.deadline:
             raise RunError(f"not done after {self.cell.time_limit_seconds:.0f} s")
-
-    def _last_words(self, name: str) -> str:
-        lines = (self.logs / f"{name}.log").read_text(errors="replace").strip().splitlines()
-        errors = [line for line in lines if line.startswith("error: ")]
-        return (errors or lines or ["it printed nothing"])[-1][:300]
 
     def _kill_if_due(self) -> None:
         if self.cell.kill_at_step is None or self.killed:

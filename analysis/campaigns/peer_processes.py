@@ -1,11 +1,12 @@
-"""The processes that a peer is made of: what each of them is for, and how to end them all."""
+"""The processes that a peer is made of: what each of them is for, and how to start and end them all."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 import psutil
 
@@ -13,6 +14,40 @@ import psutil
 def environment_without_peers() -> dict[str, str]:
     """A copy of the environment for peers of an experiment, which have to join nobody else's swarm."""
     return {name: value for name, value in os.environ.items() if name != "INITIAL_PEERS"}
+
+
+@contextlib.contextmanager
+def started(
+    command: Sequence[str], log: Path, variables: dict[str, str] | None = None, cwd: Path | None = None
+) -> Iterator[subprocess.Popen]:
+    """A program that joins nobody else's swarm; it ends with the block, and so does all that it has started.
+
+    Args:
+        command: the program, and what it is told.
+        log: the file for what it prints.
+        variables: of its environment, beside those of this process.
+        cwd: its folder; None for that of this process.
+    """
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            cwd=cwd,
+            env=environment_without_peers() | (variables or {}),
+        )
+    try:
+        yield process
+    finally:
+        kill(process)
+
+
+def last_words(log: Path) -> str:
+    """Why a program has ended: its last error, or else its last line; at most 300 letters."""
+    lines = log.read_text(errors="replace").strip().splitlines() or ["it printed nothing"]
+    errors = [line for line in lines if line.startswith("error: ")]
+    return (errors or lines)[-1][:300]
 
 
 def parts(peer: psutil.Process) -> Iterator[tuple[str, psutil.Process]]:

@@ -19,7 +19,6 @@ from __future__ import annotations
 import contextlib
 import re
 import shutil
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -30,12 +29,12 @@ from typing import Annotated, Any
 
 import numpy as np
 import tyro
-from rich.console import Console
 from rich.table import Table
 
-from analysis.campaigns.peer_processes import kill
+from analysis.campaigns.peer_processes import started
 from analysis.campaigns.statistics import interval
 from analysis.endurance.honest_swarm import START_SECONDS, HonestSwarm, MemoryPeaks, SwarmError, prepare, wait_until
+from analysis.program import options_of_result, wide_console
 from recipe.command_line import arg, at_least, exit_status
 from recipe.errors import InputError
 from recipe.run_folder import make_writable, write_json
@@ -219,14 +218,10 @@ def _attacker(attack: str, swarm: HonestSwarm, options: AttackOptions) -> Iterat
     command = ["nice", "-n", "15", sys.executable, "-u", str(ATTACKER), attack, "--initial-peers", swarm.address]
     command += ["--seconds", f"{options.seconds + START_SECONDS:.0f}"]
     command += ["--output-dir", str(swarm.folder / f"attacker-{number}")]
-    with output.open("wb") as log:
-        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT)
-    try:
+    with started(command, output) as process:
         yield output
         if process.poll() not in (None, 0):
             raise SwarmError(f"the attacker itself failed: see {output}")
-    finally:
-        kill(process)
 
 
 def _ids(output: str, swarm: HonestSwarm) -> set[str]:
@@ -296,13 +291,13 @@ def main(arguments: list[str] | None = None) -> int:
     """Returns the exit status: 0, 1 if an attack ended the swarm, or cost more than a tenth of its updates or 100 MB of
     a peer's memory, 2 for bad input, 130."""
     options = tyro.cli(AttackOptions, args=arguments, prog="python -m analysis attacks", description=__doc__)
-    console = Console() if sys.stdout.isatty() else Console(width=150)
+    console = wide_console()
 
     def run() -> int:
         options.check()
         make_writable(options.output_dir)
         environment = prepare(options.paced_samples_per_second)
-        kept = {name: value for name, value in asdict(options).items() if name != "output_dir"}
+        kept = options_of_result(asdict(options))
         results = []
         for attack in options.attacks or ATTACKS:
             shutil.rmtree(options.output_dir / attack, ignore_errors=True)

@@ -13,7 +13,6 @@ from __future__ import annotations
 import itertools
 import json
 import os
-import subprocess
 import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -23,13 +22,13 @@ import tyro
 from rich.console import Console
 from rich.table import Table
 
-from analysis.campaigns.peer_processes import environment_without_peers, has_ended, kill
+from analysis.campaigns.peer_processes import has_ended, started
 from analysis.endurance.soak_result import weights_hash
+from analysis.program import environment_of_result, options_of_result
 from recipe.command_line import arg, at_least, exit_status
 from recipe.config import Recipe
 from recipe.errors import InputError
 from recipe.run_folder import RunFolder, make_writable, read_metrics, write_json
-from recipe.training.environment import describe_environment
 
 Averaging, Codec = (get_type_hints(Recipe)[field] for field in ("averaging", "codec"))
 LOCAL_STEPS = 4
@@ -89,8 +88,7 @@ def measure(options: ExactnessOptions, console: Console) -> dict[str, Any]:
         _train(options, run_id, [*way, "--fragments", str(fragments)])
         folders = [RunFolder(path) for path in sorted((options.output_dir / run_id).iterdir()) if path.is_dir()]
         rows.append({"averaging": averaging, "codec": codec, "fragments": fragments, **compared(folders)})
-    shown = {name: value for name, value in asdict(options).items() if name != "output_dir"}
-    return {"options": shown, "rows": rows}
+    return {"options": options_of_result(asdict(options)), "rows": rows}
 
 
 def name_of(averaging: str, fragments: int) -> str:
@@ -103,14 +101,9 @@ def _train(options: ExactnessOptions, run_id: str, way: list[str]) -> None:
     command += ["--output-dir", str(options.output_dir), "--total-steps", str(options.rounds), "--device", "cpu"]
     command += ["--validate-every-steps", str(options.rounds), "--batch-size", "32"]
     log_file = options.output_dir / f"{run_id}.log"
-    with log_file.open("wb") as log:
-        environment = environment_without_peers()
-        swarm = subprocess.Popen(command, stdout=log, stderr=log, stdin=subprocess.DEVNULL, env=environment)
-        try:
-            while not has_ended(swarm, 1.0):
-                pass
-        finally:
-            kill(swarm)
+    with started(command, log_file) as swarm:
+        while not has_ended(swarm, 1.0):
+            pass
     if swarm.returncode != 0:
         raise InputError(f"A swarm ended early: see {log_file}.")
 
@@ -162,8 +155,7 @@ def main(arguments: list[str] | None = None) -> int:
     def run() -> int:
         options.check()
         make_writable(options.output_dir)
-        environment = describe_environment()
-        del environment["command_line"]  # the options say it, without this machine's folders
+        environment = environment_of_result()
         found = measure(options, console)
         write_json(options.output_dir / "exactness.json", found | {"environment": environment})
         console.print(table(found))

@@ -11,13 +11,12 @@ Measurements are windows of one run: how far they are apart says nothing of anot
 
 from __future__ import annotations
 
-import contextlib
 import os
 import subprocess
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -29,7 +28,8 @@ from rich.console import Console
 from rich.table import Table
 
 from analysis.campaigns.measure import steps_done
-from analysis.campaigns.peer_processes import environment_without_peers, has_ended, kill, parts
+from analysis.campaigns.peer_processes import has_ended, last_words, parts, started
+from analysis.program import options_of_result
 from recipe.command_line import arg, at_least, exit_status
 from recipe.errors import InputError
 from recipe.run_folder import make_writable, write_json
@@ -79,13 +79,17 @@ def measure(options: FootprintOptions, peer_options: Sequence[str], console: Con
     """
     run_id = f"footprint-{os.getpid()}"
     folders = [options.output_dir / run_id / name for name in (PLAIN.split()[0], *_names(options))]
-    with contextlib.ExitStack() as stack:
-        swarm = stack.enter_context(_started(_swarm_command(options, run_id, peer_options), options, "swarm"))
-        plain = stack.enter_context(_started(_plain_command(options, run_id), options, "plain"))
+    threads = str(max(1, (os.cpu_count() or 1) // options.peers))  # as swarm.local gives to each peer
+    variables = {VARIABLE: str(options.samples_per_second), "OMP_NUM_THREADS": threads}
+    swarm_command, plain_command = _swarm_command(options, run_id, peer_options), _plain_command(options, run_id)
+    with (
+        started(swarm_command, options.output_dir / "swarm.log", variables) as swarm,
+        started(plain_command, options.output_dir / "plain.log", variables) as plain,
+    ):
         _until_warm(folders, {"swarm": swarm, "plain": plain}, options, console)
         measurements = [_measurement(number, options, plain, swarm, console) for number in range(options.repeat)]
     return {
-        "options": {name: value for name, value in asdict(options).items() if name != "output_dir"},
+        "options": options_of_result(asdict(options)),
         "peer_options": list(peer_options),
         "rows": [_row(name, [one[name] for one in measurements]) for name in measurements[0]],
     }
@@ -112,20 +116,6 @@ def _swarm_command(options: FootprintOptions, run_id: str, peer_options: Sequenc
     return [*words, *_common(options, run_id), *peer_options]
 
 
-@contextlib.contextmanager
-def _started(command: list[str], options: FootprintOptions, name: str) -> Iterator[subprocess.Popen]:
-    threads = str(max(1, (os.cpu_count() or 1) // options.peers))  # as swarm.local gives to each peer
-    variables = {VARIABLE: str(options.samples_per_second), "OMP_NUM_THREADS": threads}
-    with (options.output_dir / f"{name}.log").open("wb") as log:
-        process = subprocess.Popen(
-            command, stdout=log, stderr=log, stdin=subprocess.DEVNULL, env=environment_without_peers() | variables
-        )
-        try:
-            yield process
-        finally:
-            kill(process)
-
-
 def _until_warm(
     folders: Sequence[Path], processes: dict[str, subprocess.Popen], options: FootprintOptions, console: Console
 ) -> None:
@@ -136,15 +126,13 @@ def _until_warm(
             console.print(f"warming up: updates {steps}", end="\r")
         for name, process in processes.items():
             if has_ended(process, 1.0):
-                raise InputError(_last_words(options.output_dir / f"{name}.log"))
+                raise _ended_early(options.output_dir / f"{name}.log")
         if time.monotonic() > deadline:
             raise InputError(f"No {WARM_UP_STEPS} updates in {START_SECONDS:.0f} s: see {options.output_dir}.")
 
 
-def _last_words(log: Path) -> str:
-    """Why a process has ended too early."""
-    errors = [line for line in log.read_text(errors="replace").splitlines() if line.startswith("error: ")]
-    return errors[-1].removeprefix("error: ") if errors else f"Training ended early: see {log}."
+def _ended_early(log: Path) -> InputError:
+    return InputError(f"{last_words(log).removeprefix('error: ')} (see {log})")
 
 
 def _measurement(
@@ -157,7 +145,7 @@ def _measurement(
         whole = [psutil.Process(plain.pid), *peers]
         before, began = [_sizes(process) for process in whole], time.monotonic()
         if has_ended(plain, options.seconds):
-            raise InputError(_last_words(options.output_dir / "plain.log"))
+            raise _ended_early(options.output_dir / "plain.log")
         after, seconds = [_sizes(process) for process in whole], time.monotonic() - began
     except psutil.NoSuchProcess as error:
         raise InputError(f"A process ended early ({error}): see the logs in {options.output_dir}.") from error

@@ -15,9 +15,9 @@ from typing import Any
 
 import psutil
 
-from analysis.campaigns.peer_processes import kill, parts
+from analysis.campaigns.peer_processes import kill, last_words, parts
+from analysis.program import environment_of_result
 from recipe.run_folder import RunFolder, read_metrics
-from recipe.training.environment import describe_environment
 from recipe.training.pacing import ALL_SAMPLES, VARIABLE
 
 ATTACKER_NAME = "mallory"
@@ -42,9 +42,7 @@ def prepare(samples_per_second: float, all_samples: bool = False) -> dict[str, A
     """
     os.environ |= {VARIABLE: str(samples_per_second), ALL_SAMPLES: str(int(all_samples)), "OMP_NUM_THREADS": "1"}
     os.environ.pop("INITIAL_PEERS", None)
-    environment = describe_environment()
-    del environment["command_line"]  # the options say it, without this machine's folders
-    return environment | {"paced_all_samples": all_samples}
+    return environment_of_result() | {"paced_all_samples": all_samples}
 
 
 class HonestPeer:
@@ -101,11 +99,6 @@ class HonestPeer:
         with contextlib.suppress(psutil.NoSuchProcess):  # one of them has just ended
             return sum(process.memory_info().rss for _, process in parts(psutil.Process(self.process.pid))) / 1e6
         return 0.0
-
-    def last_words(self) -> str:
-        """Why it ended."""
-        lines = self.log.read_text(errors="replace").strip().splitlines() or ["it printed nothing"]
-        return next((line for line in reversed(lines) if line.startswith("error: ")), lines[-1])[:200]
 
 
 class MemoryPeaks:
@@ -195,7 +188,7 @@ class HonestSwarm:
     @property
     def ended(self) -> list[str]:
         """Why peers do not run any more: a sentence for each."""
-        return [f"{peer.name} ended ({peer.last_words()})" for peer in self.peers if peer.has_ended]
+        return [f"{peer.name} ended ({last_words(peer.log)})" for peer in self.peers if peer.has_ended]
 
     def moments(self) -> list[float]:
         """Unix seconds of all updates, each when the first peer had it."""

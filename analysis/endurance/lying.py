@@ -24,15 +24,15 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import tyro
-from rich.console import Console
 from rich.table import Table
 
-from analysis.campaigns.peer_processes import kill
+from analysis.campaigns.peer_processes import last_words, started
 from analysis.campaigns.statistics import interval
 from analysis.endurance.attacks import ATTACKER
 from analysis.endurance.honest_swarm import HonestPeer, HonestSwarm, SwarmError, prepare
 from analysis.endurance.lying_elsewhere import accuracy_with
 from analysis.endurance.soak_result import weights_hash
+from analysis.program import options_of_result, wide_console
 from recipe.command_line import arg, at_least, exit_status
 from recipe.errors import InputError
 from recipe.run_folder import make_writable, write_json
@@ -158,12 +158,11 @@ def _until_completed(peer: HonestPeer) -> None:
     except subprocess.TimeoutExpired:
         raise SwarmError(f"{peer.name} was not ready within {LONGEST_SECONDS:.0f} s") from None
     if status != 0:
-        raise SwarmError(f"{peer.name} ended ({peer.last_words()})")
+        raise SwarmError(f"{peer.name} ended ({last_words(peer.log)})")
 
 
-@contextlib.contextmanager
-def _guest(lie: str, address: str, folder: Path) -> Iterator[None]:
-    """One more peer, which lies or not."""
+def _guest(lie: str, address: str, folder: Path) -> contextlib.AbstractContextManager:
+    """One more peer, which lies or not; it runs as long as the block."""
     folder.mkdir(parents=True, exist_ok=True)
     command = [sys.executable, "-u", str(ATTACKER), lie, "--initial-peers", address]
     if lie == HONEST:
@@ -172,12 +171,7 @@ def _guest(lie: str, address: str, folder: Path) -> Iterator[None]:
     else:
         command += ["--seconds", f"{LONGEST_SECONDS:.0f}"]
     command += ["--output-dir", str(folder)]
-    with (folder / "peer.log").open("wb") as log:
-        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT)
-    try:
-        yield
-    finally:
-        kill(process)
+    return started(command, folder / "peer.log")
 
 
 def table(rows: Sequence[dict[str, Any]]) -> Table:
@@ -221,7 +215,7 @@ def cost(rows: Sequence[dict[str, Any]]) -> str:
 def main(arguments: list[str] | None = None) -> int:
     """Returns the exit status: 0, 1 if a training did not come to its end, 2 for bad input, 130 after Ctrl-C."""
     options = tyro.cli(LyingOptions, args=arguments, prog="python -m analysis lying", description=__doc__)
-    console = Console() if sys.stdout.isatty() else Console(width=150)
+    console = wide_console()
 
     def say(line: str) -> None:
         console.print(line, markup=False, highlight=False)
@@ -230,7 +224,7 @@ def main(arguments: list[str] | None = None) -> int:
         options.check()
         make_writable(options.output_dir)
         environment = prepare(options.paced_samples_per_second, all_samples=True)
-        kept = {name: value for name, value in asdict(options).items() if name != "output_dir"}
+        kept = options_of_result(asdict(options))
         rows, status = [], 0
         for lie, where, number in _kinds(options):
             try:

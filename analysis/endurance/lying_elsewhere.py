@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from analysis.campaigns.peer_processes import environment_without_peers, kill
+from analysis.campaigns.peer_processes import last_words, started
 from analysis.endurance.attacks import ATTACKER
 from analysis.endurance.honest_swarm import START_SECONDS, SwarmError
 from recipe.run_folder import RunFolder, read_metrics
@@ -55,8 +55,7 @@ def _ddp(program: Sequence[str], peers: int, recipe: dict[str, int], folder: Pat
     command += ["--output-dir", str(folder), "--run-id", "run", "--name", "all"]
     for name, value in recipe.items():
         command += [f"--{name.replace('_', '-')}", str(value)]
-    with contextlib.ExitStack() as stack:
-        process = _start(command, folder / "all.log", stack)
+    with started(command, folder / "all.log", cwd=ROOT) as process:
         _wait(process, seconds, folder / "all.log")
     return json.loads(RunFolder(folder / "run" / "all").summary.read_text())["val_accuracy"]
 
@@ -69,29 +68,16 @@ def _hivemind(program: Sequence[str], peers: int, recipe: dict[str, int], folder
     names = [f"h{number}" for number in range(1, peers + 1)]
     first = RunFolder(folder / "run" / names[0])
     with contextlib.ExitStack() as stack:
-        processes = [_start([*command, "--name", names[0], *changes], folder / f"{names[0]}.log", stack)]
+        own = [*command, "--name", names[0], *changes]
+        processes = [stack.enter_context(started(own, folder / f"{names[0]}.log", cwd=ROOT))]
         _wait_until(first.status.exists, processes[0], folder / f"{names[0]}.log")
         addresses = json.loads(first.status.read_text())["addresses"]
         for name in names[1:]:
             arguments = [*command, "--name", name, *changes, "--initial-peers", *addresses]
-            processes.append(_start(arguments, folder / f"{name}.log", stack))
+            processes.append(stack.enter_context(started(arguments, folder / f"{name}.log", cwd=ROOT)))
         for name, process in zip(names, processes, strict=True):
             _wait(process, deadline - time.monotonic(), folder / f"{name}.log")
     return [line["val/top1"] for line in read_metrics(first.metrics) if line.get("val/top1") is not None][-1]
-
-
-def _start(command: Sequence[str], log: Path, stack: contextlib.ExitStack) -> subprocess.Popen:
-    with log.open("wb") as file:
-        process = subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=file,
-            stderr=subprocess.STDOUT,
-            env=environment_without_peers(),
-            cwd=ROOT,
-        )
-    stack.callback(kill, process)
-    return process
 
 
 def _wait(process: subprocess.Popen, seconds: float, log: Path) -> None:
@@ -100,17 +86,12 @@ def _wait(process: subprocess.Popen, seconds: float, log: Path) -> None:
     except subprocess.TimeoutExpired:
         raise SwarmError(f"{log.stem} was not ready in time") from None
     if status != 0:
-        raise SwarmError(f"{log.stem} ended: {_last_line(log)}")
+        raise SwarmError(f"{log.stem} ended: {last_words(log)}")
 
 
 def _wait_until(condition: Callable[[], bool], process: subprocess.Popen, log: Path) -> None:
     deadline = time.monotonic() + START_SECONDS
     while not condition():
         if process.poll() is not None or time.monotonic() > deadline:
-            raise SwarmError(f"{log.stem} did not begin: {_last_line(log)}")
+            raise SwarmError(f"{log.stem} did not begin: {last_words(log)}")
         time.sleep(0.2)
-
-
-def _last_line(log: Path) -> str:
-    lines = log.read_text(errors="replace").strip().splitlines() or ["it printed nothing"]
-    return lines[-1][:200]

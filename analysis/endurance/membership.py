@@ -17,12 +17,12 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import tyro
-from rich.console import Console
 from rich.table import Table
 
 from analysis.campaigns.statistics import interval
 from analysis.endurance.attacks import updates_per_second
 from analysis.endurance.honest_swarm import PROGRAM, HonestSwarm, SwarmError, prepare, wait_until
+from analysis.program import options_of_result, wide_console
 from recipe.command_line import arg, at_least, exit_status
 from recipe.errors import InputError
 from recipe.run_folder import make_writable, write_json
@@ -127,14 +127,14 @@ def table(pairs: list[dict[str, dict[str, Any]]], what: What = "invitations") ->
 def main(arguments: list[str] | None = None) -> int:
     """Returns the exit status: 0, 1 if a swarm did not train, 2 for bad input, 130 after Ctrl-C."""
     options = tyro.cli(MembershipOptions, args=arguments, prog="python -m analysis membership", description=__doc__)
-    console = Console() if sys.stdout.isatty() else Console(width=120)
+    console = wide_console(120)
 
     def run() -> int:
         options.check()
         shutil.rmtree(options.output_dir, ignore_errors=True)
         make_writable(options.output_dir)
         environment = prepare(options.paced_samples_per_second)
-        kept = {name: value for name, value in asdict(options).items() if name != "output_dir"}
+        kept = options_of_result(asdict(options))
         pairs: list[dict[str, dict[str, Any]]] = []
         for number in range(options.repeat):
             kinds = KINDS[options.what][:: 1 if number % 2 == 0 else -1]

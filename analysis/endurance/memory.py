@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 from collections import defaultdict
 from collections.abc import Sequence
@@ -26,7 +25,7 @@ import tyro
 from rich.console import Console
 from rich.table import Table
 
-from analysis.campaigns.peer_processes import environment_without_peers, has_ended, kill, parts
+from analysis.campaigns.peer_processes import has_ended, parts, started
 from recipe.command_line import arg, at_least, exit_status
 from recipe.errors import InputError
 from recipe.run_folder import RunFolder, make_writable, write_json
@@ -66,20 +65,16 @@ def measure(options: MemoryOptions, console: Console) -> dict[str, Any]:
     command += ["--output-dir", str(options.output_dir), "--total-steps", str(options.rounds), "--device", "cpu"]
     variables = {VARIABLE: "4000", "OMP_NUM_THREADS": "1"}
     samples: list[dict[str, Any]] = []
-    with (options.output_dir / "memory.log").open("wb") as log:
-        environment = environment_without_peers() | variables
-        swarm = subprocess.Popen(command, stdout=log, stderr=log, stdin=subprocess.DEVNULL, env=environment)
-        try:
-            while not has_ended(swarm, PERIOD_SECONDS):
-                sample = _sample(swarm.pid, options.output_dir / run_id)
-                if sample is not None and (not samples or sample["step"] > samples[-1]["step"]):
-                    samples.append(sample)
-                    if console.is_terminal:
-                        console.print(f"round {sample['step']}/{options.rounds}", end="\r")
-        finally:
-            kill(swarm)
+    log = options.output_dir / "memory.log"
+    with started(command, log, variables) as swarm:
+        while not has_ended(swarm, PERIOD_SECONDS):
+            sample = _sample(swarm.pid, options.output_dir / run_id)
+            if sample is not None and (not samples or sample["step"] > samples[-1]["step"]):
+                samples.append(sample)
+                if console.is_terminal:
+                    console.print(f"round {sample['step']}/{options.rounds}", end="\r")
     if swarm.returncode != 0 or len(samples) < 4:
-        raise InputError(f"The swarm ended early: see {options.output_dir / 'memory.log'}.")
+        raise InputError(f"The swarm ended early: see {log}.")
     rows = [trend(samples, peer, part) for peer in NAMES for part in (*samples[-1]["pss_mb"][peer], ALL)]
     return {"rounds": options.rounds, "samples": samples, "rows": rows}
 

@@ -9,7 +9,6 @@ there are.
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -18,15 +17,14 @@ from typing import Annotated, Any
 
 import torch
 import tyro
-from rich.console import Console
 from rich.table import Table
 
 from analysis.campaigns.statistics import interval
 from analysis.endurance.virtual_swarm import ATTACKS, RULES, Digits, Swarm, train
+from analysis.program import environment_of_result, options_of_result, wide_console
 from recipe.command_line import arg, at_least, exit_status
 from recipe.errors import InputError
 from recipe.run_folder import make_writable, write_json
-from recipe.training.environment import describe_environment
 
 
 @dataclass(frozen=True)
@@ -117,15 +115,14 @@ def tables(rows: Sequence[dict[str, Any]]) -> Iterator[Table]:
 def main(arguments: list[str] | None = None) -> int:
     """Returns the exit status: 0, 2 for input that cannot work, 130 after Ctrl-C."""
     options = tyro.cli(RobustOptions, args=arguments, prog="python -m analysis robust", description=__doc__)
-    console = Console() if sys.stdout.isatty() else Console(width=150)
+    console = wide_console()
 
     def run() -> None:
         options.check()
         make_writable(options.output_dir)
         torch.set_num_threads(1)
-        environment = describe_environment()
-        del environment["command_line"]  # the options say it, without this machine's folders
-        kept = {name: value for name, value in asdict(options).items() if name != "output_dir"}
+        environment = environment_of_result()
+        kept = options_of_result(asdict(options))
         rows: list[dict[str, Any]] = []
         for row in measure(options, lambda line: console.print(line, markup=False, highlight=False)):
             rows.append(row)

@@ -20,19 +20,18 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 import tyro
-from rich.console import Console
 
 from analysis.endurance.faults import Faults
 from analysis.endurance.ledgers import compare
 from analysis.endurance.soak_result import Event, common_checkpoint, summarise, summarise_stock, table
 from analysis.endurance.volunteers import CALM_RUNS, RECIPE, RUN_ID, StockVolunteer, Volunteer, calm_runs
+from analysis.program import environment_of_result, wide_console
 from analysis.wan import sandbox
 from analysis.wan.lab import Lab
 from analysis.wan.topology import uniform
 from recipe.command_line import arg, at_least, exit_status
 from recipe.errors import InputError
 from recipe.run_folder import make_writable, write_json
-from recipe.training.environment import describe_environment
 
 LAST_SECONDS = 5.0
 """torch's manager of shared memory stays for some seconds after the last process that used it."""
@@ -226,7 +225,7 @@ class StockSoak(Soak):
 def main(arguments: list[str] | None = None) -> int:
     """Returns the exit status: 0, 1 if the swarm did not get over it, 2 for bad input, 130 after Ctrl-C."""
     options = tyro.cli(SoakOptions, args=arguments, prog="python -m analysis soak", description=__doc__)
-    console = Console() if sys.stdout.isatty() else Console(width=120)
+    console = wide_console(120)
 
     def run() -> int:
         options.check()
@@ -236,8 +235,7 @@ def main(arguments: list[str] | None = None) -> int:
             shutil.rmtree(options.output_dir / name, ignore_errors=True)
         file = options.output_dir / ("soak.json" if options.system == "swarm" else "soak-hivemind.json")
         file.unlink(missing_ok=True)
-        began, environment = time.monotonic(), describe_environment()
-        del environment["command_line"]  # the options say it, without this machine's folders
+        began, environment = time.monotonic(), environment_of_result()
 
         def say(line: str) -> None:
             console.print(f"{time.monotonic() - began:6.0f} s  {line}", highlight=False, markup=False)

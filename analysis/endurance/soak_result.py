@@ -13,6 +13,7 @@ from typing import Any
 
 from rich.table import Table
 
+from analysis.program import options_of_result
 from recipe.run_folder import RunFolder, read_metrics
 
 TOLERATED_ACCURACY = 0.005
@@ -131,7 +132,7 @@ def summarise(
     if validated and accuracy < calm_accuracies[0] - TOLERATED_ACCURACY:
         problems.append(f"accuracy {accuracy:.3f}, without faults {shown(calm_accuracies)}")
     return {
-        "options": {key: value for key, value in options.items() if key != "output_dir"},
+        "options": options_of_result(options),
         "events": [asdict(event) for event in events],
         "updates": len(of_swarm),
         "usual_seconds": usual,
@@ -168,7 +169,7 @@ def summarise_stock(
     if len(set(last.values())) > 1 and max(last.values()) - min(last.values()) > 1:
         problems.append(f"peers ended in different epochs: {last}")
     return {
-        "options": {key: value for key, value in options.items() if key != "output_dir"},
+        "options": options_of_result(options),
         "events": [asdict(event) for event in events],
         "updates": max(len(lines) for lines in updates.values()),
         "usual_seconds": usual,

@@ -20,9 +20,9 @@ from pathlib import Path as File
 from typing import Annotated
 
 import tyro
-from rich.console import Console
 from rich.progress import track
 
+from analysis.program import wide_console
 from analysis.wan import sandbox
 from analysis.wan.lab import Backend, Lab
 from analysis.wan.topology import Host, Topology, load, shipped_names, uniform
@@ -112,7 +112,7 @@ def _check(options: Check) -> int:
     from analysis.wan.check import links, measure, table, to_json
 
     rows, done = links(), []
-    console = Console() if sys.stdout.isatty() else Console(width=150)
+    console = wide_console()
     with tempfile.TemporaryDirectory() as folder:
         lab = options.lab
         measured = measure(rows, File(folder), lab.backend, lab.congestion_control, options.seconds)

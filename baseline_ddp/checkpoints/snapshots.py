@@ -1,7 +1,6 @@
 """Snapshots: everything that a killed run needs to go on as if nothing had happened, in one file at a time."""
 
 import json
-import os
 import random
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ from lightning.pytorch.callbacks import Checkpoint
 from baseline_ddp.processes import RunFailed
 from recipe.config import Recipe
 from recipe.errors import InputError
-from recipe.run_folder import read_metrics
+from recipe.run_folder import read_metrics, whole_file
 from recipe.training.checkpoint_io import AtomicCheckpointIO, checkpoint_recipe, read_checkpoint
 
 
@@ -147,6 +146,5 @@ def forget_after(metrics: Path, step: int) -> None:
     if not metrics.exists():
         return
     kept = [line for line in read_metrics(metrics) if (line.get("step") or 0) <= step]
-    temporary = metrics.with_name(f".{metrics.name}.tmp")
-    temporary.write_text("".join(json.dumps(line) + "\n" for line in kept), encoding="utf-8")
-    os.replace(temporary, metrics)
+    with whole_file(metrics) as file:
+        file.writelines(f"{json.dumps(line)}\n".encode() for line in kept)

@@ -1,7 +1,6 @@
 """The file of the data set: images and labels of three parts, and a digest that tells one edition from another."""
 
 import hashlib
-import os
 import zipfile
 import zlib
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ import numpy as np
 from recipe.errors import InputError
 from recipe.glyphs.drawing import CHARACTERS, SIDE
 from recipe.glyphs.typefaces import PARTS
+from recipe.run_folder import whole_file
 
 FILE = "glyphs.npz"
 """Name of the file in the folder of data sets."""
@@ -46,15 +46,8 @@ class GlyphArchive:
         """Writes the file whole or not at all."""
         arrays = {f"{part}_images": self.images[part] for part in PARTS}
         arrays |= {f"{part}_labels": self.labels[part] for part in PARTS}
-        temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-        try:
-            with temporary.open("wb") as file:
-                np.savez_compressed(file, **arrays)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(temporary, path)
-        finally:
-            temporary.unlink(missing_ok=True)
+        with whole_file(path) as file:
+            np.savez_compressed(file, **arrays)
 
     @classmethod
     def load(cls, path: Path) -> "GlyphArchive":

@@ -3,7 +3,6 @@
 import contextlib
 import io
 import logging
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ from torch import nn
 
 from recipe.config import Recipe
 from recipe.errors import InputError
-from recipe.run_folder import RunFolder
+from recipe.run_folder import RunFolder, whole_file
 
 logger = logging.getLogger(__name__)
 
@@ -41,23 +40,17 @@ class AtomicCheckpointIO(TorchCheckpointIO):
     def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any = None) -> None:
         """Called by Lightning in the first process."""
         path = Path(path)
-        temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
         content = io.BytesIO()  # the disk's own error, not the one that torch's writer makes of it
         torch.save(checkpoint, content)
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            with open(temporary, "wb") as file:
+            with whole_file(path) as file:
                 file.write(content.getbuffer())
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(temporary, path)
             self._has_warned = False
             if self.on_saved is not None:
                 self.on_saved(path)
         except OSError as error:
             self.failed(path, error)
-        finally:
-            _remove(temporary)
 
     def remove_checkpoint(self, path: str | Path) -> None:
         """Called by Lightning for one that is outdated; it stays until a newer one could be written."""
@@ -143,10 +136,3 @@ def load_weights(task: nn.Module, checkpoint: dict[str, Any], path: Path) -> Non
         raise InputError(f"{path} does not hold the weights of this recipe's model: name another file.") from error
     if not all(torch.isfinite(tensor).all() for tensor in task.state_dict().values()):
         raise InputError(f"The weights in {path} are not finite: name another file.")
-
-
-def _remove(path: Path) -> None:
-    try:
-        path.unlink(missing_ok=True)
-    except OSError:  # the folder has become unwritable
-        pass

@@ -4,17 +4,13 @@ import logging
 import re
 import warnings
 from collections.abc import Iterable
-from datetime import timedelta
 from typing import Any
 
 import lightning as L
 from lightning.pytorch.callbacks import Checkpoint
 from lightning.pytorch.loggers import Logger
-from lightning.pytorch.profilers import Profiler
-from lightning.pytorch.strategies import Strategy
 
 from recipe.config import Recipe
-from recipe.durations import parse_duration, positive
 from recipe.errors import InputError
 from recipe.run_folder import RunFolder
 from recipe.training.callbacks import PacedCompute, StepMetrics, StopAtAccuracy, ValidateEverySteps
@@ -33,49 +29,28 @@ def build_trainer(
     recipe: Recipe,
     folder: RunFolder,
     *,
-    accelerator: str = "auto",
-    devices: int | str = 1,
-    strategy: str | Strategy = "auto",
     callbacks: Iterable[L.Callback] = (),
     max_steps: int | None = None,
-    max_time: str | timedelta | None = None,
     target_accuracy: float | None = None,
-    accumulate_grad_batches: int = 1,
-    enable_progress_bar: bool = False,
-    gradient_clip_val: float | None = None,
-    num_nodes: int = 1,
-    precision: str | None = None,
-    plugins: Iterable[Any] = (),
-    profiler: Profiler | None = None,
-    sync_batchnorm: bool = False,
     loggers: Iterable[Logger] | None = None,
     step_metrics: StepMetrics | None = None,
+    **lightning: Any,
 ) -> L.Trainer:
     """A trainer that logs to the run folder and counts, validates and stops in global updates.
 
     Args:
         recipe: gives precision, clipping, validation interval and length.
         folder: where TensorBoard files and `metrics.jsonl` go.
-        accelerator: Lightning's name of the kind of device.
-        devices: number of devices of this process's node.
-        strategy: how gradients become an update: one process, DDP, FSDP or a swarm.
         callbacks: further callbacks; checkpoints are written only if there is one that does it.
         max_steps: global updates after which to stop; None for the recipe's `total_steps`.
-        max_time: longest training, as "HH:MM:SS" or a timedelta; None for no limit.
         target_accuracy: `val/top1` from 0 to 1 at which to stop; None for none.
-        accumulate_grad_batches: micro-batches per update; strategies that accumulate by themselves keep 1.
-        enable_progress_bar: Lightning's progress bar.
-        gradient_clip_val: None for the recipe's `clip_norm`; 0 where the strategy clips.
-        num_nodes: machines with `devices` processes each.
-        precision: Lightning's name of the number format; None for the recipe's.
-        plugins: Lightning's plugins, such as how checkpoints are written.
-        profiler: Lightning's profiler.
-        sync_batchnorm: BatchNorm over the micro-batches of all processes.
         loggers: beside `metrics.jsonl`; None for TensorBoard in the run folder.
         step_metrics: what logs each update; None for the standard metrics alone.
+        lightning: what else Lightning's Trainer takes, such as `strategy`, `devices` or `plugins`; it counts more
+            than the recipe, and strategies that accumulate by themselves leave `accumulate_grad_batches` out.
 
     Raises:
-        InputError: a limit cannot be understood or is out of range.
+        InputError: a limit is out of range.
     """
     _silence_lightning()
     keep_heap()
@@ -84,28 +59,23 @@ def build_trainer(
     paced = [] if rate is None else [PacedCompute(rate)]
     log = step_metrics or StepMetrics()
     callbacks = [log, ValidateEverySteps(recipe.validate_every_steps), *paced, *stop, *callbacks]
+    usual = {
+        "devices": 1,
+        "precision": recipe.precision,
+        "gradient_clip_val": recipe.clip_norm,
+        "max_epochs": -1,
+        "num_sanity_val_steps": 0,
+        "use_distributed_sampler": False,  # every process already has its own order
+        "enable_progress_bar": False,
+        "enable_model_summary": False,
+        "default_root_dir": folder.path,
+    }
     return L.Trainer(
-        accelerator=accelerator,
-        devices=devices,
-        num_nodes=num_nodes,
-        strategy=strategy,
-        precision=precision or recipe.precision,
-        plugins=list(plugins) or None,
-        profiler=profiler,
-        sync_batchnorm=sync_batchnorm,
+        **usual | lightning,
         logger=[*([tensorboard_logger(folder)] if loggers is None else loggers), JsonlLogger(folder.metrics)],
         callbacks=callbacks,
-        max_epochs=-1,
         max_steps=recipe.total_steps if max_steps is None else _checked_steps(max_steps),
-        max_time=_checked_time(max_time),
-        accumulate_grad_batches=accumulate_grad_batches,
-        gradient_clip_val=recipe.clip_norm if gradient_clip_val is None else gradient_clip_val,
-        num_sanity_val_steps=0,
-        use_distributed_sampler=False,  # every process already has its own order
         enable_checkpointing=any(isinstance(callback, Checkpoint) for callback in callbacks),
-        enable_progress_bar=enable_progress_bar,
-        enable_model_summary=False,
-        default_root_dir=folder.path,
     )
 
 
@@ -125,12 +95,6 @@ def _checked_accuracy(target: float) -> float:
     if not 0.0 < target <= 1.0:
         raise InputError(f"The accuracy {target} cannot be reached: set --target-accuracy between 0 and 1.")
     return target
-
-
-def _checked_time(max_time: str | timedelta | None) -> timedelta | None:
-    if max_time is None:
-        return None
-    return parse_duration(max_time) if isinstance(max_time, str) else positive(max_time)
 
 
 def _silence_lightning() -> None:

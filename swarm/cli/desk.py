@@ -30,7 +30,6 @@ from recipe.errors import InputError
 from recipe.interrupts import raise_again
 from recipe.run_folder import make_writable
 from swarm.enrolment.join_line import MAX_ADDRESSES, JoinLine, whom_to_join
-from swarm.network.addresses import check_reachable
 from swarm.runtime.hivemind_version import check_hivemind_version
 from swarm.runtime.imports import quick_imports
 from swarm.runtime.log_filters import silence_libraries
@@ -113,6 +112,7 @@ def _import_extra() -> None:
 def _watch_and_serve(
     options: DeskOptions, given: Sequence[str], line: JoinLine | None, invitation: JoinLine | None, project_url: str
 ) -> int:
+    from swarm.cli.probe import looking_at
     from swarm.desk.alerts import Alerts
     from swarm.desk.desk import Desk, is_for_others, open_socket, page_url, served
     from swarm.desk.history import remembered_addresses
@@ -120,20 +120,14 @@ def _watch_and_serve(
     from swarm.desk.organiser.controls import SwarmControls
     from swarm.desk.organiser.door import Door
     from swarm.desk.watcher import Watcher
-    from swarm.membership.run_manifest import choose_manifest, read_manifests
-    from swarm.network.dht_options import NetworkOptions, start_dht, stop_dht
 
     Door(None, options.page_url)  # says now what is wrong with it
     signer = None if options.deputy is None else _deputy(options.deputy.expanduser())
     alerts = Alerts(options.alert or os.environ.get(ALERTS_VARIABLE, "").split())
     listener = open_socket(options.host, options.port)
-    run_id, organiser = (options.run_id, b"") if line is None else (line.run_id, line.organiser)
-    output_dir = options.output_dir.expanduser()
+    run_id, output_dir = line.run_id if line else options.run_id, options.output_dir.expanduser()
     remembered = remembered_addresses(output_dir / run_id / HISTORY_FILE) if run_id else []
-    alive = check_reachable([*given, *remembered])
-    dht = start_dht(NetworkOptions(initial_peers=tuple(alive), client_mode=True))
-    try:
-        manifest = choose_manifest(read_manifests(dht, given, run_id, organiser), run_id, organiser)
+    with looking_at(given, line, options.run_id, also=remembered) as (dht, manifest):
         card = run_card(manifest, given, line, invitation, project_url)
         if signer is not None:
             signer = able_to_order(signer, manifest)
@@ -159,14 +153,12 @@ def _watch_and_serve(
             except KeyboardInterrupt:
                 return 0
             finally:
+                alerts.stop()
                 desk.save()
                 if books is not None:
                     books.stop()
         print("error: The connection to the swarm broke: start the desk again.", file=sys.stderr)
         return 1
-    finally:
-        alerts.stop()
-        stop_dht(dht)
 
 
 def _deputy(file: Path) -> Signer:

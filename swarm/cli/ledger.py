@@ -28,7 +28,6 @@ from recipe.run_folder import make_writable
 from swarm.cli.demo import wide_console
 from swarm.cli.organiser.organiser_options import short
 from swarm.enrolment.join_line import JoinLine, whom_to_join
-from swarm.network.addresses import check_reachable
 from swarm.runtime.hivemind_version import check_hivemind_version
 from swarm.runtime.imports import quick_imports
 from swarm.runtime.log_filters import silence_libraries
@@ -169,25 +168,20 @@ def _fetch(options: LedgerOptions, say: Callable[[str], None]) -> int:
     make_writable(folder)
     raise_again()
     with quick_imports():
+        from swarm.cli.probe import looking_at
         from swarm.ledger.collector import collect
         from swarm.membership.progress_store import progress_records
-        from swarm.membership.run_manifest import choose_manifest, read_manifests
-        from swarm.network.dht_options import NetworkOptions, start_dht, stop_dht
         from swarm.protocol.admission import Admission
-    run_id, organiser = (options.run_id, b"") if line is None else (line.run_id, line.organiser)
-    dht = start_dht(NetworkOptions(initial_peers=tuple(check_reachable(given)), client_mode=True))
     try:
-        manifest = choose_manifest(read_manifests(dht, given, run_id, organiser), run_id, organiser)
-        records = progress_records(dht, manifest, Admission(manifest.authority))
-        if not records:
-            raise InputError(f"Nobody trains run {manifest.run_id} now: verify the run folders of its peers.")
-        is_client = {peer: record.client_mode for peer, record in records.items()}
-        names = {peer.to_base58(): record.name for peer, record in records.items()}
-        collected = collect(dht, manifest.key_prefix, is_client, folder, max_folder_bytes=options.most_mib * 2**20)
+        with looking_at(given, line, options.run_id) as (dht, manifest):
+            records = progress_records(dht, manifest, Admission(manifest.authority))
+            if not records:
+                raise InputError(f"Nobody trains run {manifest.run_id} now: verify the run folders of its peers.")
+            is_client = {peer: record.client_mode for peer, record in records.items()}
+            names = {peer.to_base58(): record.name for peer, record in records.items()}
+            collected = collect(dht, manifest.key_prefix, is_client, folder, max_folder_bytes=options.most_mib * 2**20)
     except TimeoutError:
         raise InputError("The swarm does not answer: check the connection, and try again.") from None
-    finally:
-        stop_dht(dht)
     say(json.dumps(vars(collected)) if options.json else told(collected, names, folder))
     return 0 if collected.answered else 1
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import hivemind
@@ -14,12 +15,40 @@ from hivemind.p2p.p2p_daemon_bindings.control import P2PDaemonError, P2PHandlerE
 from hivemind.proto import dht_pb2
 from hivemind.utils import get_dht_time
 
+from swarm.enrolment.join_line import JoinLine
 from swarm.membership.progress_store import progress_records
-from swarm.membership.run_manifest import RunManifest
+from swarm.membership.run_manifest import RunManifest, choose_manifest, read_manifests
+from swarm.network.addresses import check_reachable
+from swarm.network.dht_options import NetworkOptions, start_dht, stop_dht
+from swarm.network.dht_process import SwarmDHT
 from swarm.network.known_peers import peer_of_address
 from swarm.training.averaging_mode import Averaging
 
 ANSWER_SECONDS = 5.0
+
+
+@contextlib.contextmanager
+def looking_at(
+    given: Sequence[str], line: JoinLine | None, run_id: str | None, also: Sequence[str] = ()
+) -> Iterator[tuple[SwarmDHT, RunManifest]]:
+    """A connection to a swarm that takes no part in it, and the run that is asked for; the connection ends with the
+    block.
+
+    Args:
+        given: addresses of peers
+        line: join line that they are from, if they are from one; it names the run, and its organiser
+        run_id: else; None for the only run there
+        also: addresses of more peers, whose word on the runs there counts no more than others'
+
+    Raises:
+        InputError: nobody answers, or the run is not known there
+    """
+    run_id, organiser = (run_id, b"") if line is None else (line.run_id, line.organiser)
+    dht = start_dht(NetworkOptions(initial_peers=tuple(check_reachable([*given, *also])), client_mode=True))
+    try:
+        yield dht, choose_manifest(read_manifests(dht, given, run_id, organiser), run_id, organiser)
+    finally:
+        stop_dht(dht)
 
 
 @dataclass(frozen=True)

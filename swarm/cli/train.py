@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Annotated
 
@@ -62,19 +62,8 @@ class JoinOptions:
     @property
     def as_peer(self) -> PeerOptions:
         """The same options as `python -m swarm.peer` reads them."""
-        return PeerOptions(
-            initial_peers=self.addresses or None,
-            certificate=self.certificate,
-            run_id=self.run_id,
-            resume=self.resume,
-            machine=self.machine,
-            leaving=self.leaving,
-            role=self.role,
-            computing=self.computing,
-            connection=self.connection,
-            patience=self.patience,
-            results=self.results,
-        )
+        same = {item.name: getattr(self, item.name) for item in fields(self) if item.name != "addresses"}
+        return PeerOptions(initial_peers=self.addresses or None, **same)
 
 
 @dataclass(frozen=True)
@@ -134,21 +123,7 @@ class StartOptions:
     @property
     def as_peer(self) -> PeerOptions:
         """The same options as `python -m swarm.peer` reads them."""
-        return PeerOptions(
-            recipe=self.recipe,
-            run_id=self.run_id,
-            resume=self.resume,
-            start_from=self.start_from,
-            machine=self.machine,
-            leaving=self.leaving,
-            role=self.role,
-            computing=self.computing,
-            connection=self.connection,
-            patience=self.patience,
-            results=self.results,
-            membership=self.membership,
-            overrides=self.overrides,
-        )
+        return PeerOptions(**{item.name: getattr(self, item.name) for item in fields(self)})
 
 
 def start(arguments: list[str]) -> int:

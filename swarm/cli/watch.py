@@ -33,7 +33,6 @@ from recipe.errors import InputError
 from recipe.interrupts import raise_again
 from swarm.cli.demo import wide_console
 from swarm.enrolment.join_line import whom_to_join
-from swarm.network.addresses import check_reachable
 from swarm.peer.status import percent, shown, shown_rate
 from swarm.runtime.hivemind_version import check_hivemind_version
 from swarm.runtime.imports import quick_imports
@@ -259,37 +258,31 @@ def watch(options: WatchOptions, show: Callable[[SwarmView], None]) -> SwarmView
     Raises:
         InputError: nobody answers, or the run is not known there
     """
+    from swarm.cli.probe import looking_at
     from swarm.membership.control.giving import newest_orders
     from swarm.membership.progress_store import progress_records
-    from swarm.membership.run_manifest import choose_manifest, read_manifests
-    from swarm.network.dht_options import NetworkOptions, start_dht, stop_dht
     from swarm.protocol.admission import Admission
 
     raise_again()  # from now on it is the usual end
     peers, line = whom_to_join(options.given)
-    run_id, organiser = (options.run_id, b"") if line is None else (line.run_id, line.organiser)
     if not peers:
         raise InputError("No address was given: swarm watch ADDRESS, or a join line.")
-    dht = start_dht(NetworkOptions(initial_peers=tuple(check_reachable(peers)), client_mode=True))
-    try:
-        view = SwarmView(choose_manifest(read_manifests(dht, peers, run_id, organiser), run_id, organiser))
-        admission = Admission(view.manifest.authority)
-        if view.manifest.authority is not None:
-            dht.take_part(view.manifest.key_prefix, view.manifest.authority, b"")
+    with looking_at(peers, line, options.run_id) as (dht, manifest):
+        view, admission = SwarmView(manifest), Admission(manifest.authority)
+        if manifest.authority is not None:
+            dht.take_part(manifest.key_prefix, manifest.authority, b"")
         ends = view.began_at + (math.inf if options.seconds is None else options.seconds)
         while True:
             began = time.monotonic()
             try:
-                view.look(progress_records(dht, view.manifest, admission))
-                view.orders = newest_orders(dht, view.manifest)
+                view.look(progress_records(dht, manifest, admission))
+                view.orders = newest_orders(dht, manifest)
             except (TimeoutError, InputError):
                 pass  # what was seen last stays on the screen, and its age with it
             show(view)
             if time.monotonic() >= ends or not dht.is_alive():
                 return view
             time.sleep(max(0.0, min(began + LOOK_SECONDS, ends) - time.monotonic()))
-    finally:
-        stop_dht(dht)
 
 
 class Display:

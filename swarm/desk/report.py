@@ -11,8 +11,9 @@ from typing import Literal
 from pydantic import BaseModel, Field
 
 from swarm.desk.health import Finding, Level, is_over, verdict
-from swarm.desk.history import Event, History, PeerSeen, Point, State, Test
+from swarm.desk.history import History
 from swarm.desk.ledger.credits import Credits
+from swarm.desk.seen import Event, PeerSeen, Point, State, Test
 from swarm.desk.timeline import CELL_SECONDS, WORDS, Failure, Round
 from swarm.protocol.notes import Profile
 from swarm.protocol.orders import Orders

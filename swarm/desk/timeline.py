@@ -10,12 +10,9 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import groupby
-from typing import TYPE_CHECKING
 
+from swarm.desk.seen import PeerSeen
 from swarm.membership.progress_record import AVERAGING, HELPING, JOINING, PAUSED, TRAINING, VALIDATING, WAITING
-
-if TYPE_CHECKING:
-    from swarm.desk.history import PeerSeen
 
 CELL_SECONDS, CELLS = 10.0, 60
 MAX_ROUNDS, MAX_ROUND_PEERS = 30, 12

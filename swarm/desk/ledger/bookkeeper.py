@@ -6,7 +6,6 @@ What comes over the network goes through the DHT process; adding up is a process
 from __future__ import annotations
 
 import contextlib
-import os
 import subprocess
 import sys
 import tempfile
@@ -19,6 +18,7 @@ from typing import TYPE_CHECKING
 
 import psutil
 
+from recipe.run_folder import whole_file
 from swarm.desk.ledger.credits import MAX_FILE_BYTES, Credits
 from swarm.ledger.collector import Collected, collect
 from swarm.membership.progress_store import progress_records
@@ -125,9 +125,10 @@ class Bookkeeper(threading.Thread):
             if len(content) > MAX_FILE_BYTES:
                 return f"It names too many peers: see swarm ledger verify {self._folder}"
             result = _result_of(self._folder)
-            written = result.with_name(f".{result.name}.tmp")
-            written.write_bytes(content)
-            os.replace(written, result)
+            for half in result.parent.glob(f".{result.name}.*.tmp"):  # of a desk that was killed meanwhile
+                half.unlink(missing_ok=True)
+            with whole_file(result, durable=False) as file:  # it can be added up again
+                file.write(content)
         except OSError as error:
             return f"It could not be added up here ({error.strerror or error})."
         return ""

@@ -75,6 +75,7 @@ def test_a_recipe_of_a_file(tmp_path):
     [
         ("--target-accuracy 95", "between 0 and 1, such as 0.95"),
         ("--max-time 1h", "HH:MM:SS"),
+        ("--max-time 00:00:00", "at least 00:00:01"),
         ("--max-steps 0", "at least 1"),
         ("--batch-size 0", "at least 1"),
         ("--num-workers -1", "at least 0"),

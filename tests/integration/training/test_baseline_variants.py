@@ -15,6 +15,7 @@ import pytest
 import torch
 from rich.console import Console
 
+from baseline_ddp import scaling
 from baseline_ddp.measuring.resources import ResourceMeter
 from baseline_ddp.measuring.timing import StepSplit, Stopwatch
 from baseline_ddp.options import ComputeOptions
@@ -351,6 +352,15 @@ def test_the_scaling_table_with_trainings_that_have_diverged(tmp_path):
     shown = Console(width=200, record=True, file=io.StringIO())
     shown.print(scaling_table([one, two], ScalingOptions()))
     assert re.search(r"best validation loss[ │]+1.0000[ │]+-", shown.export_text())
+
+
+def test_a_comparison_that_is_interrupted_says_so(monkeypatch, capsys):
+    def interrupt(options):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(scaling, "compare", interrupt)
+    assert scaling.main([]) == 130
+    assert capsys.readouterr().err == "Interrupted.\n"
 
 
 def test_the_data_benchmark(tmp_path):

@@ -2,7 +2,6 @@
 
 import warnings
 from dataclasses import replace
-from datetime import timedelta
 
 import lightning as L
 import pytest
@@ -114,13 +113,6 @@ def test_stops_at_the_accuracy(tmp_path):
     assert trainer.global_step == 2
 
 
-def test_stops_in_time_with_a_last_validation(tmp_path):
-    recipe = small_recipe(validate_every_steps=10_000, total_steps=100_000)
-    trainer, *_ = train(recipe, tmp_path, max_time="00:00:01")
-    assert 0 < trainer.global_step < 100_000
-    assert "val/top1" in trainer.callback_metrics
-
-
 def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path):
     recipe = small_recipe(total_steps=6, validate_every_steps=3, augmentation="light")
     _, whole, _ = train(recipe, tmp_path / "whole", accumulate_grad_batches=2)
@@ -139,8 +131,6 @@ def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path):
     ("options", "part_of_message"),
     [
         ({"max_steps": 0}, "--max-steps"),
-        ({"max_time": "1 hour"}, "--max-time"),
-        ({"max_time": timedelta(0)}, "--max-time"),
         ({"target_accuracy": 95.0}, "--target-accuracy"),
     ],
 )

@@ -170,6 +170,9 @@ def books(swarm, monkeypatch) -> Bookkeeper:
 def test_what_peers_have_signed_is_added_up_and_a_changed_line_costs_its_peer_alone(swarm, books):
     books.turn()
     assert not books.credits.trouble, "nobody has a ledger yet"
+    half = swarm.folder.with_name(f".{RUN}.credits.json.7.tmp")
+    half.parent.mkdir(parents=True, exist_ok=True)
+    half.write_bytes(b"of a desk that was killed")
     swarm.train()
     swarm.hand_over()
     lines = swarm.run.lines("ben")
@@ -182,6 +185,7 @@ def test_what_peers_have_signed_is_added_up_and_a_changed_line_costs_its_peer_al
     assert books.credits.num_findings
     assert {peer.name: peer.samples for peer in books.credits.peers} == SAMPLES, "two of three confirm it"
     assert "--ledger-mib" in books.credits.trouble
+    assert not half.exists()
 
 
 def test_a_swarm_that_does_not_answer_is_said(swarm, books):

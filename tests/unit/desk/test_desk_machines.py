@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from swarm.desk.history import MOST_BYTES_A_SECOND
+from swarm.desk.seen import MOST_BYTES_A_SECOND
 from swarm.protocol.notes import LOCAL, MAX_TRAFFIC_BYTES, PUBLIC, Profile
 from tests.unit.desk.test_desk_page import MARKUP, names_on, text_of
 

@@ -1,6 +1,5 @@
 """What volunteers and the enrolment server tell each other: it survives the wire, and nonsense does not."""
 
-import random
 from dataclasses import replace
 
 import msgspec
@@ -19,7 +18,6 @@ from swarm.enrolment.messages import (
 )
 from swarm.network.signed_records import peer_of
 from swarm.protocol.certificates import MAX_CERTIFICATE_BYTES, MAX_NAME_LENGTH, MAX_REMOVALS_BYTES
-from tests.helpers.mutation import mutated
 
 SERVER, TOKEN = Server(bytes(range(32)), bytes(range(16))), bytes(range(50, 66))
 
@@ -94,28 +92,6 @@ def test_an_answer_survives_the_wire():
     ):
         with pytest.raises(ValueError, match=r"."):
             EnrolAnswer.from_bytes(too_long.to_bytes())
-
-
-def test_damaged_requests_are_refused(request_):
-    chance = random.Random(0)
-    for _ in range(2000):
-        damaged = mutated(request_.to_bytes(), chance)
-        try:
-            read = EnrolRequest.from_bytes(damaged)
-            read.check(SERVER)
-        except ValueError:
-            continue
-        assert replace(read, signature=b"") == replace(request_, signature=b"")  # base64 has several ways to say it
-
-
-@settings(max_examples=300)
-@given(some.binary(max_size=300))
-def test_any_bytes_are_read_or_refused(data):
-    for kind in (EnrolRequest, EnrolAnswer):
-        try:
-            kind.from_bytes(data)
-        except ValueError:
-            pass
 
 
 @settings(max_examples=200)

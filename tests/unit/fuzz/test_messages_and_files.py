@@ -5,6 +5,7 @@ import json
 from functools import partial
 
 import msgpack
+import numpy as np
 import pytest
 import torch
 from hivemind.p2p import PeerID
@@ -255,8 +256,13 @@ def addresses(draw) -> str:
     return "/" + "/".join(parts)
 
 
+damaged_addresses = damaged(f"/ip4/203.0.113.5/tcp/31337/p2p/{NAMES[0]}".encode()).map(
+    lambda address: address.decode(errors="replace")
+)
+
+
 @often(300)
-@given(some.lists(addresses() | some.text(max_size=250), max_size=50))
+@given(some.lists(addresses() | damaged_addresses | some.text(max_size=250), max_size=50))
 @example([f"/ip4/203.0.113.5/tcp/{port}/p2p/{PEERS[0].to_base58()}" for port in range(1, 100)])
 def test_addresses(texts):
     found = usable(texts)
@@ -289,6 +295,7 @@ def test_entries_of_the_dht(entries, value):
 
 TENSORS = [torch.arange(6.0).view(2, 3), torch.ones(5, dtype=torch.int64)]
 LAYOUT, CONTENT = pack(TENSORS)
+SQUEEZED = squeeze(torch.linspace(-1, 1, 256).numpy().view(np.uint8))
 sizes = some.integers(-2, 8) | some.integers(0, 2**63) | junk
 
 
@@ -311,9 +318,10 @@ def test_layouts(layout, length):
 
 @often(200)
 @given(
-    damaged(squeeze(CONTENT.numpy()[:24]).buffer) | some.binary(max_size=99),
-    some.lists(some.integers(0, 2**32 - 1), max_size=2),
+    damaged(SQUEEZED.buffer) | some.binary(max_size=99),
+    some.lists(some.integers(0, 2**32 - 1) | some.sampled_from([255, 256, 2**14, 2**14 + 1, 2**32 - 1]), max_size=2),
 )
+@example(SQUEEZED.buffer, [256])
 def test_squeezed_chunks(buffer, size):
     message = runtime_pb2.Tensor(buffer=buffer, size=size)
     if not refused(unsqueeze, message, RoundFailed):

@@ -4,6 +4,7 @@ import asyncio
 import json
 import struct
 import time
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -160,7 +161,8 @@ ANSWER = EnrolAnswer(b"certificate", b"removals").to_bytes()
 @example(REQUEST)
 def test_requests_to_enrol(data):
     if not refused(lambda data: EnrolRequest.from_bytes(data).check(SERVER), data):
-        assert EnrolRequest.from_bytes(data).name == "ada"
+        read, true = EnrolRequest.from_bytes(data), EnrolRequest.from_bytes(REQUEST)
+        assert replace(read, signature=b"") == replace(true, signature=b"")  # base64 has several ways to say it
 
 
 @often(200)

@@ -38,11 +38,15 @@ def test_one_process_uses_it_at_a_time_and_its_end_gives_it_back(tmp_path):
 def test_where_no_lock_can_be_made_the_identity_is_used_without_one(tmp_path, monkeypatch):
     """A folder of secrets that this user may only read, for instance; the administrator may write everywhere."""
 
+    refused = []
+
     def refuse(path: Path, mode: str) -> None:
+        refused.append(path)
         raise PermissionError(f"{path} may only be read")
 
     monkeypatch.setattr(Path, "open", refuse)
     claim_identity(tmp_path / "peer.key")
+    assert refused == [tmp_path / "peer.key.lock"]
 
 
 def refusal(path: Path) -> str:

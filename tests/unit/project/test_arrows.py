@@ -104,10 +104,16 @@ def test_rooms_of_swarm_import_only_lower_floors(floor):
 )
 def test_folders_of_other_packages_import_only_lower_floors(package, floor):
     floors = FOLDER_FLOORS[package]
-    for path in (ROOT / package / floors[floor]).glob("*.py"):
+    for path in (ROOT / package / floors[floor]).rglob("*.py"):
         for names in graph.imports_of(path):
             rooms = {name.split(".")[1] for name in names if name.startswith(f"{package}.")}
             assert not rooms & set(floors[:floor]), f"{path.name} imports {names[0]}"
+
+
+@pytest.mark.parametrize("package", FOLDER_FLOORS)
+def test_every_folder_of_other_packages_has_a_floor(package):
+    folders = {path.name for path in (ROOT / package).iterdir() if any(path.rglob("*.py"))}
+    assert folders == set(FOLDER_FLOORS[package])
 
 
 def test_every_folder_of_swarm_is_a_room():

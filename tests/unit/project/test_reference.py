@@ -45,7 +45,9 @@ def test_where_the_rooms_page_points_to_is_there(monkeypatch):
     text = (DOCS / "developer" / "rooms.md").read_text()
     for path in re.findall(r"`(swarm/[a-z_/]+\.py)`", text):
         assert (DOCS.parent / path).is_file(), path
-    for path, name in re.findall(r"`(swarm/[a-z_/]+)\.py`, `([\w.]+)`", text):
+    named = re.findall(r"`(swarm/[a-z_/]+)\.py`, `([\w.]+)`", text)
+    assert len(named) > 40, "most lines of the page name a class or a function"
+    for path, name in named:
         find(path.replace("/", "."), name)
 
 

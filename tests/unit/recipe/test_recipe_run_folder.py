@@ -10,7 +10,7 @@ import pytest
 
 from recipe.errors import InputError
 from recipe.presets import preset
-from recipe.run_folder import RunFolder, read_metrics, write_json, write_private
+from recipe.run_folder import RunFolder, read_metrics, whole_file, write_json, write_private
 from recipe.training.loggers import JsonlLogger
 
 
@@ -47,6 +47,20 @@ def test_json_is_replaced_whole(tmp_path):
         write_json(path, {"loss": object()})
     assert json.loads(path.read_text())["text"] == "a"
     assert [file.name for file in tmp_path.iterdir()] == ["status.json"]
+
+
+def test_a_full_disk_leaves_the_old_file_and_no_half(tmp_path):
+    path = tmp_path / "best.ckpt"
+    path.write_bytes(b"old")
+
+    def write_on_a_full_disk() -> None:
+        with whole_file(path) as file:
+            file.write(b"half of the new")
+            raise OSError(28, "No space left on device")
+
+    with pytest.raises(OSError, match="No space left"):
+        write_on_a_full_disk()
+    assert [file.read_bytes() for file in tmp_path.iterdir()] == [b"old"]
 
 
 def test_environment_and_recipe(tmp_path):
