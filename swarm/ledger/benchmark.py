@@ -36,7 +36,8 @@ def measure(num_peers: int, num_updates: int, folder: Path) -> str:
     for step in range(num_updates):
         rest = () if step % 8 else SKETCH, False, b"", os.urandom(LINEAGE_BYTES)
         tickets = [Ticket(step, 96 + n, False, 2.5 / (n + 1.1), lineage, *rest) for n in range(num_peers)]
-        group = Group.close(os.urandom(LINEAGE_BYTES), tuple(owner.own for owner in owners), tuple(tickets))
+        peers = tuple(owner.own for owner in owners)
+        group = Group.close(os.urandom(LINEAGE_BYTES), peers, tuple(tickets), RUN)
         group = group.bounded(BatchTarget(2048))
         report = RoundReport.of(group, meeting_seconds=0.0, exchange_seconds=0.0)
         for ledger, ticket in zip(ledgers, tickets, strict=True):

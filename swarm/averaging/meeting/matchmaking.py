@@ -79,6 +79,7 @@ class Matchmaking:
         self._orders = OrderExchange(admission, self.orders_changed)
         self._lobby = Lobby(
             me=self._me,
+            namespace=namespace,
             schema_hash=schema_hash,
             orders=self._orders,
             monitor=self._monitor,

@@ -106,8 +106,9 @@ def test_a_group_s_name_tells_whether_all_were_told_the_same():
         Group.close(LINEAGE, peers[::-1], tickets),
         Group.close(LINEAGE, peers, swapped),
         Group.close(LINEAGE, peers[:2], tickets[:2]),
+        Group.close(LINEAGE, peers, tickets, "another run"),
     ]
-    assert len({group.group_id, *(other.group_id for other in others)}) == 5
+    assert len({group.group_id, *(other.group_id for other in others)}) == 6
     wild = replace(tickets[0], loss=math.inf, sketch=(math.nan,))
     read = Ticket.from_bytes(wild.to_bytes())
     assert Group.close(LINEAGE, peers[:1], (wild,)).group_id == Group.close(LINEAGE, peers[:1], (read,)).group_id
