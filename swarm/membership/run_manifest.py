@@ -36,7 +36,8 @@ records say why a round failed, and what a test found.
 20: lists of work name the weights, and the micro-batches of all processes of a member; samples need a list.
 21: who gives something else than its list says can be proven guilty.
 22: buffers travel in parts of their own, and are averaged without regard to local steps.
-23: rounds are named after their run as well, and tickets have bytes of their own, so that nothing signed counts twice.
+23: rounds are named after their run as well, and tickets have bytes of their own, so that nothing signed counts twice;
+who gives no samples has no vote on going back.
 """
 
 MAX_MANIFEST_BYTES = 64 * 1024

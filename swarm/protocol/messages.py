@@ -373,14 +373,17 @@ class Group:
     def back_to(self) -> int | None:
         """The step to which this group goes back instead of averaging: the one that more than half of it name, if any.
 
-        Those count who give samples, as they do for the average, and those who want to go back. All members of a group
-        have the same tickets, and so they decide alike. Who waited for the others in vain decides nothing: unlike an
-        average, this takes no samples, and the others would find that it has gone on without them.
+        Those count who give samples, as they do for the average: names without samples cost their sender nothing. Where
+        nobody gives any, as when no gradient is finite any more, those count who want to go back. All members of a
+        group have the same tickets, and so they decide alike. Who waited for the others in vain decides nothing:
+        unlike an average, this takes no samples, and the others would find that it has gone on without them.
         """
         if len(self.tickets) < 2:
             return None
         heard = [ticket for ticket in self.tickets if not ticket.listens]
-        named = Counter(ticket.back_to for ticket in heard if ticket.samples or ticket.back_to != NOWHERE)
+        givers = [ticket for ticket in heard if ticket.samples]
+        voters = givers or [ticket for ticket in heard if ticket.back_to != NOWHERE]
+        named = Counter(ticket.back_to for ticket in voters)
         step = max(named, key=named.__getitem__, default=NOWHERE)
         return step if step != NOWHERE and 2 * named[step] > named.total() else None
 

@@ -163,7 +163,9 @@ def going(*back_to: int, samples: int = 8) -> list[Ticket]:
         (going(0, 0), 0),
         (going(16, NOWHERE) + going(NOWHERE, NOWHERE, samples=0), None),
         (going(16, 16, NOWHERE) + going(NOWHERE, NOWHERE, samples=0), 16),  # helpers that have nothing to say
-        (going(NOWHERE, NOWHERE, NOWHERE) + going(16, 16, 16, samples=0), None),
+        (going(NOWHERE, NOWHERE, NOWHERE) + going(16, 16, 16, 16, samples=0), None),  # names that give nothing
+        (going(16, 16, 16, NOWHERE) + going(8, 8, 8, 8, samples=0), 16),  # nor do they keep others from it
+        (going(16, 16, NOWHERE, samples=0), 16),  # no gradient is finite any more
         (going(16, 16, NOWHERE) + [replace(one, lineage=ANY_LINEAGE) for one in going(0, 0, 0, samples=0)], 16),
     ],
 )
