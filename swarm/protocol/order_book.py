@@ -98,7 +98,7 @@ class SignedOrder:
     def read(cls, content: bytes, signature: bytes, warrant: bytes, authority: Authority, now: float) -> SignedOrder:
         """Raises NotSigned: it is none of this run, or of a time at which its signer could not order"""
         signed = authority.read(
-            ORDER.format(authority.run_id), to_wire(content, signature, warrant), 2 * MAX_SIGNED_BYTES, Right.CONTROL
+            ORDER.format(authority.run), to_wire(content, signature, warrant), 2 * MAX_SIGNED_BYTES, Right.CONTROL
         )
         order = Order.from_bytes(content)
         if order.given_at / 1000 > now + CLOCK_SECONDS:
@@ -141,12 +141,12 @@ class OrderBook:
     """What one peer knows.
 
     Args:
-        run_id: of which run
+        run: start of the run's keys: of which run and recipe
         given: those that count, in the order in which they were given
         revocations: of deputies
     """
 
-    run_id: str
+    run: str
     given: tuple[SignedOrder, ...] = ()
     revocations: tuple[Revocation, ...] = ()
 
@@ -174,7 +174,7 @@ class OrderBook:
             for content, signature in pairs:
                 same = before.get(SignedOrder(content, signature, warrant, None, b"", 0))
                 given.append(same or SignedOrder.read(content, signature, warrant, authority, now))
-        return _bounded(authority.run_id, given, revocations)
+        return _bounded(authority.run, given, revocations)
 
     def to_bytes(self) -> bytes:
         """As members pass it on, at most 64 KiB; the same for all who know the same. Empty if there is nothing."""
@@ -188,13 +188,13 @@ class OrderBook:
 
     def with_all(self, other: OrderBook) -> OrderBook:
         """What both know together."""
-        return _bounded(self.run_id, [*self.given, *other.given], [*self.revocations, *other.revocations])
+        return _bounded(self.run, [*self.given, *other.given], [*self.revocations, *other.revocations])
 
     @cached_property
     def orders(self) -> Orders:
         """What follows from it."""
         return Orders(
-            self.run_id,
+            self.run,
             self._number,
             tuple(order.order for order in self.given),
             frozenset(revocation.key for revocation in self.revocations),
@@ -234,10 +234,10 @@ def revoke(key: bytes, kept: Collection[SignedOrder], organiser: Signer, authori
     signature = organiser.signature(REVOCATION.format(authority.run_id), content)
     if organiser.warrant:
         raise NotSigned("was signed by a deputy, and only the organiser's own key can revoke one")
-    return OrderBook(authority.run_id, (), (Revocation.read(content, signature, authority),))
+    return OrderBook(authority.run, (), (Revocation.read(content, signature, authority),))
 
 
-def _bounded(run_id: str, given: Iterable[SignedOrder], revocations: Iterable[Revocation]) -> OrderBook:
+def _bounded(run: str, given: Iterable[SignedOrder], revocations: Iterable[Revocation]) -> OrderBook:
     """Each once, without those that do not count; where there are too many, all peers keep the same ones."""
     revoked = sorted(set(revocations), key=lambda revocation: (revocation.key, revocation.signature))[:MAX_REVOKED]
     by_key: defaultdict[bytes, list[SignedOrder]] = defaultdict(list)
@@ -252,9 +252,21 @@ def _bounded(run_id: str, given: Iterable[SignedOrder], revocations: Iterable[Re
         for order in orders[: MAX_OF_DEPUTY if orders[0].warrant else MAX_ORDERS]
         if not order.warrant or order.key in allowed
     ]
-    return OrderBook(run_id, tuple(sorted(kept, key=lambda order: order.place)), tuple(revoked))
+    return OrderBook(run, tuple(sorted(kept, key=lambda order: order.place)), tuple(revoked))
 
 
 def merged(known: OrderBook, data: bytes, authority: Authority, now: float = 0.0) -> OrderBook:
     """What is known with what somebody has passed on; rest as `OrderBook.read`."""
     return known.with_all(OrderBook.read(data, authority, known, now))
+
+
+def revocations_in(data: bytes) -> bytes:
+    """A list without its orders: who is revoked is so with every recipe that is trained under the run's id.
+
+    Raises:
+        NotSigned: it cannot be read
+    """
+    try:
+        return to_wire(from_wire(_BOOK, data, MAX_BOOK_BYTES)[0], [])
+    except ValueError:
+        raise NotSigned("cannot be read") from None
