@@ -194,6 +194,7 @@ class Rounds:
                 self._orders_at,
                 options.auto,
                 options.fragments.rest,
+                options.namespace,
             )
             ask = partial(ask_for, p2p, options.namespace, options.line)
             largest = largest_micro_batch(options.target.samples)

@@ -76,7 +76,7 @@ class Desk:
         self._trouble = ""
         """Why the history could not be saved the last time."""
         self._credits = credits
-        self._orders, self._knows_orders = Orders(card.run_id), False
+        self._orders, self._knows_orders = Orders(card.key), False
         self._ending: Sequence[Certificate] = ()
         self.newest = self._snapshot()
 

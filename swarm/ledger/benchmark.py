@@ -17,7 +17,7 @@ from swarm.ledger.audit import audit
 from swarm.ledger.ledger import Ledger
 from swarm.network.signed_records import OwnedRecords
 from swarm.protocol.batch_target import BatchTarget
-from swarm.protocol.messages import Group, Ticket
+from swarm.protocol.messages import TICKET_NONCE_BYTES, Group, Ticket
 from swarm.protocol.round_report import RoundReport, StepReport
 from swarm.protocol.wire import LINEAGE_BYTES
 
@@ -35,8 +35,12 @@ def measure(num_peers: int, num_updates: int, folder: Path) -> str:
     lineage, seconds = bytes(LINEAGE_BYTES), []
     for step in range(num_updates):
         rest = () if step % 8 else SKETCH, False, b"", os.urandom(LINEAGE_BYTES)
-        tickets = [Ticket(step, 96 + n, False, 2.5 / (n + 1.1), lineage, *rest) for n in range(num_peers)]
-        group = Group.close(os.urandom(LINEAGE_BYTES), tuple(owner.own for owner in owners), tuple(tickets))
+        nonces = [os.urandom(TICKET_NONCE_BYTES) for _ in range(num_peers)]
+        tickets = [
+            Ticket(step, 96 + n, False, 2.5 / (n + 1.1), lineage, *rest, nonce=nonce) for n, nonce in enumerate(nonces)
+        ]
+        peers = tuple(owner.own for owner in owners)
+        group = Group.close(os.urandom(LINEAGE_BYTES), peers, tuple(tickets), RUN)
         group = group.bounded(BatchTarget(2048))
         report = RoundReport.of(group, meeting_seconds=0.0, exchange_seconds=0.0)
         for ledger, ticket in zip(ledgers, tickets, strict=True):

@@ -190,8 +190,8 @@ class Chain:
         """The same as of the line itself, at a fifth of the cost where another member has said the same."""
         known, content = self._given.get(line.group), line.content
         if known is not None:
-            return known.content == content or line.is_named_rightly()
-        if not line.is_named_rightly():
+            return known.content == content or line.is_named_rightly(self.start.run)
+        if not line.is_named_rightly(self.start.run):
             return False
         claims = tuple((sys.intern(claim.peer), claim.samples) for claim in line.members)
         self._given[line.group] = Given(claims, line.step, content)

@@ -208,7 +208,7 @@ class Ledger:
 
     def _note(self, report: StepReport, attested: Attestation | None) -> None:
         file = self._file or self._begin()  # there was no room for it
-        group = group_of(report, self._owner.own, os.urandom(LINEAGE_BYTES))
+        group = group_of(report, self._owner.own, os.urandom(LINEAGE_BYTES), self._run)
         self._show(group.peer_ids)
         state = None
         if attested is not None and attested is not self._told and attested.digest:

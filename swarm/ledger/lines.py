@@ -20,7 +20,7 @@ from msgspec import Meta, Struct
 from swarm.network.signed_records import MAX_KEY_BITS, MAX_SUBKEY_BYTES, peer_of
 from swarm.protocol.auto_mode import Pace
 from swarm.protocol.certificates import KEY_BYTES, MAX_CERTIFICATE_BYTES, MAX_NAME_LENGTH
-from swarm.protocol.messages import ANY_LINEAGE, MAX_GROUP_SIZE, NOWHERE, BackTo, Group, LineKbps, Ticket
+from swarm.protocol.messages import ANY_LINEAGE, MAX_GROUP_SIZE, NOWHERE, BackTo, Group, LineKbps, Ticket, TicketNonce
 from swarm.protocol.orders import DIGEST_BYTES as ORDERS_BYTES
 from swarm.protocol.round_report import StepReport
 from swarm.protocol.wire import MAX_SKETCH, PEER_ID_BYTES, Lineage, Name, Samples, Step, to_wire
@@ -112,6 +112,7 @@ class Claim(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
         line_kbps: what its line carried, in kbit/s; 0: not known
         work: name of the list of what it had computed
         doubts: name of a member whose work was not what it said
+        nonce: random bytes of this ticket
     """
 
     peer: _Peer
@@ -126,6 +127,7 @@ class Claim(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     line_kbps: LineKbps = 0
     work: Name = b""
     doubts: Name = b""
+    nonce: TicketNonce = b""
 
     @classmethod
     def of(cls, peer: PeerID, ticket: Ticket) -> Claim:
@@ -140,6 +142,7 @@ class Claim(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
             ticket.line_kbps,
             ticket.work,
             ticket.doubts,
+            ticket.nonce,
         )
         return cls(peer.to_base58(), ticket.samples, loss, flags, ticket.sketch, *rest)
 
@@ -154,7 +157,7 @@ class Claim(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
         loss = math.nan if self.loss is None else self.loss
         client_mode, warm = bool(self.flags & CLIENT_MODE), bool(self.flags & WARM)
         rest = self.sketch, warm, orders, self.receipts, self.accuses, self.back_to, self.pace
-        rest += self.line_kbps, self.work, self.doubts
+        rest += self.line_kbps, self.work, self.doubts, self.nonce
         return Ticket(step, self.samples, client_mode, loss, lineage, *rest)
 
 
@@ -166,7 +169,7 @@ class Update(Line, frozen=True, tag="update"):
         step: that it ended
         lineage: of the weights before it; those after it are named by the group
         group: name of the round
-        nonce: of which the name was made, with the members and what they brought
+        nonce: of which the name was made, with the run, the members and what they brought
         most: samples for which one member counts at most
         members: in the order of their shares; one alone has averaged with nobody
         state: step, lineage and digest of the state that the peer held last, if it has taken one since the line before
@@ -199,12 +202,13 @@ class Update(Line, frozen=True, tag="update"):
         content = msgspec.json.encode((self.nonce, self.lineage, self.step, self.orders, self.members))
         return hashlib.sha256(content).digest()
 
-    def is_named_rightly(self) -> bool:
-        """Whether the group's name is made of what stands here."""
+    def is_named_rightly(self, run: str) -> bool:
+        """Whether the group's name is made of what stands here, and of this run (`Start.run`)."""
         try:
             peers = tuple(claim.id for claim in self.members)
             tickets = tuple(claim.ticket(self.step, self.lineage, self.orders) for claim in self.members)
-            return len(set(peers)) == len(peers) and Group.close(self.nonce, peers, tickets).group_id == self.group
+            group = Group.close(self.nonce, peers, tickets, run)
+            return len(set(peers)) == len(peers) and group.group_id == self.group
         except ValueError:
             return False
 
@@ -281,12 +285,13 @@ def peer_named(text: str) -> PeerID:
     return peer
 
 
-def group_of(report: StepReport, me: PeerID, nonce: bytes) -> Group:
+def group_of(report: StepReport, me: PeerID, nonce: bytes, run: str) -> Group:
     """The group behind an update; of a peer that was alone, one of itself.
 
     Args:
         nonce: 16 random bytes, if there was no group
+        run: start of its keys
     """
     if report.round is not None:
         return report.round.group
-    return Group.close(nonce, (me,), (report.ticket,))
+    return Group.close(nonce, (me,), (report.ticket,), run)

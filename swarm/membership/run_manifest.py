@@ -22,7 +22,7 @@ from swarm.network.signed_records import RUNS_KEY, owned_entries
 from swarm.protocol.certificates import CLOCK_SECONDS, Authority, NotSigned, Signer
 from swarm.protocol.run_names import authority_in, is_run_id, key_prefix, signed_content
 
-PROTOCOL = 22
+PROTOCOL = 23
 """Raised when peers of two versions could no longer train together.
 
 11: a member may listen to a round before it has the weights of its step.
@@ -36,6 +36,8 @@ records say why a round failed, and what a test found.
 20: lists of work name the weights, and the micro-batches of all processes of a member; samples need a list.
 21: who gives something else than its list says can be proven guilty.
 22: buffers travel in parts of their own, and are averaged without regard to local steps.
+23: rounds are named after their run as well, and tickets have bytes of their own, so that nothing signed counts twice;
+who gives no samples has no vote on going back; orders are signed for one recipe.
 """
 
 MAX_MANIFEST_BYTES = 64 * 1024
@@ -88,7 +90,7 @@ class RunManifest:
     @property
     def authority(self) -> Authority | None:
         """Whose word counts in this run; None if it is open to everybody."""
-        return Authority(self.run_id, self.organiser) if self.organiser else None
+        return Authority(self.run_id, self.organiser, self.key_prefix) if self.organiser else None
 
     def signed_by(self, signer: Signer) -> "RunManifest":
         """The manifest of a run by invitation."""

@@ -13,7 +13,7 @@ import heapq
 import json
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from hivemind.dht.protocol import DHTProtocol
@@ -170,7 +170,8 @@ def _run_in(manifest: Any) -> tuple[str, Authority | None] | None:
         content = json.loads(manifest)
         authority = authority_in(content)
         organiser = b"" if authority is None else authority.organiser
-        return key_prefix(content["run_id"], content["fingerprint"], organiser), authority
+        prefix = key_prefix(content["run_id"], content["fingerprint"], organiser)
+        return prefix, None if authority is None else replace(authority, run=prefix)
     except (ValueError, TypeError, KeyError, RecursionError):  # a stranger's bytes
         return None
 

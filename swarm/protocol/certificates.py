@@ -39,8 +39,9 @@ LATEST_SECONDS = 2**33
 
 CERTIFICATE, REMOVALS, WARRANT, MANIFEST = (f"swarm {kind} 1" for kind in ("certificate", "removals", "warrant", "run"))
 """Kinds of what is signed."""
-ORDER, REVOCATION = "swarm order 2 {}", "swarm revocation 1 {}"
-"""The same, with the run's id in them: there are many, and they need not all carry it."""
+ORDER, REVOCATION = "swarm order 3 {}", "swarm revocation 1 {}"
+"""The same, with the run in them: there are many, and they need not all carry it. An order counts for one recipe (the
+start of the run's keys), and who is revoked is so under the run's id, as a warrant counts."""
 
 _Key = Annotated[bytes, Meta(min_length=KEY_BYTES, max_length=KEY_BYTES)]
 _Signature = Annotated[bytes, Meta(min_length=SIGNATURE_BYTES, max_length=SIGNATURE_BYTES)]
@@ -146,10 +147,12 @@ class Authority:
     Args:
         run_id: the run
         organiser: her public key, 32 bytes
+        run: start of the run's keys, with its recipe, of which orders are read; empty where none are
     """
 
     run_id: str
     organiser: bytes
+    run: str = ""
 
     def read(self, kind: str, data: bytes, most_bytes: int, right: Right | None = None) -> Signed:
         """What was signed, if the organiser has signed it, or a deputy of hers.

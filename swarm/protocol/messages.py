@@ -36,8 +36,9 @@ from swarm.protocol.wire import (
 )
 
 MAX_GROUP_SIZE = 1024
-MAX_TICKET_BYTES = 344
+MAX_TICKET_BYTES = 354
 MAX_LINE_KBPS = 10**9
+TICKET_NONCE_BYTES = 8
 ANY_LINEAGE = b"\xff" * LINEAGE_BYTES
 """In the ticket of a listener, who does not know yet which weights the others will have."""
 NOWHERE = -1
@@ -45,6 +46,7 @@ NOWHERE = -1
 _OrdersName = Annotated[bytes, Meta(max_length=DIGEST_BYTES)]
 BackTo = Annotated[int, Meta(ge=NOWHERE, le=MAX_STEP)]
 LineKbps = Annotated[int, Meta(ge=0, le=MAX_LINE_KBPS)]
+TicketNonce = Annotated[bytes, Meta(max_length=TICKET_NONCE_BYTES)]
 _TICKET = msgspec.msgpack.Decoder(
     tuple[
         Step,
@@ -62,6 +64,7 @@ _TICKET = msgspec.msgpack.Decoder(
         LineKbps,
         Name,
         Name,
+        TicketNonce,
     ]
 )
 
@@ -257,6 +260,8 @@ class Ticket:
         line_kbps: what its line carries, in kbit/s, as it has measured; 0: not known. Shares follow it
         work: name of the list of what it has computed (`swarm.protocol.work`); empty if nobody can compute it again
         doubts: name of a member whose work was another one when this peer computed it again; empty if there is none
+        nonce: 8 random bytes where averages are checked. No round has the name of an earlier one, whatever its leader
+            does, so this peer never signs two averages under one name
     """
 
     step: int
@@ -274,6 +279,7 @@ class Ticket:
     line_kbps: int = 0
     work: bytes = b""
     doubts: bytes = b""
+    nonce: bytes = b""
 
     @classmethod
     def of_listener(cls, step: int, client_mode: bool, orders: bytes = b"", pace: Pace | None = None) -> Ticket:
@@ -312,7 +318,7 @@ class Group:
         group_id: name of this round
         peer_ids: members; their shares of the vector come in this order (client-mode members: no share)
         tickets: one for each member, in the same order
-        nonce: 16 random bytes, of which the name was made, with the next
+        nonce: 16 random bytes, of which the name was made, with the run and the next
         said: the tickets as they came, before `bounded`
         most: samples for which a member counts
     """
@@ -325,16 +331,17 @@ class Group:
     most: int = MAX_SAMPLES
 
     @classmethod
-    def close(cls, nonce: bytes, peer_ids: tuple[PeerID, ...], tickets: tuple[Ticket, ...]) -> Group:
+    def close(cls, nonce: bytes, peer_ids: tuple[PeerID, ...], tickets: tuple[Ticket, ...], run: str = "") -> Group:
         """A group that is named after all that its members have to agree on.
 
         Whom its leader tells otherwise asks for a round of another name, and never averages with these.
 
         Args:
             nonce: 16 random bytes
+            run: start of its keys: what is signed under this name proves nothing in another run
         """
         as_read = [Ticket.from_bytes(ticket.to_bytes()) for ticket in tickets]  # not finite is not finite
-        content = [nonce, *(peer.to_bytes() for peer in peer_ids), *(ticket.to_bytes() for ticket in as_read)]
+        content = [run, nonce, *(peer.to_bytes() for peer in peer_ids), *(ticket.to_bytes() for ticket in as_read)]
         name = hashlib.sha256(to_wire(*content)).digest()[:LINEAGE_BYTES]
         return cls(name, peer_ids, tickets, nonce, tuple(as_read))
 
@@ -366,14 +373,17 @@ class Group:
     def back_to(self) -> int | None:
         """The step to which this group goes back instead of averaging: the one that more than half of it name, if any.
 
-        Those count who give samples, as they do for the average, and those who want to go back. All members of a group
-        have the same tickets, and so they decide alike. Who waited for the others in vain decides nothing: unlike an
-        average, this takes no samples, and the others would find that it has gone on without them.
+        Those count who give samples, as they do for the average: names without samples cost their sender nothing. Where
+        nobody gives any, as when no gradient is finite any more, those count who want to go back. All members of a
+        group have the same tickets, and so they decide alike. Who waited for the others in vain decides nothing:
+        unlike an average, this takes no samples, and the others would find that it has gone on without them.
         """
         if len(self.tickets) < 2:
             return None
         heard = [ticket for ticket in self.tickets if not ticket.listens]
-        named = Counter(ticket.back_to for ticket in heard if ticket.samples or ticket.back_to != NOWHERE)
+        givers = [ticket for ticket in heard if ticket.samples]
+        voters = givers or [ticket for ticket in heard if ticket.back_to != NOWHERE]
+        named = Counter(ticket.back_to for ticket in voters)
         step = max(named, key=named.__getitem__, default=NOWHERE)
         return step if step != NOWHERE and 2 * named[step] > named.total() else None
 

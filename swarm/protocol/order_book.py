@@ -136,7 +136,7 @@ def _id_of(signature: bytes) -> bytes:
 def _proven_order(content: bytes, signature: bytes, warrant: bytes, authority: Authority) -> SignedOrder:
     """Whatever was proven is remembered, whether it counts or not: lists repeat it without end."""
     data = to_wire(content, signature, warrant)
-    signed = authority.read(ORDER.format(authority.run_id), data, 2 * MAX_SIGNED_BYTES, Right.CONTROL)
+    signed = authority.read(ORDER.format(authority.run), data, 2 * MAX_SIGNED_BYTES, Right.CONTROL)
     order = Order.from_bytes(content)
     signed.check_time(order.given_at / 1000)
     return SignedOrder(content, signature, warrant, order, signed.key, signed.begin)
@@ -158,12 +158,12 @@ class OrderBook:
     """What one peer knows.
 
     Args:
-        run_id: of which run
+        run: start of the run's keys: of which run and recipe
         given: those that count, in the order in which they were given
         revocations: of deputies
     """
 
-    run_id: str
+    run: str
     given: tuple[SignedOrder, ...] = ()
     revocations: tuple[Revocation, ...] = ()
 
@@ -179,7 +179,7 @@ class OrderBook:
 
     def with_all(self, other: OrderBook) -> OrderBook:
         """What both know together."""
-        return _bounded(self.run_id, [*self.given, *other.given], [*self.revocations, *other.revocations])
+        return _bounded(self.run, [*self.given, *other.given], [*self.revocations, *other.revocations])
 
     def has(self, given: Iterable[SignedOrder], revocations: Iterable[Revocation]) -> bool:
         """Whether all of these are in it."""
@@ -193,7 +193,7 @@ class OrderBook:
     def orders(self) -> Orders:
         """What follows from it."""
         return Orders(
-            self.run_id,
+            self.run,
             self._number,
             tuple(order.order for order in self.given),
             frozenset(revocation.key for revocation in self.revocations),
@@ -233,10 +233,10 @@ def revoke(key: bytes, kept: Collection[SignedOrder], organiser: Signer, authori
     signature = organiser.signature(REVOCATION.format(authority.run_id), content)
     if organiser.warrant:
         raise NotSigned("was signed by a deputy, and only the organiser's own key can revoke one")
-    return OrderBook(authority.run_id, (), (Revocation.read(content, signature, authority),))
+    return OrderBook(authority.run, (), (Revocation.read(content, signature, authority),))
 
 
-def _bounded(run_id: str, given: Iterable[SignedOrder], revocations: Iterable[Revocation]) -> OrderBook:
+def _bounded(run: str, given: Iterable[SignedOrder], revocations: Iterable[Revocation]) -> OrderBook:
     """Each once, without those that do not count; where there are too many, all peers keep the same ones."""
     revoked = _bounded_revocations(revocations)
     by_key: defaultdict[bytes, list[SignedOrder]] = defaultdict(list)
@@ -254,7 +254,7 @@ def _bounded(run_id: str, given: Iterable[SignedOrder], revocations: Iterable[Re
         for order in orders[: MAX_OF_DEPUTY if orders[0].warrant else MAX_ORDERS]
         if not order.warrant or order.key in allowed
     ]
-    return OrderBook(run_id, tuple(sorted(kept, key=lambda order: order.place)), tuple(revoked))
+    return OrderBook(run, tuple(sorted(kept, key=lambda order: order.place)), tuple(revoked))
 
 
 def _bounded_revocations(revocations: Iterable[Revocation]) -> list[Revocation]:
@@ -290,4 +290,16 @@ def merged(known: OrderBook, data: bytes, authority: Authority, now: float = 0.0
                 given.append(SignedOrder.read(content, signature, warrant, authority, now))
     if known.has(given, revocations):
         return known
-    return known.with_all(OrderBook(known.run_id, tuple(given), tuple(revocations)))
+    return known.with_all(OrderBook(known.run, tuple(given), tuple(revocations)))
+
+
+def revocations_in(data: bytes) -> bytes:
+    """A list without its orders: who is revoked is so with every recipe that is trained under the run's id.
+
+    Raises:
+        NotSigned: it cannot be read
+    """
+    try:
+        return to_wire(from_wire(_BOOK, data, MAX_BOOK_BYTES)[0], [])
+    except ValueError:
+        raise NotSigned("cannot be read") from None

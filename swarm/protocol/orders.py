@@ -143,13 +143,13 @@ class Orders:
     """All orders of a run.
 
     Args:
-        run_id: of which run
+        run: start of the run's keys: of which run and recipe
         number: the greater, the more is known
         given: in the order in which they were given
         revoked: keys of deputies who may not order any more
     """
 
-    run_id: str
+    run: str
     number: int = field(default=0, compare=False)
     given: tuple[Order, ...] = ()
     revoked: frozenset[bytes] = frozenset()
@@ -162,7 +162,7 @@ class Orders:
 
     def signed_by(self, signer: Signer) -> bytes:
         """All of them, signed with this key, as members pass them on; `order_book.merged` reads it."""
-        kind, contents = ORDER.format(self.run_id), [order.to_bytes() for order in self.given]
+        kind, contents = ORDER.format(self.run), [order.to_bytes() for order in self.given]
         return to_wire([], [(signer.warrant, [(content, signer.signature(kind, content)) for content in contents])])
 
     # ---- what follows from it ---------------------------------------------------------------------------------------

@@ -26,9 +26,9 @@ class SignedLists:
     """
 
     def __init__(self, authority: Authority | None):
-        run_id = "" if authority is None else authority.run_id
+        run_id, run = ("", "") if authority is None else (authority.run_id, authority.run)
         self._authority = authority
-        self.removals, self.book = Removals(run_id, 0, {}), OrderBook(run_id)
+        self.removals, self.book = Removals(run_id, 0, {}), OrderBook(run)
         self._signed: dict[str, bytes] = {}
         self._removed_since: dict[int, float] = {}
 

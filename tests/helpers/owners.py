@@ -61,7 +61,7 @@ class Organiser:
 
     def __init__(self, run_id: str = "run", began: float = 0.0):
         self.signer = Signer(Ed25519PrivateKey.generate())
-        self.authority = Authority(run_id, self.signer.public_key)
+        self.authority = Authority(run_id, self.signer.public_key, run_id)
         self._serial = int(1000 * (time.time() - began))
         self.removals = Removals(run_id, 0, {})
 

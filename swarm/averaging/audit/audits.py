@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import math
+import os
 import random
 from collections import Counter, OrderedDict, deque
 from collections.abc import Coroutine, Sequence
@@ -42,7 +43,7 @@ from swarm.averaging.audit.statements import MAX_PARTS, MAX_RECEIPT_BYTES, Recei
 from swarm.averaging.audit.work_audits import FALSE_ACCUSER_SECONDS, MAX_FALSE_ACCUSER_SECONDS, Ask, WorkAudits
 from swarm.averaging.shares import MAX_STRIPES
 from swarm.membership.backoff import Backoff, BlameBackoff
-from swarm.protocol.messages import MAX_GROUP_SIZE, NOWHERE, Blame, Group, Ticket
+from swarm.protocol.messages import MAX_GROUP_SIZE, NOWHERE, TICKET_NONCE_BYTES, Blame, Group, Ticket
 from swarm.protocol.wire import LINEAGE_BYTES, MAX_SAMPLES, Name, from_wire, to_wire
 from swarm.runtime.async_utils import in_thread
 from swarm.runtime.token_bucket import TokenBuckets
@@ -180,12 +181,12 @@ class Audits:
         return self.work.found() | found
 
     def annotate(self, ticket: Ticket, sound: Sequence[int] = ()) -> Ticket:
-        """The same, with what this peer has to say about the rounds before.
+        """The same, with what this peer has to say about the rounds before, and unlike all that it has brought before.
 
         Args:
             sound: steps of the states to which it can go back
         """
-        ticket = self.work.with_doubt(ticket)
+        ticket = replace(self.work.with_doubt(ticket), nonce=os.urandom(TICKET_NONCE_BYTES))
         complete, accused = self._complete, [*self._proofs]
         if complete is not None and complete.group.group_id == ticket.lineage:
             ticket = replace(ticket, receipts=_hash_of_receipts(complete.signed))

@@ -150,6 +150,7 @@ class Judge:
         orders_at: names the organiser's orders that it follows, by step
         auto: codec and local steps are those of a round's group; `target_at` is that of one local step
         num_buffers: numbers at the end of what is averaged that are buffers of the model
+        run: start of its keys, of which its groups' names are made: of others' it judges nothing
     """
 
     size_at: Callable[[int], int]
@@ -159,6 +160,7 @@ class Judge:
     orders_at: Callable[[int], bytes] = lambda step: b""
     auto: bool = False
     num_buffers: int = 0
+    run: str = ""
 
     def of(self, group: Group) -> Judge:
         """Who judges the averages of this group."""

@@ -2,7 +2,8 @@
 
 There are three kinds: two receipts of one reducer that contradict each other; a receipt with all that one average was
 made of, of which another one comes when it is made again; and a part that a member gave, with its list of what it has
-computed, which says something else. None can be made without the key of who is accused.
+computed, which says something else. None can be made without the key of who is accused, nor of what it has signed in
+another run: a group's name is made of its run, and of bytes that each member has drawn for this round alone.
 """
 
 from __future__ import annotations
@@ -116,26 +117,27 @@ def guilty(proof: bytes, judge: Judge, given_work: GivenWork | None = None) -> G
             raise ValueError("two receipts that do not contradict each other")
         return Guilt(one.reducer, Blame.EQUIVOCATED, one.stripe)
     if kind == "other work" and given_work is not None:
-        return _guilty_of_other_work(content, given_work)
+        return _guilty_of_other_work(content, judge.run, given_work)
     if kind != "a false average":
         raise ValueError("no proof of a known kind")
     nonce, members, stripe, part_index, signed, evidence = from_wire(_MADE_UP, content, MAX_PROOF_BYTES)
-    group = _group_of(nonce, members)
+    group = _group_of(nonce, members, judge.run)
     receipt = Receipt.from_bytes(signed)
     if not judge.is_false(group, stripe, part_index, receipt, Evidence.from_bytes(evidence)):
         raise ValueError("an average that an honest reducer can have made")
     return Guilt(receipt.reducer, Blame.MADE_UP_AN_AVERAGE, receipt.stripe)
 
 
-def _group_of(nonce: bytes, members: list[tuple[bytes, bytes]]) -> Group:
+def _group_of(nonce: bytes, members: list[tuple[bytes, bytes]], run: str) -> Group:
+    """As it was closed in this run; of a group of another run, one whose stripes nobody has signed for."""
     peer_ids = tuple(PeerID(peer) for peer, _ in members)
-    return Group.close(nonce, peer_ids, tuple(Ticket.from_bytes(ticket) for _, ticket in members))
+    return Group.close(nonce, peer_ids, tuple(Ticket.from_bytes(ticket) for _, ticket in members), run)
 
 
-def _guilty_of_other_work(content: bytes, given_work: GivenWork) -> Guilt:
+def _guilty_of_other_work(content: bytes, run: str, given_work: GivenWork) -> Guilt:
     nonce, members, stripe, part_index, *rest = from_wire(_GAVE_OTHER, content, MAX_PROOF_BYTES)
     reducer, sender, hashes, commitment, tensor, listed = rest
-    group, reducer, sender = _group_of(nonce, members), PeerID(reducer), PeerID(sender)
+    group, reducer, sender = _group_of(nonce, members, run), PeerID(reducer), PeerID(sender)
     if reducer == sender or not {reducer, sender} <= {*group.peer_ids}:
         raise ValueError("a part of somebody who was not there")
     given = SignedPart(sender, hashes, commitment, tensor_from(tensor))

@@ -201,7 +201,7 @@ class Knocker:
         if reply.code != averaging_pb2.BEGIN_ALLREDUCE:
             return None
         try:
-            return parse_group(reply, leader, self._p2p.peer_id, ticket, self._admission)
+            return parse_group(reply, leader, self._p2p.peer_id, ticket, self._admission, self._namespace)
         except ValueError as error:
             logger.warning(f"Ignoring a malformed group from {leader}: {error}")
             return None

@@ -67,6 +67,7 @@ class Lobby:
 
     Args:
         me: this peer
+        namespace: run and recipe
         schema_hash: shapes of the averaged vector
         orders: compares what guests follow
         monitor: tells who is not there any more
@@ -81,6 +82,7 @@ class Lobby:
         self,
         *,
         me: PeerID,
+        namespace: str,
         schema_hash: bytes,
         orders: OrderExchange,
         monitor: PeerMonitor,
@@ -90,7 +92,7 @@ class Lobby:
         timeouts: Timeouts,
         admission: Admission,
     ):
-        self._me, self._schema_hash, self._orders = me, schema_hash, orders
+        self._me, self._namespace, self._schema_hash, self._orders = me, namespace, schema_hash, orders
         self._monitor, self._news, self._detector = monitor, news, detector
         self._shunned, self._timeouts, self._admission = shunned, timeouts, admission
         self._guests: dict[PeerID, Guest] = {}
@@ -207,7 +209,7 @@ class Lobby:
         # earlier means have left out.
         entries.sort(key=lambda entry: entry[0].to_bytes())
         peer_ids, tickets, shown = zip(*entries, strict=True)
-        group = Group.close(nonce := os.urandom(LINEAGE_BYTES), peer_ids, tickets)
+        group = Group.close(nonce := os.urandom(LINEAGE_BYTES), peer_ids, tickets, self._namespace)
         if target.is_reached_by(group.samples):
             self._closed_step, self._closed_with = ticket.step, frozenset(arrived)
         reply = group_reply(group, nonce, shown)

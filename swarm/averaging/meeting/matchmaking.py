@@ -77,6 +77,7 @@ class Matchmaking:
         self._orders = OrderExchange(admission, lambda: self.lobby.orders_changed())
         self.lobby = Lobby(
             me=self._me,
+            namespace=namespace,
             schema_hash=schema_hash,
             orders=self._orders,
             monitor=self._monitor,

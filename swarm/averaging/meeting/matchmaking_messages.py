@@ -110,12 +110,15 @@ def group_reply(group: Group, nonce: bytes, shown: Sequence[bytes]) -> MessageFr
     )
 
 
-def parse_group(reply: MessageFromLeader, leader: PeerID, me: PeerID, ticket: Ticket, admission: Admission) -> Group:
+def parse_group(
+    reply: MessageFromLeader, leader: PeerID, me: PeerID, ticket: Ticket, admission: Admission, run: str
+) -> Group:
     """The group in a `group_reply`.
 
     Args:
         ticket: what this peer brought
         admission: tells who may be in it
+        run: start of its keys
 
     Raises:
         ValueError: whatever is wrong with it; the leader is not trusted
@@ -135,7 +138,7 @@ def parse_group(reply: MessageFromLeader, leader: PeerID, me: PeerID, ticket: Ti
         raise ValueError("its leader has no weights")
     if tickets[peer_ids.index(leader)].client_mode:
         raise ValueError("its leader cannot be called")
-    group = Group.close(bytes(reply.group_id), peer_ids, tickets)
+    group = Group.close(bytes(reply.group_id), peer_ids, tickets, run)
     lineage = group.lineage if ticket.listens else ticket.lineage
     if any(member.step != ticket.step or not (member.listens or member.lineage == lineage) for member in tickets):
         raise ValueError("its members have different weights")

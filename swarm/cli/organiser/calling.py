@@ -120,7 +120,7 @@ def calling(lookout: Lookout, authority: Authority) -> Iterator[tuple[SwarmDHT, 
         raise NotTold(str(error)) from None
     try:
         manifest = _manifest(dht, addresses, authority)
-        dht.take_part(manifest.key_prefix, authority, b"")
+        dht.take_part(manifest.key_prefix, manifest.authority, b"")
         yield dht, manifest
     finally:
         stop_dht(dht)

@@ -79,7 +79,7 @@ class SwarmControls:
 
     def __init__(self, dht: SwarmDHT, manifest: RunManifest, signer: Signer | None = None):
         self._dht, self._manifest, self._signer = dht, manifest, signer
-        self.orders = Orders(manifest.run_id)
+        self.orders = Orders(manifest.key_prefix)
         """The newest list."""
         self._looked_at = -LOOK_SECONDS
         dht.take_part(manifest.key_prefix, manifest.authority, b"")

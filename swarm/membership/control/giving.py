@@ -268,7 +268,7 @@ def give_order(
         )
     now = situation(dht, manifest)
     order = now.orders.with_order(now.order(what, value, at_step)).given[-1]
-    signed = Orders(manifest.run_id, given=(order,)).signed_by(signer)
+    signed = Orders(manifest.key_prefix, given=(order,)).signed_by(signer)
     lists = newest_lists(dht, manifest)
     left = lists.book.number_left(signer)
     try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import json
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -28,7 +29,8 @@ from swarm.protocol.certificates import (
     Signer,
     shown_date,
 )
-from swarm.protocol.signed_lists import REMOVED
+from swarm.protocol.order_book import revocations_in
+from swarm.protocol.signed_lists import ORDERS, REMOVED
 
 ORGANISERS_DAYS = 365
 """For which the organiser's own peers are members; they renew it themselves."""
@@ -104,20 +106,29 @@ class Membership:
         credentials: what it shows and keeps
         renew: gets a new certificate for the present one; raises InputError if that fails
         sign: makes a manifest the organiser's word; None except at the organiser's own peer
+        run: start of the run's keys; empty as long as its recipe is not known
     """
 
     credentials: Credentials
     renew: Callable[[bytes], bytes]
     sign: Callable[[RunManifest], RunManifest] | None = None
+    run: str = ""
 
     def new_admission(self) -> Admission:
-        """Who may take part, as one process of this peer knows it."""
-        line = self.credentials.line
-        authority = Authority(line.run_id, line.organiser)
-        try:
-            return Admission(authority, self.credentials.certificate, self.credentials.lists)
-        except NotSigned:  # the clock was set back, for instance; others in the swarm have the list, too
-            return Admission(authority, self.credentials.certificate)
+        """Who may take part, as one process of this peer knows it.
+
+        A list that cannot be read is left out, as when the clock was set back: others in the swarm have it, too.
+        """
+        line, kept = self.credentials.line, self.credentials.lists
+        admission = Admission(Authority(line.run_id, line.organiser, self.run), self.credentials.certificate)
+        with contextlib.suppress(NotSigned):
+            admission.lists.take_all({REMOVED: kept.get(REMOVED, b"")})
+        with contextlib.suppress(NotSigned):
+            try:
+                admission.lists.take_all({ORDERS: kept.get(ORDERS, b"")})
+            except NotSigned:  # the run was begun anew with another recipe
+                admission.lists.take(ORDERS, revocations_in(kept[ORDERS]))
+        return admission
 
 
 def become_member(line: JoinLine, identity: Path, name: str, folder: RunFolder, given: str | None = None) -> Membership:

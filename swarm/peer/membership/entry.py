@@ -158,6 +158,7 @@ class Entry:
         self._run_id = manifest.run_id
         if self.membership is None:
             self.membership = self._organisers_own(dht, manifest, addresses) or self._kept(manifest, dht.peer_id)
+        self.membership = replace(self.membership, run=manifest.key_prefix)
         admission = self.membership.new_admission()
         dht.take_part(manifest.key_prefix, manifest.authority, admission.certificate)
         self._look_for_newer_lists(dht, manifest.key_prefix)  # orders count from the first update on

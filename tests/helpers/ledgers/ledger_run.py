@@ -67,7 +67,7 @@ class LedgerRun:
         sketch = (0.1, -2.5e-7) if self.step % 8 == 0 else ()
         rest = sketch, False, b"" if self.step < 2 else b"2 orders", bytes(16) if self.step else b""
         tickets = [Ticket(self.step, samples[name], name == "cleo", loss, self.lineage, *rest) for name in names]
-        return Group.close(os.urandom(16), tuple(owner(name).own for name in names), tuple(tickets))
+        return Group.close(os.urandom(16), tuple(owner(name).own for name in names), tuple(tickets), self.run)
 
     def update(
         self, samples: dict[str, int] | None = None, written_by: Iterable[str] | None = None, loss: float = 1.5

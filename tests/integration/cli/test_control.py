@@ -70,13 +70,13 @@ def test_only_the_organiser_and_a_deputy_with_the_right_can_order(folder, member
     stranger = Signer(Ed25519PrivateKey.generate())
     with pytest.raises(InputError, match="was not signed by the organiser of this run"):
         give_order(ada.dht, ada.manifest, stranger, What.PAUSE, at_step=50)
-    forged = Orders("digits").with_order(Order(50, What.PAUSE)).signed_by(stranger)
+    forged = Orders(ada.manifest.key_prefix).with_order(Order(50, What.PAUSE)).signed_by(stranger)
     assert not push_list(ada.dht, ada.manifest.key_prefix, ORDERS, forged, (ben.dht.peer_id,)), "nobody takes it"
     key = tmp_path / "eve.key"
     assert deputy.main([str(key), "--output-dir", str(tmp_path)], lambda line: None) == 0
     assert run(folder, "pause", "--organiser-key", str(key))[0] == 2
     assert "was signed by a deputy who has no right to" in capsys.readouterr().err
-    assert ada.ordered() == ben.ordered() == Orders("digits")
+    assert ada.ordered() == ben.ordered() == Orders(ada.manifest.key_prefix)
     key = tmp_path / "desk.key"
     assert deputy.main([str(key), "--rights", "control", "--output-dir", str(tmp_path)], lambda line: None) == 0
     assert run(folder, "pause", "--at-step", "50", "--organiser-key", str(key))[0] == 0

@@ -99,7 +99,7 @@ def train(name, initial_peers, line, plan: Steered):
     with running_dht(initial_peers, line) as dht:
         signer, now = signer_of(plan.key), int(time.time())
         made = Certificate("run", dht.peer_id, plan.serial, EVERYTHING, now - DAY_SECONDS, now + DAY_SECONDS, name)
-        authority = Authority("run", signer.public_key)
+        authority = Authority("run", signer.public_key, "run")
         admission = Admission(authority, made.signed_by(signer), {ORDERS: plan.signed} if plan.signed else {})
         if not plan.hears:
             dht.run_coroutine(HearNoOrders())
@@ -211,7 +211,7 @@ def test_all_pause_at_the_same_step_and_go_on_together(key):
 def test_a_deputy_that_is_revoked_while_all_train_is_followed_no_further(key):
     """What has begun stays, the rest falls away, and what it orders later counts for nobody."""
     organiser, deputys_key = signer_of(key), Ed25519PrivateKey.generate()
-    authority, public_key = Authority("run", organiser.public_key), deputys_key.public_key().public_bytes_raw()
+    authority, public_key = Authority("run", organiser.public_key, "run"), deputys_key.public_key().public_bytes_raw()
     deputy = Signer(deputys_key, warrant(organiser, "run", public_key, Right.CONTROL, 0, 2**32))
     given = Orders("run").with_order(Order(4, What.LEARNING_RATE, 0.5)).with_order(Order(5, What.PAUSE))
     given = given.with_order(Order(8, What.END))

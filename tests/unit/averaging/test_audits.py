@@ -7,6 +7,7 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
+import torch
 from hivemind.proto.averaging_pb2 import AveragingData, MessageCode
 from hivemind.utils.asyncio import as_aiter
 from hivemind.utils.crypto import RSAPrivateKey
@@ -16,11 +17,12 @@ from swarm.averaging.audit.audits import KEPT_PROOFS, KEPT_ROUNDS, UNANSWERED, U
 from swarm.averaging.audit.evidence_call import show_evidence
 from swarm.averaging.audit.proofs import guilty, of_a_false_average, of_two_receipts, short_name
 from swarm.averaging.audit.statements import Receipt, owner_of, root_of
+from swarm.averaging.robust_mean import Combination
 from swarm.membership.backoff import BlameBackoff
 from swarm.network.signed_records import peer_of
 from swarm.protocol import admission
-from swarm.protocol.auto_mode import Pace, Plan
-from swarm.protocol.messages import MAX_LINE_KBPS, MAX_TICKET_BYTES, NOWHERE, Blame, Group, Ticket
+from swarm.protocol.batch_target import BatchTarget
+from swarm.protocol.messages import NOWHERE, Blame, Group, Ticket
 from swarm.protocol.signed_lists import REMOVED
 from swarm.protocol.wire import to_wire
 from swarm.runtime.line_use import LineUse
@@ -218,6 +220,47 @@ def test_nothing_that_an_accuser_makes_proves_an_honest_reducer_guilty():
             guilty(proof, judge)
 
 
+OTHER_RULES = {
+    "a smaller target": {"target_at": lambda step: BatchTarget(64)},
+    "local steps": {"rule": Combination(clips=True, local_steps=16)},
+}
+
+
+@pytest.mark.parametrize("rule", OTHER_RULES.values(), ids=OTHER_RULES)
+def test_what_a_reducer_has_signed_in_one_run_proves_nothing_in_another(rule):
+    """Its average is honest by the rule of its own run alone, and it is the same peer in both."""
+    judge = replace(judge_of(), target_at=lambda step: BatchTarget(2000), run="night-1")
+    members = group_of(MEMBERS[:3])
+    samples = zip(members.tickets, (1500, 300, 200), strict=True)
+    tickets = tuple(replace(ticket, samples=number) for ticket, number in samples)
+    group = Group.close(bytes(16), members.peer_ids, tickets, judge.run)
+    share = sealed_share(MEMBERS[:3], judge, group)
+    proof = of_a_false_average(group, 0, 0, share.receipt, share.seals[share.reducer].show(0))
+    with pytest.raises(ValueError, match="honest"):
+        guilty(proof, judge)
+    with pytest.raises(ValueError, match="another round"):
+        guilty(proof, replace(judge, run="night-2", **rule))
+    assert guilty(proof, replace(judge, **rule)).peer == share.reducer, "it would, if the name were the same"
+
+
+def test_a_leader_that_gives_two_rounds_one_nonce_has_no_two_receipts_of_one_name():
+    """Whoever has computed nothing since, as a helper, would come again with the same ticket."""
+    reducer, judge = Audits(peer(0), key(0), judge_of(), never, BlameBackoff()), judge_of()
+    members, receipts = group_of(MEMBERS[:3]), []
+    for number in range(2):
+        brought = {peer(0): reducer.annotate(members.tickets[0])}
+        tickets = tuple(brought.get(member, ticket) for member, ticket in members.members)
+        gradients = lambda place, size, number=number: torch.full((size,), float(place + number))  # noqa: E731
+        group = Group.close(bytes(16), members.peer_ids, tickets)
+        receipts.append(sealed_share(MEMBERS[:3], judge, group, peer(0), gradients=gradients).receipt)
+    with pytest.raises(ValueError, match="contradict"):
+        guilty(of_two_receipts(*receipts), judge)
+
+
+async def never(other, request, most):
+    raise OSError
+
+
 def test_a_hundred_false_accusations_are_asked_for_once():
     """And an accuser that has proven nothing cannot keep anybody from being convicted by others."""
 
@@ -356,13 +399,6 @@ def test_two_members_check_nothing():
 
     asyncio.run(scenario())
     assert members.asked == 0
-
-
-def test_the_longest_ticket_fits():
-    rest = bytes(8), bytes(16), bytes(16), 10**9, Pace(Plan(2, 1, 10**9, 10**9), 10**9, 10**9), MAX_LINE_KBPS
-    ticket = Ticket(10**9, 2**31, True, 1.5, bytes(16), (0.1,) * 16, True, *rest)
-    assert Ticket.from_bytes(ticket.to_bytes()) == ticket
-    assert len(ticket.to_bytes()) <= MAX_TICKET_BYTES
 
 
 def test_an_order_that_has_come_after_the_round_makes_nobody_a_suspect():

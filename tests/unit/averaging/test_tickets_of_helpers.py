@@ -53,7 +53,7 @@ def test_all_members_of_a_group_count_a_lying_helper_alike_and_it_alone_finds_an
     shown.append(organiser.admission(HELGA, roles=HELPER).show(ticket(500).to_bytes()))
     peers, true = (ADA, HELGA), (ticket(64), ticket(0))
     reply = group_reply(Group(NONCE, peers, true), NONCE, shown)
-    group = parse_group(reply, HELGA, ADA, ticket(64), organiser.admission(ADA))
-    assert group == Group.close(NONCE, peers, true)
+    group = parse_group(reply, HELGA, ADA, ticket(64), organiser.admission(ADA), "night-1")
+    assert group == Group.close(NONCE, peers, true, "night-1")
     assert group.samples == 64
-    assert group.group_id != Group.close(NONCE, peers, (ticket(64), ticket(500))).group_id
+    assert group.group_id != Group.close(NONCE, peers, (ticket(64), ticket(500)), "night-1").group_id

@@ -106,12 +106,12 @@ def test_messages(name):
 )
 def test_groups(peers, tickets, group_id):
     reply = group_reply(GROUP, NONCE, [ticket.to_bytes() for ticket in GROUP.tickets])
-    assert parse_group(reply, PEERS[0], PEERS[1], TICKET, OPEN) == GROUP
+    assert parse_group(reply, PEERS[0], PEERS[1], TICKET, OPEN, "") == GROUP
     for field, values in ((reply.ordered_peer_ids, peers), (reply.gathered, tickets)):
         del field[:]
         field.extend(values)
     reply.group_id = group_id
-    if not refused(lambda reply: parse_group(reply, PEERS[0], PEERS[1], TICKET, OPEN), reply):
+    if not refused(lambda reply: parse_group(reply, PEERS[0], PEERS[1], TICKET, OPEN, ""), reply):
         assert 2 <= len(peers) == len(set(peers)) == len(tickets) <= MAX_GROUP_SIZE
 
 
@@ -232,7 +232,7 @@ def test_lines_of_a_ledger(data, field, value):
                 7,
                 read_line(LEDGER_LINE).members,
             )
-            assert line.is_named_rightly() == (same and line.group == GROUP.group_id)
+            assert line.is_named_rightly("") == (same and line.group == GROUP.group_id)
 
 
 NAMES = [*(peer.to_base58() for peer in PEERS), "12D3KooWJ4h25QzeTZ85zXdNp9a4QgFm7gQVk1KNdcfcHdQLKPmh"]

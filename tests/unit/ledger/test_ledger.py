@@ -12,11 +12,11 @@ from swarm.ledger.ledger import LedgerFile
 from swarm.ledger.lines import MAX_LINE_BYTES, Claim, Signature, Start, Update, read_line, to_line
 from swarm.protocol.attestation import Attestation
 from swarm.protocol.auto_mode import Pace, Plan
-from swarm.protocol.messages import MAX_GROUP_SIZE, Group, Ticket
+from swarm.protocol.messages import MAX_GROUP_SIZE, MAX_LINE_KBPS, TICKET_NONCE_BYTES, Group, Ticket
 from swarm.protocol.orders import DIGEST_BYTES
 from swarm.protocol.run_names import key_prefix
 from swarm.protocol.wire import LINEAGE_BYTES, MAX_SAMPLES, MAX_SKETCH, MAX_STEP
-from tests.helpers.ledgers.ledger_run import NAMES, LedgerRun, owner
+from tests.helpers.ledgers.ledger_run import NAMES, RUN, LedgerRun, owner
 
 
 def test_the_ledger_says_what_the_rounds_have_said(run):
@@ -178,6 +178,10 @@ def test_the_longest_line_fits():
         b"\xff" * LINEAGE_BYTES,
         MAX_STEP,
         Pace(Plan(2, 1, MAX_STEP // 4, MAX_STEP), 10**9, 10**9),
+        MAX_LINE_KBPS,
+        b"\xff" * LINEAGE_BYTES,
+        b"\xff" * LINEAGE_BYTES,
+        b"\xff" * TICKET_NONCE_BYTES,
     )
     claims = tuple(Claim.of(owner("anna").own, ticket) for _ in range(MAX_GROUP_SIZE))
     group = bytes(16), bytes(16), bytes(16)
@@ -193,9 +197,10 @@ def test_a_groups_name_is_made_again_from_its_line(loss):
         Ticket.of_listener(7, True, b"7 orders"),
         Ticket(7, 0, True, loss, b"L" * 16, (math.nan,), False, b"7 orders", b"r" * 16, b"A" * 16),
     )
-    group = Group.close(os.urandom(16), peers, tickets)
+    group = Group.close(os.urandom(16), peers, tickets, RUN)
     line = read_line(to_line(Update.of(1, bytes(32), 1.0, group)))
-    assert line.is_named_rightly()
+    assert line.is_named_rightly(RUN)
+    assert not line.is_named_rightly(f"{RUN}0"), "the run is a part of it"
     assert [claim.peer for claim in line.members] == [peer.to_base58() for peer in peers]
 
 
@@ -214,6 +219,6 @@ def test_every_word_of_a_ticket_is_in_the_line():
     """The group's name is made of all of them: one that were not written could not be made again."""
     rest = b"7 orders", b"R" * 16, b"A" * 16, 5, Pace(None, 7), 9000
     ticket = Ticket(7, 3, True, 1.5, b"L" * 16, (0.25,), True, *rest)
-    ticket = replace(ticket, work=b"W" * 16, doubts=b"D" * 16)
+    ticket = replace(ticket, work=b"W" * 16, doubts=b"D" * 16, nonce=b"8 bytes.")
     assert all(vars(ticket).values())
     assert Claim.of(owner("anna").own, ticket).ticket(7, b"L" * 16, b"7 orders") == ticket

@@ -172,7 +172,7 @@ def richer(update: Update, rename: bool) -> Update:
 def name_of(update: Update) -> bytes:
     peers = tuple(claim.id for claim in update.members)
     tickets = tuple(claim.ticket(update.step, update.lineage, update.orders) for claim in update.members)
-    return Group.close(update.nonce, peers, tickets).group_id
+    return Group.close(update.nonce, peers, tickets, RUN).group_id
 
 
 def kinds(found) -> set[Kind]:

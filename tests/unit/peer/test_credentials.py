@@ -3,6 +3,7 @@
 import base64
 import json
 import stat
+from dataclasses import replace
 
 import pytest
 from hivemind.p2p import PeerID
@@ -14,7 +15,10 @@ from swarm.enrolment.join_line import JoinLine
 from swarm.membership.run_manifest import PROTOCOL, RunManifest
 from swarm.network.signed_records import prepare_identity
 from swarm.peer.membership.credentials import Credentials, become_member, keep
-from swarm.protocol.signed_lists import REMOVED
+from swarm.protocol.certificates import NotSigned
+from swarm.protocol.order_book import revoke
+from swarm.protocol.orders import Order, Orders, What
+from swarm.protocol.signed_lists import ORDERS, REMOVED
 from tests.helpers.owners import Organiser
 
 ADDRESS = "/ip4/127.0.0.1/tcp/9/p2p/QmYyQSo1c1Ym7orWxLYvCrM2EmxFTANf8wXmmE7DWjhx5N"
@@ -71,6 +75,27 @@ def test_it_keeps_who_was_removed(organiser, line, identity, peer_id, folder):
     admission.lists.take(REMOVED, organiser.remove(admission, why="noise"))
     keep(member, admission, RunManifest(PROTOCOL, "night-1", preset("digits")), folder)
     assert become_member(line, identity, "ada", folder).new_admission().why_this_peer_was_removed == "noise"
+
+
+def test_what_was_ordered_before_the_run_began_anew_does_not_count(organiser, line, identity, peer_id, folder):
+    """With another recipe, under the same run id. Who is revoked or removed is so all the same."""
+    first = RunManifest(PROTOCOL, "night-1", preset("digits")).signed_by(organiser.signer)
+    second = replace(first, recipe=replace(first.recipe, learning_rate=0.5))
+    member = become_member(line, identity, "ada", folder, given(organiser.certificate(peer_id)))
+    admission = replace(member, run=first.key_prefix).new_admission()
+    admission.lists.take(REMOVED, organiser.remove(admission, why="noise"))
+    ordered = Orders(first.key_prefix).with_order(Order(40, What.END)).signed_by(organiser.signer)
+    admission.lists.take(ORDERS, ordered)
+    admission.lists.take(ORDERS, revoke(bytes(32), [], organiser.signer, first.authority).to_bytes())
+    keep(member, admission, first, folder)
+    back = become_member(line, identity, "ada", folder)
+    for run, num_orders in ((first.key_prefix, 1), (second.key_prefix, 0)):
+        again = replace(back, run=run).new_admission()
+        assert len(again.lists.orders.given) == num_orders
+        assert again.lists.orders.revoked == {bytes(32)}
+        assert again.why_this_peer_was_removed == "noise"
+    with pytest.raises(NotSigned, match="not signed by the organiser"):
+        again.lists.take(ORDERS, ordered)
 
 
 @pytest.mark.parametrize(

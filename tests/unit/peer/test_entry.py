@@ -129,6 +129,7 @@ def test_her_peer_notes_what_she_says_of_her_address(options, tmp_path, monkeypa
     with pytest.raises(RuntimeError, match="as far as it goes"):
         entry.take_part(SimpleNamespace(opened=None, peer_id=ADA, take_part=take_part), manifest, [ADDRESS])
     assert OrganiserFolder(tmp_path, "night-1").public_ip == "100.64.0.7"
+    assert entry.membership.new_admission().authority == manifest.authority, "it reads the orders for this recipe"
 
 
 def test_a_run_without_members_has_no_organiser(options):

@@ -17,7 +17,7 @@ from swarm.protocol.auto_mode import (
     plan_of,
     table_for,
 )
-from swarm.protocol.messages import MAX_LINE_KBPS, MAX_TICKET_BYTES, Ticket
+from swarm.protocol.messages import MAX_LINE_KBPS, MAX_TICKET_BYTES, TICKET_NONCE_BYTES, Ticket
 from swarm.protocol.wire import LINEAGE_BYTES, MAX_SAMPLES, MAX_STEP
 
 CODECS, NO_INT8 = ("none", "fp16", "int8"), ("none", "fp16")
@@ -184,6 +184,7 @@ def test_a_ticket_carries_it_and_stays_small():
         MAX_LINE_KBPS,
         bytes(16),
         bytes(16),
+        bytes(TICKET_NONCE_BYTES),
     )
     assert Ticket.from_bytes(ticket.to_bytes()) == ticket
     assert len(ticket.to_bytes()) <= MAX_TICKET_BYTES

@@ -106,8 +106,9 @@ def test_a_group_s_name_tells_whether_all_were_told_the_same():
         Group.close(LINEAGE, peers[::-1], tickets),
         Group.close(LINEAGE, peers, swapped),
         Group.close(LINEAGE, peers[:2], tickets[:2]),
+        Group.close(LINEAGE, peers, tickets, "another run"),
     ]
-    assert len({group.group_id, *(other.group_id for other in others)}) == 5
+    assert len({group.group_id, *(other.group_id for other in others)}) == 6
     wild = replace(tickets[0], loss=math.inf, sketch=(math.nan,))
     read = Ticket.from_bytes(wild.to_bytes())
     assert Group.close(LINEAGE, peers[:1], (wild,)).group_id == Group.close(LINEAGE, peers[:1], (read,)).group_id
@@ -162,7 +163,9 @@ def going(*back_to: int, samples: int = 8) -> list[Ticket]:
         (going(0, 0), 0),
         (going(16, NOWHERE) + going(NOWHERE, NOWHERE, samples=0), None),
         (going(16, 16, NOWHERE) + going(NOWHERE, NOWHERE, samples=0), 16),  # helpers that have nothing to say
-        (going(NOWHERE, NOWHERE, NOWHERE) + going(16, 16, 16, samples=0), None),
+        (going(NOWHERE, NOWHERE, NOWHERE) + going(16, 16, 16, 16, samples=0), None),  # names that give nothing
+        (going(16, 16, 16, NOWHERE) + going(8, 8, 8, 8, samples=0), 16),  # nor do they keep others from it
+        (going(16, 16, NOWHERE, samples=0), 16),  # no gradient is finite any more
         (going(16, 16, NOWHERE) + [replace(one, lineage=ANY_LINEAGE) for one in going(0, 0, 0, samples=0)], 16),
     ],
 )

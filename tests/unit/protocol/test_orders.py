@@ -270,7 +270,7 @@ def test_nobody_but_the_organiser_revokes():
         revoke(DEPUTY.public_key, [], DEPUTY, AUTHORITY)
     with pytest.raises(NotSigned, match="not signed by the organiser"):
         revoke(DEPUTY.public_key, [], Organiser("run").signer, AUTHORITY)
-    of_another_run = Authority("other", ORGANISER.signer.public_key)
+    of_another_run = Authority("other", ORGANISER.signer.public_key, "run")
     with pytest.raises(NotSigned, match="not signed by the organiser"):
         book(revoke(DEPUTY.public_key, [], ORGANISER.signer, of_another_run).to_bytes())
 

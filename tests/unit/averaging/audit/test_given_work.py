@@ -178,6 +178,12 @@ def test_everybody_can_check_the_proof():
     assert (found.peer, found.what) == (MEMBERS[LIAR], Blame.GAVE_OTHER_WORK)
 
 
+def test_what_a_member_gave_in_one_run_proves_nothing_in_another():
+    judge = replace(judge_of(), run="another run")
+    with pytest.raises(ValueError, match="nobody has signed that"):
+        guilty(proof_against_the_liar(), judge, GivenWork(judge, PLACES_OF))
+
+
 FALSE_PROOFS = {
     "it gave what it says": {"lie": None},
     "another one's list": {"listed": LISTS[1]},
