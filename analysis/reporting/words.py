@@ -77,6 +77,31 @@ def machine_drift(experiment: Experiment) -> str | None:
     )
 
 
+def lost_warm_up(experiment: Experiment) -> str | None:
+    """Which swarms learnt without the warm-up that all others had; None where each had one, or there was none."""
+    found: dict[int, list[str]] = {}
+    for cell, own in zip(experiment.cells["cell"], _own_warmup_steps(experiment), strict=True):
+        asked = cell.full_recipe().warmup_steps
+        if cell.target_accuracy is not None and asked > 1 >= own:
+            found.setdefault(asked, []).append(SYSTEMS[cell.system].label)
+    if not found:
+        return None
+    said = "; ".join(f"{', '.join(dict.fromkeys(labels))} ({asked} updates)" for asked, labels in found.items())
+    return (
+        f"Measured without the recipe's warm-up, which all others had: {said}. A quarter of it was one update, and a "
+        "warm-up of one is none. So these times and accuracies show local steps and a high learning rate from the "
+        "first step on together. Since then it is rounded up."
+    )
+
+
+def _own_warmup_steps(experiment: Experiment) -> Iterable[int]:
+    """Of each cell, in its system's own updates; the version that did not note it rounded down."""
+    noted = experiment.cells.get("own_warmup_steps", [None] * len(experiment.cells))
+    for cell, own in zip(experiment.cells["cell"], noted, strict=True):
+        local = SYSTEMS[cell.system].local_steps if cell.system.startswith("swarm") else 0
+        yield cell.full_recipe().warmup_steps // max(1, local) if pd.isna(own) else int(own)
+
+
 def answer(experiment: Experiment) -> str:
     """One paragraph: at the first and the last value of the axis, who was how fast."""
     summary = experiment.summary("samples_per_second").dropna(subset=["mean"])

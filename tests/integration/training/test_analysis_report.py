@@ -28,7 +28,7 @@ from analysis.reporting.tables import (
     survivors_table,
     throughput_table,
 )
-from analysis.reporting.words import answer, lost_shares, results_table, time_to_accuracy
+from analysis.reporting.words import answer, lost_shares, lost_warm_up, results_table, time_to_accuracy
 from recipe.registry import DIGITS_FOLDS
 from recipe.run_folder import write_json
 from tests.helpers.measured_cells import CELL, write_run
@@ -132,6 +132,20 @@ def test_how_long_it_took_to_an_accuracy_is_said_with_how_many_reached_it(tmp_pa
         write_run(tmp_path / "uneven" / uneven.name, uneven, top1=0.97)
     said = time_to_accuracy(Experiment(read(tmp_path / "uneven")))
     assert "Validations came every 2,048 samples: our swarm, 4 local steps; every 2,560 samples: our swarm" in said
+
+
+def test_swarms_that_learnt_without_a_warm_up_are_named(tmp_path):
+    """The version that measured them rounded a quarter of five updates down, and did not note it."""
+    own = {"earlier": None, "later": 2, "ddp": 5}
+    for name, steps in own.items():
+        cell = replace(CELL, system="ddp" if name == "ddp" else "swarm-local", target_accuracy=0.95)
+        folder = tmp_path / name / cell.name
+        write_run(folder, cell, top1=0.97)
+        result = json.loads((folder / "result.json").read_text())
+        write_json(folder / "result.json", result | {"own_warmup_steps": steps})
+    said = {name: lost_warm_up(Experiment(read(tmp_path / name))) for name in own}
+    assert "our swarm, 4 local steps (5 updates)" in said.pop("earlier")
+    assert said == {"later": None, "ddp": None}
 
 
 def test_cells_that_failed_are_left_out_and_named(tmp_path):
