@@ -214,9 +214,9 @@ def samples_between_validations(cell: Cell) -> int:
 def check_learning(cell: Cell) -> None:
     """Raises InputError: the cell's system would learn otherwise than the others, or be validated after other samples.
 
-    A warm-up of n updates takes (n - 1) / 2 full learning rates from a run. In the swarm, n / local_steps updates of
-    local_steps each take as many if n is a multiple of these and one more. Cells of earlier versions may be otherwise,
-    and can still be read.
+    A warm-up of n updates takes (n - 1) / 2 full learning rates from a run. In the swarm, n / local_steps updates,
+    rounded up, take as many where n is a multiple of local_steps and one more. Cells of earlier versions may be
+    otherwise, and can still be read.
     """
     system, recipe = SYSTEMS[cell.system], cell.full_recipe()
     every, local = recipe.validate_every_steps, system.local_steps

@@ -117,7 +117,7 @@ def measure(lie: str, where: str, number: int, options: LyingOptions) -> dict[st
     folder = options.output_dir / name
     shutil.rmtree(folder, ignore_errors=True)
     row = {"lie": lie, "where": where, "number": number}
-    seed = number - 1  # DDP would train the very same thing each time
+    seed = number - 1  # with the same one DDP would train the very same thing again
     if where in ("ddp", "hivemind"):
         recipe = {"target_batch_size": options.target_batch_size, "total_steps": options.updates}
         recipe |= {"validate_every_steps": options.updates, "seed": seed}
@@ -126,6 +126,9 @@ def measure(lie: str, where: str, number: int, options: LyingOptions) -> dict[st
         accuracy = accuracy_with(where, told, options.liars, everybody, recipe, folder.resolve(), LONGEST_SECONDS)
         return row | {"accuracies": [accuracy]}
     averaging, _, robust = where.rpartition("-")
+    more = ["--robust", robust, "--seed", str(seed)]
+    if averaging:
+        more += ["--averaging", "local", "--local-steps", "1"]
     with contextlib.ExitStack() as stack:
         swarm = HonestSwarm(
             name,
@@ -133,13 +136,7 @@ def measure(lie: str, where: str, number: int, options: LyingOptions) -> dict[st
             options.peers,
             options.target_batch_size,
             total_steps=options.updates,
-            more=(
-                "--robust",
-                robust,
-                "--seed",
-                str(seed),
-                *(("--averaging", "local", "--local-steps", "1") if averaging else ()),
-            ),
+            more=more,
             num_guests=options.liars,
             guest=lambda address, number: stack.enter_context(_guest(lie, address, folder / f"guest-{number}")),
         )

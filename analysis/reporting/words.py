@@ -88,9 +88,9 @@ def lost_warm_up(experiment: Experiment) -> str | None:
         return None
     said = "; ".join(f"{', '.join(dict.fromkeys(labels))} ({asked} updates)" for asked, labels in found.items())
     return (
-        f"Measured without the recipe's warm-up, which all others had: {said}. A quarter of it was one update, and a "
-        "warm-up of one is none. So these times and accuracies show local steps and a high learning rate from the "
-        "first step on together. Since then it is rounded up."
+        f"Measured without the recipe's warm-up, which all others had: {said}. A part of it, rounded down, was one "
+        "update, and a warm-up of one is none. So these times and accuracies show local steps and a high learning "
+        "rate from the first step on together. Since then it is rounded up."
     )
 
 

@@ -328,9 +328,8 @@ def test_imagefolder(image_folder, augmentation):
 
 
 def test_a_class_folder_whose_name_is_not_in_utf_8_is_named(image_folder):
-    old = os.fsencode(image_folder / "train") + b"/caf\xe9"
-    os.mkdir(old)
-    shutil.copy(image_folder / "train" / "cat" / "0.png", old + b"/0.png")
+    for part in ("train", "val"):
+        shutil.copytree(image_folder / part / "cat", image_folder / part / os.fsdecode(b"caf\xe9"))
     with pytest.raises(InputError, match=r"train is not in UTF-8 \('caf\\udce9'\): rename it"):
         build_data(folder_recipe(num_classes=4), image_folder, batch_size=2).setup()
     assert check_images(image_folder, print).state == "failed"
