@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import statistics
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
@@ -11,7 +14,8 @@ from baseline_ddp.evaluate import TestResult, evaluate, result_table
 from baseline_ddp.measuring.logbook import write_logbook
 from baseline_ddp.processes import RunFailed
 from recipe.errors import InputError
-from recipe.run_folder import read_metrics
+from recipe.remote_file import RemoteCopy, RemoteFile
+from recipe.run_folder import RunFolder, read_metrics, write_json
 from recipe.training.checkpoint_io import BEST
 
 if TYPE_CHECKING:
@@ -49,14 +53,40 @@ def finish(session: Session) -> int:
     resumed = session.beginning.resumed_step
     since = "" if resumed is None else f", resumed at step {resumed}"
     print(f"{outcome.capitalize()} at step {step} after {seconds:.0f} s{since}: {logbook}", flush=True)
-    if session.copy is not None and session.copy.problem:
-        raise RunFailed(
-            f"The best checkpoint could not be copied to {session.remote.url} ({session.copy.problem}): copy "
-            f"{session.best.best_model_path} there by hand."
-        )
+    _check_arrived(session.copy, session.folder)
     if is_interrupted:
         print(f"To go on: the same command with --run-id {session.beginning.run_id} --resume", flush=True)
     return INTERRUPTED_STATUS if is_interrupted else 0
+
+
+def deliver_best(folder: RunFolder, remote: RemoteFile) -> None:
+    """Copies the best checkpoint of a run that is complete to its address, unless it is there already.
+
+    Raises:
+        RunFailed: it has not reached it.
+    """
+    best, summary = folder.checkpoints / BEST, json.loads(folder.summary.read_text())
+    if not best.exists() or summary.get("best_checkpoint") == {"url": remote.url, "sha256": _sha256(best)}:
+        return
+    copy = RemoteCopy(remote)
+    copy.submit(best)
+    copy.close()
+    _check_arrived(copy, folder)
+    write_json(folder.summary, summary | {"best_checkpoint": {"url": remote.url, "sha256": copy.sha256}})
+
+
+def _sha256(file: Path) -> str:
+    with file.open("rb") as content:
+        return hashlib.file_digest(content, "sha256").hexdigest()
+
+
+def _check_arrived(copy: RemoteCopy | None, folder: RunFolder) -> None:
+    """Raises RunFailed: the newest best checkpoint is not at its address."""
+    if copy is not None and copy.problem:
+        raise RunFailed(
+            f"The best checkpoint could not be copied to {copy.remote.url} ({copy.problem}): give the same command "
+            f"again with --resume, or copy {folder.checkpoints / BEST} there by hand."
+        )
 
 
 def _outcome(session: Session) -> str:

@@ -22,7 +22,7 @@ from baseline_ddp.measuring.resources import ResourceMeter
 from baseline_ddp.measuring.timing import DataClock, StepSplit, Stopwatch
 from baseline_ddp.options import BaselineOptions
 from baseline_ddp.processes import Processes
-from baseline_ddp.results import finish
+from baseline_ddp.results import deliver_best, finish
 from baseline_ddp.stopping import StopRequest
 from baseline_ddp.strategies import build_strategy, choose_strategy, cluster_environment, prepare_task
 from recipe.config import Recipe
@@ -52,20 +52,36 @@ def run(options: BaselineOptions, recipe: Recipe) -> int:
     plan = plan_batches(recipe.target_batch_size, None if size == "auto" else size, processes.size)
     _silence_libraries()
     waiting = (options.compute.connect_timeout, options.compute.collective_timeout)
+    complete = None
     with contextlib.nullcontext() if strategy_name == "single" else processes.connected(device, *waiting):
         try:
             session = Session(options, recipe, processes, device, strategy_name, plan)
-        except RunComplete as complete:
-            if processes.is_first:
-                print(complete, flush=True)
-            return 0
-        session.train()
+            session.train()
+        except RunComplete as found:
+            complete = found
     # From here on the first process is alone; the others have nothing left to do and must not have to wait.
-    return finish(session) if processes.is_first else 0
+    if not processes.is_first:
+        return 0
+    if complete is None:
+        return finish(session)
+    if complete.remote is not None:
+        deliver_best(complete.folder, complete.remote)
+    print(complete, flush=True)
+    return 0
 
 
 class RunComplete(Exception):  # noqa: N818 (reads as what happened)
-    """There is nothing left to train, and the results are there; the message says so to a person."""
+    """There is nothing left to train, and the results are there.
+
+    Args:
+        said: to a person.
+        folder: of the run.
+        remote: where its best checkpoint belongs as well.
+    """
+
+    def __init__(self, said: str, folder: RunFolder, remote: RemoteFile | None) -> None:
+        super().__init__(said)
+        self.folder, self.remote = folder, remote
 
 
 @dataclass(frozen=True)
@@ -118,9 +134,9 @@ class Session:
         url = options.files.best_checkpoint_url
         self.remote = RemoteFile(url, "--best-checkpoint-url") if url else None
         self.beginning: Beginning = processes.first_does(self._begin)
-        if self.beginning.complete:
-            raise RunComplete(self.beginning.complete)
         self.folder = RunFolder(self.beginning.folder)
+        if self.beginning.complete:
+            raise RunComplete(self.beginning.complete, self.folder, self.remote)
         self._seed()
         self.data = self._open_data()
         self.largest_batch = self._find_batch() if options.compute.batch_size == "auto" else None
@@ -290,3 +306,4 @@ def _silence_libraries() -> None:
     logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
     logging.getLogger("lightning.fabric").setLevel(logging.WARNING)
     warnings.filterwarnings("ignore", message="Checkpoint directory .* exists and is not empty")
+    warnings.filterwarnings("ignore", message=".*sync_dist=True.*")  # the metrics are those of all processes already

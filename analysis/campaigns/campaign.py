@@ -19,7 +19,7 @@ from rich.table import Table
 from analysis.campaigns.cells import Cell, Grid
 from analysis.campaigns.measure import failed_by_itself
 from analysis.campaigns.payload import too_few_bytes
-from analysis.campaigns.systems import SYSTEMS, check_validations, system_of
+from analysis.campaigns.systems import SYSTEMS, check_learning, system_of
 from analysis.wan import sandbox
 from recipe.errors import InputError
 from recipe.run_folder import make_writable, write_json
@@ -47,7 +47,7 @@ class Campaign:
         self.grid, self.cells, self.folder, self.again = grid, cells, folder, again
         for cell in cells:
             system_of(cell)
-            check_validations(cell)
+            check_learning(cell)
         sandbox.wrapped([])
         make_writable(folder)
         self.lock = _only_here(folder)

@@ -23,7 +23,7 @@ from analysis.campaigns.cells import Cell, network_of
 from analysis.campaigns.home import STARTED, home_numbers, measures_home
 from analysis.campaigns.measure import measure, problems_of_broken, rounds_of, steps_done
 from analysis.campaigns.peer_processes import environment_without_peers, last_words
-from analysis.campaigns.systems import RUN_ID, check_validations, system_of
+from analysis.campaigns.systems import RUN_ID, check_learning, system_of
 from analysis.campaigns.watch import Watch
 from analysis.wan import sandbox
 from analysis.wan.lab import Lab
@@ -157,7 +157,7 @@ def run_cell(folder: Path) -> None:
     """
     cell = Cell.from_json((folder / "cell.json").read_text())
     system_of(cell)
-    check_validations(cell)
+    check_learning(cell)
     network = network_of(cell, folder)
     _empty(folder)
     began, speeds, problem = time.time(), [machine_gflops()], None

@@ -162,6 +162,7 @@ def measure(folder: Path, cell: Cell, rounds: list[Round]) -> dict[str, Any]:
         **{name: _mean(getattr(item, name) for item in counted) for name in PARTS},
         "received": _received(folder, cell, {item.step for item in kept}),
         "rounds": len(counted),
+        "own_warmup_steps": _own_warmup_steps(folder),
         **_quality(folder, cell, rounds),
     }
     router = read_metrics(folder / "router.jsonl")
@@ -288,6 +289,14 @@ def _quality(folder: Path, cell: Cell, rounds: list[Round]) -> dict[str, Any]:
 
 
 _QUALITIES = ("top1", "macro_f1", "precision", "recall", "loss")
+
+
+def _own_warmup_steps(folder: Path) -> int | None:
+    """Of the recipe that the first host trained, in its own updates; None where it left none."""
+    try:
+        return json.loads(RunFolder(folder / "runs" / RUN_ID / "h1").recipe.read_text())["warmup_steps"]
+    except (OSError, ValueError, KeyError):
+        return None
 
 
 def _received(folder: Path, cell: Cell, steps: set[int]) -> float | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -46,7 +47,9 @@ def swarm(system: System, cell: Cell, host: Host, _first: Host, output: Path, ad
     if local := system.local_steps:
         recipe, steps = cell.full_recipe(), max(1, steps // local)
         changes |= {"averaging": "local", "local_steps": local, "target_batch_size": recipe.target_batch_size * local}
-        changes |= {"total_steps": max(1, recipe.total_steps // local), "warmup_steps": recipe.warmup_steps // local}
+        # The warm-up is rounded up: all steps of an update have one learning rate, and a warm-up of one update is none.
+        changes |= {"total_steps": max(1, recipe.total_steps // local)}
+        changes |= {"warmup_steps": math.ceil(recipe.warmup_steps / local)}
         if cell.target_accuracy is not None:
             changes["validate_every_steps"] = recipe.validate_every_steps // local
     command = [sys.executable, "-m", "swarm.peer", "--public-name", host.name, "--output-dir", str(output)]
@@ -208,16 +211,26 @@ def samples_between_validations(cell: Cell) -> int:
     return recipe.target_batch_size * max(1, recipe.validate_every_steps // local) * local
 
 
-def check_validations(cell: Cell) -> None:
-    """Raises InputError: the cell's system would be validated after other samples than the others are.
+def check_learning(cell: Cell) -> None:
+    """Raises InputError: the cell's system would learn otherwise than the others, or be validated after other samples.
 
-    Cells of earlier versions may be so, and can still be read.
+    A warm-up of n updates takes (n - 1) / 2 full learning rates from a run. In the swarm, n / local_steps updates,
+    rounded up, take as many where n is a multiple of local_steps and one more. Cells of earlier versions may be
+    otherwise, and can still be read.
     """
-    every, local = cell.full_recipe().validate_every_steps, SYSTEMS[cell.system].local_steps
-    if cell.target_accuracy is not None and local and every % local:
+    system, recipe = SYSTEMS[cell.system], cell.full_recipe()
+    every, local = recipe.validate_every_steps, system.local_steps
+    if cell.target_accuracy is None or not local:
+        return
+    if every % local:
         raise InputError(
             f"{cell.system} makes an update after {local} local steps, and cannot be validated after every {every}: "
             f"set validate_every_steps to a multiple of {local}."
+        )
+    if system.command is swarm and recipe.warmup_steps and (recipe.warmup_steps - 1) % local:
+        raise InputError(
+            f"{cell.system} changes its learning rate after {local} local steps, so its warm-up cannot be that of "
+            f"{recipe.warmup_steps} updates: set warmup_steps to 0, or to a multiple of {local} and one more."
         )
 
 

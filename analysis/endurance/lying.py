@@ -93,7 +93,7 @@ class LyingOptions:
     target_batch_size: int = 512
     """Samples per update."""
     repeat: int = 1
-    """Trainings of each kind."""
+    """Trainings of each kind, each with a seed of its own."""
     output_dir: Annotated[Path, arg("FOLDER")] = Path("runs/lying")
     """For run folders, logs and lying.json."""
 
@@ -117,14 +117,18 @@ def measure(lie: str, where: str, number: int, options: LyingOptions) -> dict[st
     folder = options.output_dir / name
     shutil.rmtree(folder, ignore_errors=True)
     row = {"lie": lie, "where": where, "number": number}
+    seed = number - 1  # with the same one DDP would train the very same thing again
     if where in ("ddp", "hivemind"):
         recipe = {"target_batch_size": options.target_batch_size, "total_steps": options.updates}
-        recipe["validate_every_steps"] = options.updates
+        recipe |= {"validate_every_steps": options.updates, "seed": seed}
         told = None if lie == HONEST else lie
         everybody = options.peers + options.liars
         accuracy = accuracy_with(where, told, options.liars, everybody, recipe, folder.resolve(), LONGEST_SECONDS)
         return row | {"accuracies": [accuracy]}
     averaging, _, robust = where.rpartition("-")
+    more = ["--robust", robust, "--seed", str(seed)]
+    if averaging:
+        more += ["--averaging", "local", "--local-steps", "1"]
     with contextlib.ExitStack() as stack:
         swarm = HonestSwarm(
             name,
@@ -132,7 +136,7 @@ def measure(lie: str, where: str, number: int, options: LyingOptions) -> dict[st
             options.peers,
             options.target_batch_size,
             total_steps=options.updates,
-            more=("--robust", robust, *(("--averaging", "local", "--local-steps", "1") if averaging else ())),
+            more=more,
             num_guests=options.liars,
             guest=lambda address, number: stack.enter_context(_guest(lie, address, folder / f"guest-{number}")),
         )

@@ -38,11 +38,23 @@ def machine_section(experiments: Sequence[Experiment]) -> Section:
     ]
     if any(name.endswith("+") for experiment in known for name in commits(experiment)):
         text.append("A + after a commit: there were changes that were not committed; these cells cannot be had again.")
-    if (algorithm := known[0].grid.get("congestion_control")) is not None:
-        chosen = {cell.congestion_control for experiment in known for cell in experiment.cells["cell"]} - {None}
-        others = f", or {' or '.join(sorted(chosen))} where the cell says so" if chosen else ""
-        text.append(f"TCP's congestion control was the kernel's {algorithm}{others}.")
+    text += _congestion_control(known)
     return Section("Machine", text)
+
+
+def _congestion_control(experiments: Sequence[Experiment]) -> list[str]:
+    """TCP's algorithms, which matter where packets are lost; empty where no experiment knows its own."""
+    used: dict[str | None, list[str]] = {}
+    for experiment in experiments:
+        used.setdefault(experiment.grid.get("congestion_control"), []).append(experiment.name)
+    unknown = used.pop(None, [])
+    if not used:
+        return []
+    chosen = {cell.congestion_control for experiment in experiments for cell in experiment.cells["cell"]} - {None}
+    others = f", or {' or '.join(sorted(chosen))} where the cell says so" if chosen else ""
+    said = "; ".join(f"{algorithm} ({', '.join(names)})" for algorithm, names in used.items())
+    not_known = f" It is not known of {', '.join(unknown)}." if unknown else ""
+    return [f"TCP's congestion control was the kernel's: {said}{others}.{not_known}"]
 
 
 def machine_of(experiment: Experiment) -> str:

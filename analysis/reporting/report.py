@@ -43,6 +43,7 @@ from analysis.reporting.tables import (
 from analysis.reporting.words import (
     answer,
     lost_overlap,
+    lost_warm_up,
     machine_drift,
     paced_rates,
     reproduction,
@@ -202,8 +203,7 @@ def _how_measured(experiment: Experiment) -> list[str]:
             "Before commit 3acb784 Hivemind's Optimizer did not clip gradients as the recipe says, nor smooth labels: "
             "that concerns what it learnt and how soon, and not its speed."
         )
-    if (drift := machine_drift(experiment)) is not None:
-        text.append(drift)
+    text += filter(None, [lost_warm_up(experiment), machine_drift(experiment)])
     if any(SYSTEMS[system].local_steps > 1 for system in experiment.systems):
         text.append("Limits are those of an average per update; several local steps make it a rarer one.")
     if "bytes_sent" not in experiment.cells and experiment.cells["target_accuracy"].notna().any():

@@ -77,6 +77,31 @@ def machine_drift(experiment: Experiment) -> str | None:
     )
 
 
+def lost_warm_up(experiment: Experiment) -> str | None:
+    """Which swarms learnt without the warm-up that all others had; None where each had one, or there was none."""
+    found: dict[int, list[str]] = {}
+    for cell, own in zip(experiment.cells["cell"], _own_warmup_steps(experiment), strict=True):
+        asked = cell.full_recipe().warmup_steps
+        if cell.target_accuracy is not None and asked > 1 >= own:
+            found.setdefault(asked, []).append(SYSTEMS[cell.system].label)
+    if not found:
+        return None
+    said = "; ".join(f"{', '.join(dict.fromkeys(labels))} ({asked} updates)" for asked, labels in found.items())
+    return (
+        f"Measured without the recipe's warm-up, which all others had: {said}. A part of it, rounded down, was one "
+        "update, and a warm-up of one is none. So these times and accuracies show local steps and a high learning "
+        "rate from the first step on together. Since then it is rounded up."
+    )
+
+
+def _own_warmup_steps(experiment: Experiment) -> Iterable[int]:
+    """Of each cell, in its system's own updates; the version that did not note it rounded down."""
+    noted = experiment.cells.get("own_warmup_steps", [None] * len(experiment.cells))
+    for cell, own in zip(experiment.cells["cell"], noted, strict=True):
+        local = SYSTEMS[cell.system].local_steps if cell.system.startswith("swarm") else 0
+        yield cell.full_recipe().warmup_steps // max(1, local) if pd.isna(own) else int(own)
+
+
 def answer(experiment: Experiment) -> str:
     """One paragraph: at the first and the last value of the axis, who was how fast."""
     summary = experiment.summary("samples_per_second").dropna(subset=["mean"])
@@ -163,12 +188,28 @@ def time_to_accuracy(experiment: Experiment) -> str | None:
     target = cells["target_accuracy"].dropna().iloc[0]
     begin = f"Seconds of training until {target:.0%} of the validation samples were right"
     rule = (
-        "Validations do not count, and an update that follows one counts like the others do in the mean; where each "
-        "follows one, as with four local steps, they all count, and what of an average went on meanwhile was free."
+        f"Validations do not count{_seconds_of_validations(experiment)}, and an update that follows one counts like "
+        "the others do in the mean; where each follows one, as with four local steps, they all count, and what of an "
+        "average went on meanwhile was free."
     )
     if uneven := _uneven_validations(experiment):
         rule = f"{rule} {uneven}"
     return f"{begin}. {'. '.join(said)}. {rule}" if experiment.axes else f"{begin}: {said[0]}. {rule}"
+
+
+def _seconds_of_validations(experiment: Experiment) -> str:
+    """How long one took, from the quickest run of each system to the slowest; empty where nobody went on after one,
+    or the version that measured it did not note that."""
+    found: dict[str, list[float]] = {}
+    for system, rounds in zip(experiment.valid["system"], experiment.valid["all_rounds"], strict=True):
+        if number := sum(item.get("follows_validation", False) for item in rounds):
+            wall = rounds[-1]["ended_at"] - rounds[0]["ended_at"]
+            found.setdefault(system, []).append((wall - sum(item["seconds"] for item in rounds[1:])) / number)
+    said = [
+        f"{_span([max(0.0, one) for one in seconds], 1)} s with {SYSTEMS[system].label}"
+        for system, seconds in found.items()
+    ]
+    return f" (one took {'; '.join(said)})" if said else ""
 
 
 def _uneven_validations(experiment: Experiment) -> str:

@@ -7,6 +7,7 @@ import lightning as L
 from lightning.pytorch.callbacks import Checkpoint, ModelCheckpoint
 
 from recipe.remote_file import RemoteCopy
+from recipe.training.checkpoint_io import BEST
 
 
 class BestCheckpointCopy(Checkpoint):
@@ -30,3 +31,9 @@ class BestCheckpointCopy(Checkpoint):
             return
         self._score = score
         self.copy.submit(Path(self.best.best_model_path))
+
+    def on_fit_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """A run that was resumed and not validated any more may have a best checkpoint that never arrived."""
+        left = Path(self.best.dirpath) / BEST
+        if trainer.is_global_zero and self._score is None and left.exists():
+            self.copy.submit(left)

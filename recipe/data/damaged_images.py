@@ -46,6 +46,18 @@ class ImagesByClass(ImageFolder):
         self._is_damaged = multiprocessing.RawArray("B", len(self.samples))
         self._reported: set[int] = set()
 
+    def find_classes(self, directory: str | Path) -> tuple[list[str], dict[str, int]]:
+        """Names of the class folders, and their labels.
+
+        Raises:
+            InputError: a name is not in UTF-8, as of an old archive: it can neither be compared nor shown everywhere.
+        """
+        names, labels = super().find_classes(directory)
+        for name in names:
+            if name != name.encode(errors="ignore").decode():
+                raise InputError(f"The name of a class folder in {directory} is not in UTF-8 ({name!a}): rename it.")
+        return names, labels
+
     @property
     def limit(self) -> int:
         """So many damaged files are skipped; one more ends the training."""

@@ -3,8 +3,9 @@
 import csv
 import hashlib
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import TextIO
 
 import numpy as np
 import torch
@@ -93,7 +94,7 @@ def _ag_news(_: Recipe, data_dir: Path) -> Splits:
                 f"{folder / name} has the wrong checksum, so it is damaged or not the published file: delete it, and "
                 f"connect this machine to the network or put the file from {AG_NEWS_URL} there."
             )
-    train, test = _read(folder / "train.csv"), _read(folder / "test.csv")
+    train, test = (_read(folder / name, strict=False) for name in ("train.csv", "test.csv"))
     kept, held_out = _divided(train, _every_20th(range(len(train))))  # the published order is a random one
     return Splits(*(_texts([(int(label) - 1, text) for label, text in part]) for part in (kept, held_out, test)))
 
@@ -103,10 +104,14 @@ def _own_files(recipe: Recipe, data_dir: Path) -> Splits:
     train = _read(data_dir / "train.csv")
     names = sorted({label for label, _ in train})
     if len(names) != recipe.num_classes:
-        raise InputError(
-            f"{data_dir / 'train.csv'} has {len(names)} classes and the recipe {recipe.num_classes}: set --num-classes "
-            f"{len(names)}, or name another --data-dir."
-        )
+        found = f"{data_dir / 'train.csv'} has {len(names)} classes and the recipe {recipe.num_classes}"
+        header, *others = (label for label, _ in train)
+        if header not in others:
+            raise InputError(
+                f"{found}, and its first row is the only one of its class, {header[:60]!r}: delete that row if it is a "
+                f"header, or set --num-classes {len(names)}."
+            )
+        raise InputError(f"{found}: set --num-classes {len(names)}, or name another --data-dir.")
     if (data_dir / "val.csv").exists():
         kept, held_out = train, _read(data_dir / "val.csv")
     else:
@@ -155,21 +160,38 @@ def _divided(rows: list[tuple[str, str]], places: Sequence[int]) -> tuple[list[t
     return kept, [row for place, row in enumerate(rows) if place in chosen]
 
 
-def _read(path: Path) -> list[tuple[str, str]]:
-    """(class, text) of each row; several columns of text are joined."""
+def _read(path: Path, strict: bool = True) -> list[tuple[str, str]]:
+    """(class, text) of each row; several columns of text are joined.
+
+    Args:
+        strict: quotation marks have to be in pairs; else one that is never closed takes all rows behind it for a text.
+    """
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:  # Excel writes a mark at the beginning
-            rows = [(row[0], " ".join(row[1:]).replace("\\", " ")) for row in csv.reader(file) if row]
+            rows = [(row[0], " ".join(row[1:]).replace("\\", " ")) for row in _rows(file, strict) if row]
     except OSError as error:
         raise InputError(
             f"{path} cannot be read ({error.strerror}): name a --data-dir that has it, with the class and a text in "
             "each row."
         ) from error
     except (csv.Error, UnicodeDecodeError) as error:
-        raise InputError(f"{path} is no CSV in UTF-8 ({error}): write the class and a text in each row.") from error
+        raise InputError(
+            f"{path} is no CSV in UTF-8 ({error}): write the class and a text in each row, quotation marks in pairs."
+        ) from error
     if not rows or not all(label and text.strip() for label, text in rows):
         raise InputError(f"{path} has no rows, or one without a class or a text: write both in each row.")
     return rows
+
+
+def _rows(file: TextIO, strict: bool) -> Iterator[list[str]]:
+    """Raises csv.Error, which names the line in which the row begins: an open quotation mark is far from the end."""
+    reader, line = csv.reader(file, strict=strict), 1
+    try:
+        for row in reader:
+            yield row
+            line = reader.line_num + 1
+    except csv.Error as error:
+        raise csv.Error(f"{error}, in the row that begins in line {line:,}") from error
 
 
 def _texts(rows: list[tuple[int, str]]) -> Texts:

@@ -1,13 +1,14 @@
 """`ClassificationTask`: a recipe's model, loss and metrics for Lightning, under any strategy."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import lightning as L
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.nn import functional as F
-from torchmetrics import MeanMetric, MetricCollection
+from torchmetrics import MeanMetric, Metric, MetricCollection
 from torchmetrics.classification import (
     MulticlassAccuracy,
     MulticlassConfusionMatrix,
@@ -22,6 +23,10 @@ from recipe.optimizer import build_optimizer, build_scheduler
 from recipe.training.compiler import try_compiler
 
 Batch = tuple[torch.Tensor, torch.Tensor]
+
+_OF_ONE_PROCESS = {"sync_on_compute": False}
+"""By themselves, metrics would make a collective call or two for each number that they hold."""
+_OF_LABELS = {"ignore_index": PADDING, "validate_args": False, **_OF_ONE_PROCESS}
 
 
 class ClassificationTask(L.LightningModule):
@@ -54,8 +59,8 @@ class ClassificationTask(L.LightningModule):
         self.train_metrics = _running_metrics(recipe.num_classes)
         self.val_metrics = evaluation_metrics(recipe.num_classes)
         self.test_metrics = evaluation_metrics(recipe.num_classes)
-        self.val_loss, self.test_loss = MeanMetric(), MeanMetric()
-        self.test_confusion = MulticlassConfusionMatrix(recipe.num_classes, ignore_index=PADDING, validate_args=False)
+        self.val_loss, self.test_loss = MeanMetric(**_OF_ONE_PROCESS), MeanMetric(**_OF_ONE_PROCESS)
+        self.test_confusion = MulticlassConfusionMatrix(recipe.num_classes, **_OF_LABELS)
         self.confusion: torch.Tensor | None = None
         self.is_compiled = False
 
@@ -123,6 +128,7 @@ class ClassificationTask(L.LightningModule):
 
     def on_test_epoch_end(self) -> None:
         """Logs the test metrics and keeps the confusion matrix."""
+        self._sum_over_processes([self.test_confusion])
         self.confusion = self.test_confusion.compute().cpu()
         self.test_confusion.reset()
         self._log_evaluation("test", self.test_loss, self.test_metrics)
@@ -150,16 +156,30 @@ class ClassificationTask(L.LightningModule):
         return logits, labels
 
     def _log_evaluation(self, part: str, loss: MeanMetric, metrics: MetricCollection) -> None:
+        self._sum_over_processes([loss, *metrics.values()])
         computed = {"loss": loss.compute(), **metrics.compute()}
         values = {f"{part}/{name}": value.float() for name, value in computed.items()}
         loss.reset()
         metrics.reset()
-        # The metrics have already been reduced over processes; sync_dist averages equal values.
-        self.log_dict(values, logger=False, sync_dist=True)
+        self.log_dict(values, logger=False)
         if not self.trainer.sanity_checking:
             # Lightning would log at the number of micro-batches; every curve of ours is over global steps.
             for logger in self.trainer.loggers:
                 logger.log_metrics({tag: value.item() for tag, value in values.items()}, step=self.trainer.global_step)
+
+    def _sum_over_processes(self, metrics: Iterable[Metric]) -> None:
+        """Makes the metrics those of all processes, in one collective call: over a long line each takes a round trip.
+
+        All that these metrics hold are sums, of numbers that float64 has exactly or nearly so.
+        """
+        if self.trainer.world_size == 1:
+            return
+        states = [(metric, name, state) for metric in metrics for name, state in metric.metric_state.items()]
+        total = torch.cat([state.flatten().double() for _, _, state in states])
+        dist.all_reduce(total)
+        sums = total.split([state.numel() for _, _, state in states])
+        for (metric, name, state), found in zip(states, sums, strict=True):
+            setattr(metric, name, found.reshape(state.shape).to(state.dtype))
 
 
 def _leave_whole(task: L.LightningModule) -> None:
@@ -167,28 +187,30 @@ def _leave_whole(task: L.LightningModule) -> None:
 
 
 def _running_metrics(num_classes: int) -> nn.ModuleDict:
-    # Of this process alone: summing over processes would cost three collective calls per update.
-    local = {"sync_on_compute": False}
     top5 = min(5, num_classes)
     return nn.ModuleDict(
         {
             # The default looks for NaN in every update, which makes a GPU wait.
-            "loss": MeanMetric(nan_strategy="disable", **local),
-            "top1": MulticlassAccuracy(num_classes, average="micro", validate_args=False, **local),
-            "top5": MulticlassAccuracy(num_classes, average="micro", top_k=top5, validate_args=False, **local),
+            "loss": MeanMetric(nan_strategy="disable", **_OF_ONE_PROCESS),
+            "top1": MulticlassAccuracy(num_classes, average="micro", validate_args=False, **_OF_ONE_PROCESS),
+            "top5": MulticlassAccuracy(
+                num_classes, average="micro", top_k=top5, validate_args=False, **_OF_ONE_PROCESS
+            ),
         }
     )
 
 
 def evaluation_metrics(num_classes: int) -> MetricCollection:
-    """Of logits (batch, num_classes) against labels (batch), `PADDING` left out; three are means over classes."""
-    common = {"ignore_index": PADDING, "validate_args": False}
+    """Of logits (batch, num_classes) against labels (batch), `PADDING` left out; three are means over classes.
+
+    They are of this process's samples alone.
+    """
     return MetricCollection(
         {
-            "top1": MulticlassAccuracy(num_classes, average="micro", **common),
-            "top5": MulticlassAccuracy(num_classes, average="micro", top_k=min(5, num_classes), **common),
-            "macro_f1": MulticlassF1Score(num_classes, average="macro", **common),
-            "precision": MulticlassPrecision(num_classes, average="macro", **common),
-            "recall": MulticlassRecall(num_classes, average="macro", **common),
+            "top1": MulticlassAccuracy(num_classes, average="micro", **_OF_LABELS),
+            "top5": MulticlassAccuracy(num_classes, average="micro", top_k=min(5, num_classes), **_OF_LABELS),
+            "macro_f1": MulticlassF1Score(num_classes, average="macro", **_OF_LABELS),
+            "precision": MulticlassPrecision(num_classes, average="macro", **_OF_LABELS),
+            "recall": MulticlassRecall(num_classes, average="macro", **_OF_LABELS),
         }
     )

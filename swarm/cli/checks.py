@@ -182,7 +182,7 @@ def check_images(data_dir: Path, tell: Callable[[str], None]) -> Check:
 
     try:
         parts = [ImagesByClass(data_dir / name) for name in ("train", "val", "test") if (data_dir / name).is_dir()]
-    except OSError as error:
+    except (OSError, InputError) as error:
         return Check("images", "failed", str(error), "name a --data-dir with train/<class>/ and val/<class>/")
     if not parts:
         fix = "name a --data-dir with train/<class>/ and val/<class>/"

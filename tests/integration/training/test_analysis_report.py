@@ -17,6 +17,7 @@ from analysis.campaigns.systems import SYSTEMS
 from analysis.reporting.archive import read
 from analysis.reporting.figures import part_rows
 from analysis.reporting.opening import comparisons
+from analysis.reporting.provenance import machine_section
 from analysis.reporting.report import experiment_section, write_report
 from analysis.reporting.results import Experiment, experiments_in, ratios
 from analysis.reporting.scaling import measured_setting, predict, transfers
@@ -28,7 +29,7 @@ from analysis.reporting.tables import (
     survivors_table,
     throughput_table,
 )
-from analysis.reporting.words import answer, lost_shares, results_table, time_to_accuracy
+from analysis.reporting.words import answer, lost_shares, lost_warm_up, results_table, time_to_accuracy
 from recipe.registry import DIGITS_FOLDS
 from recipe.run_folder import write_json
 from tests.helpers.measured_cells import CELL, write_run
@@ -132,6 +133,49 @@ def test_how_long_it_took_to_an_accuracy_is_said_with_how_many_reached_it(tmp_pa
         write_run(tmp_path / "uneven" / uneven.name, uneven, top1=0.97)
     said = time_to_accuracy(Experiment(read(tmp_path / "uneven")))
     assert "Validations came every 2,048 samples: our swarm, 4 local steps; every 2,560 samples: our swarm" in said
+
+
+def test_how_long_validations_took_is_said(tmp_path):
+    """They do not count, so nobody would see that they can take longer than the training."""
+    cell = replace(CELL, target_accuracy=0.95, paced_samples_per_second=None)
+    for repetition, seconds in ((1, 3.0), (2, 9.0)):
+        folder = tmp_path / "run" / f"r{repetition}"
+        write_run(folder, replace(cell, repetition=repetition), top1=0.97)
+        result = json.loads((folder / "result.json").read_text())
+        for item in result["all_rounds"]:
+            item["ended_at"] += seconds * (item["step"] > 4)
+        write_json(folder / "result.json", result)
+    said = time_to_accuracy(Experiment(read(tmp_path / "run")))
+    assert "Validations do not count (one took 3.0 to 9.0 s with our swarm, synchronous), and" in said
+
+
+def test_swarms_that_learnt_without_a_warm_up_are_named(tmp_path):
+    """The version that measured them rounded a quarter of five updates down, and did not note it."""
+    own = {"earlier": None, "later": 2, "ddp": 5}
+    for name, steps in own.items():
+        cell = replace(CELL, system="ddp" if name == "ddp" else "swarm-local", target_accuracy=0.95)
+        folder = tmp_path / name / cell.name
+        write_run(folder, cell, top1=0.97)
+        result = json.loads((folder / "result.json").read_text())
+        write_json(folder / "result.json", result | {"own_warmup_steps": steps})
+    said = {name: lost_warm_up(Experiment(read(tmp_path / name))) for name in own}
+    assert "our swarm, 4 local steps (5 updates)" in said.pop("earlier")
+    assert said == {"later": None, "ddp": None}
+
+
+def test_the_congestion_control_of_each_experiment_is_said(tmp_path):
+    machine = {"started_at": "2026-01-01", "git_commit": "abc", "cores": 2, "cpu": "a CPU", "memory_gib": 8.0}
+    machine |= {"os": "Linux", "versions": {}}
+    write_run(tmp_path / "one" / CELL.name, CELL)
+    records = read(tmp_path / "one")
+
+    def said(**used: str | None) -> str:
+        grids = [{"name": name, "question": "", "command": [], "congestion_control": one} for name, one in used.items()]
+        return " ".join(machine_section([Experiment(replace(records, grid=g, machine=machine)) for g in grids]).text)
+
+    assert "was the kernel's: bbr (delay, demo). It is not known of peers." in said(delay="bbr", peers=None, demo="bbr")
+    assert "was the kernel's: bbr (delay); cubic (demo)." in said(delay="bbr", demo="cubic")
+    assert "congestion" not in said(delay=None)
 
 
 def test_cells_that_failed_are_left_out_and_named(tmp_path):

@@ -2,10 +2,13 @@
 
 import hashlib
 import io
+import json
 import os
 import threading
 import time
 from dataclasses import replace
+from functools import partial
+from pathlib import Path
 
 import fsspec
 import pytest
@@ -14,7 +17,8 @@ import torch
 from recipe.errors import InputError
 from recipe.presets import preset
 from recipe.remote_file import RemoteCopy, RemoteFile
-from tests.helpers.clusters import run_cluster
+from recipe.run_folder import RunFolder
+from tests.helpers.clusters import Cluster, run_cluster, train
 from tests.helpers.programs.ports import free_port
 
 CREDENTIALS = {"AWS_ACCESS_KEY_ID": "testing", "AWS_SECRET_ACCESS_KEY": "testing", "AWS_DEFAULT_REGION": "us-east-1"}
@@ -169,18 +173,24 @@ def test_s3_without_credentials(s3, monkeypatch, tmp_path):
     assert time.monotonic() - began < 60
 
 
+RECIPE = replace(
+    preset("digits"),
+    embed_dim=16,
+    depth=1,
+    num_heads=2,
+    total_steps=6,
+    validate_every_steps=2,
+    target_batch_size=32,
+)
+
+
+def arguments(folder: Path) -> list:
+    (folder / "recipe.json").write_text(RECIPE.to_json())
+    return ["--recipe", folder / "recipe.json", "--output-dir", folder, "--run-id", "run", "--batch-size", 16]
+
+
 def test_a_run_copies_its_best_checkpoint(s3, tmp_path):
-    recipe = replace(
-        preset("digits"),
-        embed_dim=16,
-        depth=1,
-        num_heads=2,
-        total_steps=6,
-        validate_every_steps=2,
-        target_batch_size=32,
-    )
-    (tmp_path / "recipe.json").write_text(recipe.to_json())
-    options = ["--recipe", tmp_path / "recipe.json", "--output-dir", tmp_path, "--run-id", "run", "--batch-size", 16]
+    options = arguments(tmp_path)
     url = ["--best-checkpoint-url", "s3://bucket/run/best.ckpt"]
     assert run_cluster(2, [*options, *url], environment=s3, log=tmp_path / "log") == [0, 0], (
         tmp_path / "log"
@@ -189,4 +199,40 @@ def test_a_run_copies_its_best_checkpoint(s3, tmp_path):
     remote = RemoteFile("s3://bucket/run/best.ckpt", OPTION)
     assert remote.filesystem.cat_file(remote.path) == local
     assert hashlib.sha256(local).hexdigest() in remote.filesystem.cat_file(f"{remote.path}.sha256").decode()
-    assert torch.load(io.BytesIO(local), weights_only=True)["recipe"] == recipe.to_json()
+    assert torch.load(io.BytesIO(local), weights_only=True)["recipe"] == RECIPE.to_json()
+
+
+@pytest.mark.parametrize("lost", ["the address", "the summary"])
+def test_a_best_checkpoint_that_never_arrived_is_copied_when_the_run_is_started_again(tmp_path, lost):
+    """As torchrun does with --max-restarts; without a summary the run has results to make, and nothing to validate."""
+    away, log = tmp_path / "away", tmp_path / "log"
+    options = [*arguments(tmp_path), "--best-checkpoint-url", f"file://{away}/best.ckpt"]
+    with Cluster(1, train_without_uploads, [str(option) for option in options], log=log) as cluster:
+        assert cluster.results() == [1]
+    assert "could not be copied" in log.read_text()
+    folder = RunFolder(tmp_path / "run" / "single-1")
+    before = json.loads(folder.summary.read_text())
+    assert before["best_checkpoint"]["sha256"] is None
+    if lost == "the summary":
+        folder.summary.unlink()
+    with Cluster(1, train_without_uploads, [str(option) for option in [*options, "--resume"]], log=log) as cluster:
+        assert cluster.results() == [1], "it is still not there"
+    assert run_cluster(1, [*options, "--resume"], log=log) == [0], log.read_text()
+    content = (folder.checkpoints / "best.ckpt").read_bytes()
+    assert (away / "best.ckpt").read_bytes() == content
+    after = json.loads(folder.summary.read_text())
+    assert after["best_checkpoint"]["sha256"] == hashlib.sha256(content).hexdigest()
+    if lost == "the address":
+        assert after == before | {"best_checkpoint": after["best_checkpoint"]}, "what was measured stays"
+
+
+def train_without_uploads(options: list[str]) -> int:
+    """Like `train`, where the address takes a probe and no file."""
+    from baseline_ddp import results, session
+
+    def refuse(remote, content):
+        raise OSError("no room there")
+
+    RemoteFile.write = refuse
+    session.RemoteCopy = results.RemoteCopy = partial(RemoteCopy, attempts=1)
+    return train(options)

@@ -171,6 +171,44 @@ def count_hook_calls(arguments: list[str]) -> int:
     return len(last_buckets)
 
 
+def test_all_metrics_of_a_validation_are_summed_in_one_call(tmp_path):
+    """Each call is a round trip or two over whatever line lies between the processes."""
+    recipe = tmp_path / "recipe.json"
+    recipe.write_text(replace(RECIPE, validate_every_steps=1).to_json())
+    arguments = ["--recipe", recipe, "--output-dir", tmp_path, "--run-id", "r", "--batch-size", 8, "--max-steps", 2]
+    assert run_processes(2, count_calls_of_validations, [str(argument) for argument in arguments]) == [[1, 1]] * 2
+
+
+def count_calls_of_validations(arguments: list[str]) -> list[int]:
+    """Collective calls that the metrics of each validation make."""
+    import torch.distributed as dist
+
+    from baseline_ddp.train import main
+    from recipe.training.task import ClassificationTask
+
+    calls, found = [], []
+    for name in ("all_reduce", "all_gather", "all_gather_object", "barrier", "broadcast"):
+        setattr(dist, name, counted_in(calls, getattr(dist, name)))
+    log = ClassificationTask.on_validation_epoch_end
+
+    def logged(task):
+        before = len(calls)
+        log(task)
+        found.append(len(calls) - before)
+
+    ClassificationTask.on_validation_epoch_end = logged
+    assert main(arguments) == 0
+    return found
+
+
+def counted_in(calls: list[int], function):
+    def counted(*arguments, **options):
+        calls.append(1)
+        return function(*arguments, **options)
+
+    return counted
+
+
 @pytest.mark.parametrize("name", ["single-1", "ddp-2", "fsdp-2"])
 def test_what_is_measured_at_every_step(runs, name):
     lines = read_metrics(runs / name / "metrics.jsonl")

@@ -11,13 +11,16 @@ from analysis.campaigns.cells import Cell, load_grid, network_of, shipped_grids
 from analysis.campaigns.measure import measure, measured_rounds, problems, rounds_of
 from analysis.campaigns.payload import payload_bytes
 from analysis.campaigns.statistics import equivalence
-from analysis.campaigns.systems import SYSTEMS, check_validations, samples_between_validations, system_of
+from analysis.campaigns.systems import SYSTEMS, check_learning, samples_between_validations, swarm, system_of
 from analysis.reporting.archive import read
 from analysis.reporting.results import Experiment, doubling, interval, limits, transfer_seconds
 from analysis.reporting.round_model import Measured, RoundCosts, Swarm, fit, simulate, wire_seconds
 from analysis.wan.lab import TOPOLOGY
 from analysis.wan.topology import SHIPPED
+from recipe.config import Recipe
 from recipe.errors import InputError
+from recipe.optimizer import lr_factor
+from recipe.run_folder import RunFolder
 from tests.helpers.measured_cells import CELL, write_run
 
 # ---- grids ----------------------------------------------------------------------------------------------------------
@@ -30,7 +33,7 @@ def test_shipped_experiments_have_cells_that_can_run(name):
     assert [cell.repetition for cell in cells] == sorted(cell.repetition for cell in cells), "interleaved"
     for cell in cells:
         assert Cell.from_json(cell.to_json()) == cell
-        check_validations(cell)
+        check_learning(cell)
         if cell.kill_at_step is None:
             assert system_of(cell) is SYSTEMS[cell.system]
 
@@ -113,10 +116,46 @@ def test_time_to_an_accuracy_is_measured_as_finely_for_all_systems():
         assert {samples_between_validations(cell) for cell in cells} == {every * 512}
     uneven = replace(cells[-2], changes={"validate_every_steps": 5})
     with pytest.raises(InputError, match="set validate_every_steps to a multiple of 4"):
-        check_validations(uneven)
-    check_validations(replace(uneven, target_accuracy=None))
+        check_learning(uneven)
+    check_learning(replace(uneven, target_accuracy=None))
     assert system_of(uneven) is SYSTEMS["swarm-local"], "those of earlier reports can be read"
     assert samples_between_validations(uneven) == 2048
+
+
+@pytest.mark.parametrize("name", shipped_grids())
+def test_whoever_learns_is_warmed_up_by_as_many_samples_as_ddp(name, tmp_path):
+    """Three quarters of a warm-up of five updates would be lost, were a quarter of it rounded down: one is none."""
+    for cell in (cell for cell in load_grid(name).cells() if cell.target_accuracy is not None):
+        asked, own = cell.full_recipe(), recipe_of_command(cell, tmp_path)
+        local = own.target_batch_size // asked.target_batch_size
+        lost, own_lost = (
+            sum(1 - lr_factor(recipe, step) for step in range(recipe.warmup_steps)) for recipe in (asked, own)
+        )
+        assert local * own_lost == pytest.approx(lost), "full learning rates, counted in updates of DDP"
+
+
+def recipe_of_command(cell: Cell, folder) -> Recipe:
+    """What the command line of a swarm's first host makes of the preset; that of others is the cell's."""
+    system, host = SYSTEMS[cell.system], cell.network().hosts[0]
+    if system.command is not swarm:
+        return cell.full_recipe()
+    words = swarm(system, cell, host, host, folder, ())
+    fields = ("target_batch_size", "total_steps", "warmup_steps")
+    given = [name for name in fields if f"--{name.replace('_', '-')}" in words]
+    values = {name: int(words[words.index(f"--{name.replace('_', '-')}") + 1]) for name in given}
+    return replace(cell.full_recipe(), **values)
+
+
+def test_a_warm_up_that_local_steps_cannot_keep_is_refused():
+    cell = replace(CELL, system="swarm-local", target_accuracy=0.9, changes={"validate_every_steps": 4})
+    for updates in (0, 5, 9):
+        check_learning(replace(cell, changes=cell.changes | {"warmup_steps": updates}))
+    other = replace(cell, changes=cell.changes | {"warmup_steps": 8})
+    with pytest.raises(InputError, match="set warmup_steps to 0, or to a multiple of 4 and one more"):
+        check_learning(other)
+    for allowed in ("swarm", "ddp", "swarm-local-1-fp16", "torchft-diloco-4"):
+        check_learning(replace(other, system=allowed))
+    check_learning(replace(other, target_accuracy=None))
 
 
 def test_a_grid_in_another_encoding_is_refused(tmp_path):
@@ -153,6 +192,14 @@ def test_numbers_of_a_cell_are_those_worked_out_by_hand(tmp_path):
     )
     assert found["all_rounds"][3]["bytes_sent"] == pytest.approx(2 * 2_000)
     assert found["router_cores"] == pytest.approx(0.1)
+
+
+def test_a_result_holds_the_warm_up_that_its_host_had(tmp_path):
+    write_run(tmp_path, CELL)
+    rounds = rounds_of(tmp_path, CELL)
+    assert measure(tmp_path, CELL, rounds)["own_warmup_steps"] is None
+    RunFolder(tmp_path / "runs/run/h1").write_recipe(replace(CELL.full_recipe(), warmup_steps=2))
+    assert measure(tmp_path, CELL, rounds)["own_warmup_steps"] == 2
 
 
 def test_lines_of_ddp_that_were_written_late_are_put_on_time(tmp_path):

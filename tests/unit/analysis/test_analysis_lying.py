@@ -1,10 +1,12 @@
 """Trainings with one member that lies: what is refused, and the arithmetic of the tables."""
 
 import json
+import subprocess
 
 import pytest
 
 from analysis.endurance import lying, membership
+from analysis.endurance.honest_swarm import SwarmError
 from analysis.endurance.lying import LyingOptions, cost, main, table
 from recipe.errors import InputError
 from recipe.training.pacing import ALL_SAMPLES, VARIABLE, computes_all
@@ -79,6 +81,24 @@ def test_options_that_cannot_work_are_refused(options, problem):
 def test_bad_input_ends_with_a_sentence_and_status_2(capsys):
     assert main(["--peers", "1"]) == 2
     assert "--peers" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("where", ["clip", "ddp", "hivemind"])
+def test_each_repetition_has_a_seed_of_its_own(tmp_path, monkeypatch, where):
+    """The same one for all that are compared in it; DDP, which has no fresh identities, would train the same again."""
+    commands = []
+
+    def popen(command, **_):
+        commands.append([str(word) for word in command])
+        raise SwarmError("nothing is started here")
+
+    monkeypatch.setattr(subprocess, "Popen", popen)
+    for number in (1, 2):
+        with pytest.raises(SwarmError, match="nothing is started"):
+            lying.measure("reverse", where, number, LyingOptions(output_dir=tmp_path))
+    seeds = [command[command.index("--seed") + 1] for command in commands if "--seed" in command]
+    seeds += [word for command in commands for word in command if word.startswith("seed=")]
+    assert seeds == (["seed=0", "seed=1"] if where == "hivemind" else ["0", "1"])
 
 
 def test_accuracies_are_of_gradients_of_all_samples(tmp_path, monkeypatch):

@@ -465,6 +465,15 @@ def test_the_benchmarks_say_what_a_peer_costs(peers, said):
     assert said.format(f"{row['cores']:.3f}", f"{row['mb']:.0f}") in PAGES[DOCS / "benchmarks.md"]
 
 
+def test_the_benchmarks_say_when_killed_peers_were_started_again():
+    events = json.loads((ROOT / "analysis" / "report" / "soak.json").read_text())["events"]
+    names = ("killed", "first peer killed", "all but one killed", "all killed")
+    away = [event["mended"] - event["began"] for event in events if event["fault"] in names]
+    assert len(away) == 18
+    assert {int(seconds) for seconds in away} == {3}
+    assert "after their restart, 3 s after the kill" in PAGES[DOCS / "benchmarks.md"]
+
+
 def test_constraints_name_versions_and_nothing_else():
     lines = (ROOT / "constraints.txt").read_text().splitlines()
     assert all(re.fullmatch(r"[A-Za-z0-9._-]+==[A-Za-z0-9.+!]+", line) for line in lines)

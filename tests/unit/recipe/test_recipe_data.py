@@ -1,7 +1,9 @@
 """Images: splits, orders, loaders on files in the real formats, and augmentation that can be repeated."""
 
 import hashlib
+import os
 import pickle
+import shutil
 import subprocess
 import sys
 from dataclasses import replace
@@ -21,7 +23,7 @@ from recipe.data.sampler import PeerBatches, PeerSampler, sample_randomness
 from recipe.errors import InputError
 from recipe.presets import preset
 from recipe.registry import DIGITS_FOLDS, build_data
-from swarm.cli.checks import check_data
+from swarm.cli.checks import check_data, check_images
 from swarm.membership.run_manifest import PROTOCOL, RunManifest
 from tests.helpers.paths import ROOT
 
@@ -323,6 +325,14 @@ def test_imagefolder(image_folder, augmentation):
     assert build_data(preset("digits")).digest == ""
     with pytest.raises(InputError, match="test"):
         data.test_dataloader()
+
+
+def test_a_class_folder_whose_name_is_not_in_utf_8_is_named(image_folder):
+    for part in ("train", "val"):
+        shutil.copytree(image_folder / part / "cat", image_folder / part / os.fsdecode(b"caf\xe9"))
+    with pytest.raises(InputError, match=r"train is not in UTF-8 \('caf\\udce9'\): rename it"):
+        build_data(folder_recipe(num_classes=4), image_folder, batch_size=2).setup()
+    assert check_images(image_folder, print).state == "failed"
 
 
 def test_imagefolder_errors(image_folder, tmp_path):

@@ -243,6 +243,31 @@ def test_own_texts_that_cannot_work(tmp_path, rows, part_of_message):
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize("name", ["train.csv", "val.csv", "test.csv"])
+@pytest.mark.parametrize("later", ["", 'b,"a text in quotation marks"\n'])
+def test_an_open_quotation_mark_takes_no_other_rows_for_a_text(own_texts, name, later):
+    rows = [f"{'ab'[place % 2]},text number {place}\n" for place in range(1200)]
+    rows[500] = 'a,"an open quotation mark\n'
+    (own_texts / name).write_text("".join(rows) + later)
+    with pytest.raises(InputError, match=rf"{name} is no CSV .* in the row that begins in line 501\)"):
+        build_data(OWN_TEXTS, own_texts).setup()
+
+
+def test_texts_may_have_lines_and_quotation_marks(own_texts):
+    write_csv(own_texts / "val.csv", [("a", "two\nlines"), ("b", 'says "so", and more')])
+    (own_texts / "test.csv").write_text('a,5" screen and "more\n')
+    splits = build_data(OWN_TEXTS, own_texts).splits
+    assert list(splits.val.texts) == ["two\nlines", 'says "so", and more']
+    assert list(splits.test.texts) == ['5" screen and "more']
+
+
+def test_a_header_is_not_taken_for_a_class(own_texts):
+    file = own_texts / "train.csv"
+    file.write_text("label,title,text\n" + file.read_text())
+    with pytest.raises(InputError, match="first row is the only one of its class, 'label': delete that row"):
+        build_data(OWN_TEXTS, own_texts).setup()
+
+
 def test_a_class_that_training_lacks(own_texts):
     write_csv(own_texts / "val.csv", [("c", "a text")])
     with pytest.raises(InputError, match=r"val\.csv has the class 'c'"):

@@ -19,6 +19,30 @@ from swarm.training.local_steps import PseudoGradient
 THREE = LocalSteps(steps=1, fragments=3)
 
 
+def weights_after(updates: int, averages: bool) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    """Of a small model, and the anchors of whoever averages alone after each of its steps."""
+    torch.manual_seed(0)
+    module = nn.Linear(5, 3)
+    optimizer = torch.optim.AdamW(module.parameters(), lr=0.01)
+    vector = PseudoGradient(list(module.parameters()), [], LocalSteps(steps=1, learning_rate=1.0, momentum=0.0))
+    for _ in range(updates):
+        inputs, labels = torch.randn(8, 5), torch.randint(3, (8,))
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(module(inputs), labels).backward()
+        optimizer.step()
+        if averages:
+            vector.average_alone(8)
+            vector.hand_over()
+    return [parameter.detach() for parameter in module.parameters()], [anchor.detach() for anchor in vector.anchors]
+
+
+def test_a_peer_alone_makes_the_updates_of_one_process():
+    expected, _ = weights_after(6, averages=False)
+    found, anchors = weights_after(6, averages=True)
+    torch.testing.assert_close(found, expected, rtol=0, atol=0)
+    torch.testing.assert_close(anchors, expected, rtol=0, atol=0)
+
+
 def sizes_of_a_vit() -> list[int]:
     return [parameter.numel() for parameter in build_model(preset("digits")).parameters()]
 
