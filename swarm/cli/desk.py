@@ -132,9 +132,9 @@ def _watch_and_serve(
         if signer is not None:
             signer = able_to_order(signer, manifest)
         folder = output_dir / manifest.run_id
-        make_writable(folder)
+        history = history_in(folder)
         books = Bookkeeper.of_run(dht, manifest, folder, options.ledger_mib * 2**20) if options.ledger_mib else None
-        desk = Desk(card, folder / HISTORY_FILE, alerts, options.still_minutes, books and books.credits)
+        desk = Desk(card, history, alerts, options.still_minutes, books and books.credits)
         watcher = Watcher(dht, manifest, given, remembered)
         controls = SwarmControls(dht, manifest, signer) if manifest.organiser else None
         desk.turn(watcher.look(), controls and controls.look(), watcher.ending)
@@ -159,6 +159,22 @@ def _watch_and_serve(
                     books.stop()
         print("error: The connection to the swarm broke: start the desk again.", file=sys.stderr)
         return 1
+
+
+def history_in(folder: Path) -> Path:
+    """The file of the history, which this desk alone keeps until it ends.
+
+    Raises:
+        InputError: it cannot be written, or another desk keeps it
+    """
+    from swarm.runtime.processes import claim
+
+    make_writable(folder)
+    if not claim(folder / f"{HISTORY_FILE}.lock"):
+        raise InputError(
+            f"Another desk keeps what it sees in {folder}: stop that desk, or give this one another --output-dir."
+        )
+    return folder / HISTORY_FILE
 
 
 def _deputy(file: Path) -> Signer:

@@ -101,7 +101,7 @@ class Desk:
         if records is not None:
             self.history.look(records, self._clock(), self._plan().is_paused)
         self.newest = self._snapshot()
-        if self._clock() - self._saved_at >= SAVE_SECONDS:
+        if not 0 <= self._clock() - self._saved_at < SAVE_SECONDS:  # or the clock was set back
             self.save()
 
     def remember(self, addresses: list[str]) -> None:

@@ -102,8 +102,11 @@ class History:
             is_paused: by the run's organiser, whatever peers say
         """
         unseen = now - (self.looked_at or now)
-        if unseen > LOST_SECONDS or math.isinf(self._attentive_since):
+        if not 0 <= unseen <= LOST_SECONDS or math.isinf(self._attentive_since):
             self._attentive_since = now
+        if unseen < 0:
+            self._move(unseen)
+            unseen = 0.0
         self._meet(records, now)
         self._miss(records, now)
         before, rested_until = self.step, self.still_since
@@ -115,6 +118,20 @@ class History:
         self._summarise(now)
         self.looked_at = now
         self._forget()
+
+    def _move(self, seconds: float) -> None:
+        """This machine's clock was set: what was seen lately stays as long ago as it was, and the curves go on."""
+        self.began_at += seconds
+        self.updated_at = None if self.updated_at is None else self.updated_at + seconds
+        self.still_since = None if self.still_since is None else self.still_since + seconds
+        self.lower_since = None if self.lower_since is None else self.lower_since + seconds
+        for peer in self.peers.values():
+            peer.seen_at += seconds
+        for item in (*self.points, *self.events):
+            item.time += seconds
+        self._advances = deque([(time + seconds, step) for time, step in self._advances], maxlen=MAX_ADVANCES)
+        self._traffic = deque((time + seconds, sent) for time, sent in self._traffic)
+        self.timeline.move(seconds)
 
     def _meet(self, records: Mapping[str, PeerProgress], now: float) -> None:
         joined, back, sent = [], [], 0

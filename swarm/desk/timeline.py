@@ -126,6 +126,12 @@ class Timeline:
         if updates:
             self._note_round(peers, step, updates, now, rested_until)
 
+    def move(self, seconds: float) -> None:
+        """The clock was set: rounds stay as long ago as they were. Strips go by the clock, and begin anew."""
+        self.rounds_at = None if self.rounds_at is None else self.rounds_at + seconds
+        for made in self.rounds:
+            made.time += seconds
+
     @property
     def trying(self) -> list[Failure]:
         """Why the update that comes next was not made yet."""

@@ -145,7 +145,7 @@ class Chain:
     @property
     def name(self) -> str:
         """Under which the peer wants to be shown."""
-        return "".join(letter for letter in self.start.name if letter.isprintable())
+        return _printable(self.start.name)
 
     def follow(self, line: AnyLine, data: bytes, place: Place) -> None:
         """One more line, as it was read."""
@@ -224,7 +224,7 @@ def read_chains(path: Path, given: dict[bytes, Given], find: Find) -> list[Chain
     chains: list[Chain] = []
     chain: Chain | None = None
     is_headless = False
-    name = f"{path.parent.name}/{path.name}"  # a peer's file is called as all others
+    name = _printable(f"{path.parent.name}/{path.name}")  # a peer's file is called as all others
     for number, data, has_end in _lines_of(path):
         place, whose = Place(name, number), chain.peer if chain else ""
         try:
@@ -243,6 +243,11 @@ def read_chains(path: Path, given: dict[bytes, Given], find: Find) -> list[Chain
         if chain is not None:
             chain.follow(line, data, place)
     return chains
+
+
+def _printable(text: str) -> str:
+    """A stranger's, without what a terminal obeys."""
+    return "".join(letter for letter in text if letter.isprintable())
 
 
 def _begin(start: Start, place: Place, given: dict[bytes, Given], find: Find) -> Chain | None:
@@ -266,4 +271,4 @@ def _lines_of(path: Path) -> Iterator[tuple[int, bytes, bool]]:
                     data, has_end = b"", more.endswith(b"\n")
                 yield number, data.removesuffix(b"\n"), has_end
     except OSError as error:
-        raise InputError(f"{path} cannot be read ({error.strerror}).") from None
+        raise InputError(f"{_printable(str(path))} cannot be read ({error.strerror}).") from None

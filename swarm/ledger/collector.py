@@ -18,12 +18,14 @@ from hivemind.p2p import P2P, PeerID
 from hivemind.proto import averaging_pb2
 from hivemind.utils import get_logger
 
+from recipe.errors import InputError
 from swarm.ledger.calls import ANSWER_SECONDS, Call, caller_of
 from swarm.ledger.ledger import LedgerFile, OtherVersion
 from swarm.ledger.lines import MAX_LINE_BYTES, AnyLine, NotALine, Signature, Start, digest_of, is_signed, read_line
 from swarm.ledger.messages import ANSWER_BYTES, PIECE_BYTES, LedgerOffer, LedgerWish
 from swarm.network.dht_process import SwarmDHT
 from swarm.runtime.async_utils import in_thread
+from swarm.runtime.processes import claim
 
 logger = get_logger(__name__)
 
@@ -47,6 +49,8 @@ FETCH_SECONDS = 2 * RELAYS * PEER_SECONDS
 """For a few peers, after which the DHT process does not answer any more."""
 
 
+LOCK = ".lock"
+"""In the folder, of who fetches into it."""
 NO_ROOM = "has more to show than the folder may hold"
 NO_TIME = "was not asked, since the time was over"
 
@@ -322,6 +326,8 @@ def collect(
 ) -> Collected:
     """Fetch what is new in the ledgers of these peers; call it again for what comes later.
 
+    No other process fetches into the folder until this one ends: two would write over each other's lines.
+
     Args:
         dht: a running DHT, of `start_dht`
         run: start of the run's keys in the DHT (`RunManifest.key_prefix`)
@@ -332,9 +338,14 @@ def collect(
         most_seconds: after which nobody else is asked
 
     Raises:
+        InputError: another process fetches into the folder
         OSError: the folder cannot be made, or read
     """
     folder.mkdir(parents=True, exist_ok=True)
+    if not claim(folder / LOCK):
+        raise InputError(
+            f"A desk or another swarm ledger fetch keeps its ledgers in {folder}: stop it, or name another folder."
+        )
     until = time.monotonic() + most_seconds
     peers = random.sample(list(is_client), min(MAX_PEERS, len(is_client)))  # if not all get their turn, others do
     asked = {peer: [peer] for peer in peers if not is_client[peer]}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -124,9 +125,15 @@ class LedgerFile:
         self.extend([to_line(line)])
 
     def extend(self, lines: Sequence[bytes]) -> None:
-        """Lines that follow on this file and each other, as they are written but without their ends."""
+        """Lines that follow on this file and each other, as they are written but without their ends.
+
+        Raises:
+            OSError: there is no room, or somebody else has written to the file: a hole would look like changed lines
+        """
         content = b"".join(line + b"\n" for line in lines)
         with open(self.path, "r+b" if self.size else "wb") as file:
+            if file.seek(0, os.SEEK_END) < self.size:
+                raise OSError(errno.ESTALE, "somebody else has shortened it")
             file.seek(self.size)
             file.truncate()  # what did not fit last time
             file.write(content)
@@ -248,7 +255,8 @@ class Ledger:
             write()
         except OSError as error:
             if self._complaints.first():
-                logger.warning(f"Nothing more is written to {self._path}: {error.strerror}. Make room.")
+                advice = " Make room." if error.errno in (errno.ENOSPC, errno.EDQUOT) else ""
+                logger.warning(f"Nothing more is written to {self._path}: {error.strerror}.{advice}")
 
 
 def _follows(member: Certificate, written: Certificate) -> bool:

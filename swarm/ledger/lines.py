@@ -23,6 +23,7 @@ from swarm.protocol.certificates import KEY_BYTES, MAX_CERTIFICATE_BYTES, MAX_NA
 from swarm.protocol.messages import ANY_LINEAGE, MAX_GROUP_SIZE, NOWHERE, BackTo, Group, LineKbps, Ticket, TicketNonce
 from swarm.protocol.orders import DIGEST_BYTES as ORDERS_BYTES
 from swarm.protocol.round_report import StepReport
+from swarm.protocol.run_names import PREFIX_PATTERN
 from swarm.protocol.wire import MAX_SKETCH, PEER_ID_BYTES, Lineage, Name, Samples, Step, to_wire
 
 FORMAT = 1
@@ -75,7 +76,7 @@ class Start(Line, frozen=True, tag="start"):
 
     time: _Seconds
     format: Literal[1]
-    run: Annotated[str, Meta(min_length=1, max_length=MAX_RUN_LENGTH)]
+    run: Annotated[str, Meta(max_length=MAX_RUN_LENGTH, pattern=PREFIX_PATTERN)]
     organiser: Annotated[bytes, Meta(max_length=KEY_BYTES)]
     key: Annotated[str, Meta(max_length=MAX_KEY_LENGTH)]
     name: Annotated[str, Meta(max_length=MAX_NAME_LENGTH)]

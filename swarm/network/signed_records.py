@@ -8,7 +8,6 @@ on and not read: of a key with one value that cannot be decoded, Hivemind's read
 from __future__ import annotations
 
 import base64
-import fcntl
 import hashlib
 import multiprocessing as mp
 import re
@@ -17,7 +16,7 @@ from collections.abc import Container, Mapping, Sequence
 from dataclasses import astuple
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from hivemind.dht.crypto import RSASignatureValidator
 from hivemind.dht.routing import DHTID
@@ -37,6 +36,7 @@ from swarm.network.hivemind_internals import private_key_in, validators_of
 from swarm.protocol.admission import OPEN, SHOWN_BYTES, Admission, NotAMember
 from swarm.protocol.certificates import IN_ROUNDS, Authority, NotSigned
 from swarm.protocol.signed_lists import MOST_BYTES, ORDERS, REMOVED
+from swarm.runtime.processes import claim
 from swarm.runtime.token_bucket import TokenBucket
 
 logger = get_logger(__name__)
@@ -70,8 +70,6 @@ MAX_LISTS, LISTS_PER_SECOND = 2048, 1000.0
 MAX_WRITTEN = 64
 SIGNATURE_BEGIN = RSASignatureValidator.SIGNATURE_FORMAT.partition(b"_value_")[0]
 RUNS_ID = DHTID.generate(source=RUNS_KEY)
-_CLAIMED: dict[Path, BinaryIO] = {}
-"""Locks on identities; never closed, since closing any file of that name would give the lock up."""
 
 
 def keys_of(prefix: str) -> dict[DHTID, str]:
@@ -409,22 +407,13 @@ def claim_identity(path: Path) -> None:
     """From now on this process alone uses this private key on this machine, until it ends, however it ends.
 
     Two peers of one identity would overwrite each other's records and ledger, and one that only calls others cannot be
-    found by calling it. The lock is the process's own: no child of a peer that was killed holds it.
+    found by calling it.
 
     Raises:
         InputError: another process uses it
     """
-    try:
-        file = _CLAIMED.get(path) or _CLAIMED.setdefault(path, path.with_name(f"{path.name}.lock").open("wb"))
-    except OSError as error:  # a folder that may only be read
-        logger.debug(f"the identity cannot be locked: {error!r}")
-        return
-    try:
-        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except (BlockingIOError, PermissionError):
-        raise InputError(identity_in_use(path)) from None
-    except OSError as error:
-        logger.debug(f"this file system knows no locks: {error!r}")
+    if not claim(path.with_name(f"{path.name}.lock")):
+        raise InputError(identity_in_use(path))
 
 
 def identity_in_use(path: Path) -> str:

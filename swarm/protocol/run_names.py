@@ -14,6 +14,8 @@ from swarm.protocol.certificates import KEY_BYTES, MANIFEST, Authority, NotSigne
 _RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 MAX_SIGNATURE_BYTES = 256
 _FINGERPRINT = re.compile(r"[0-9a-f]{8,64}")
+PREFIX_PATTERN = r"\A[A-Za-z0-9][A-Za-z0-9_-]*-[0-9a-f]{8,64}(~[0-9a-f]{32})?\Z"
+"""What `key_prefix` returns looks so: a stranger's word for one is shown on terminals."""
 
 
 def is_run_id(name: object) -> bool:

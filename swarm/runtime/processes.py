@@ -1,9 +1,10 @@
-"""Children that never outlive the trainer, and signal handlers that survive hivemind."""
+"""Children that never outlive the trainer, signal handlers that survive hivemind, and locks of one process."""
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
+import fcntl
 import gc
 import mmap
 import multiprocessing
@@ -13,7 +14,8 @@ import signal
 import sys
 import threading
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, BinaryIO
 
 import psutil
 
@@ -23,6 +25,8 @@ if TYPE_CHECKING:
     import torch  # takes seconds to import
 
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
+_CLAIMED: dict[Path, BinaryIO] = {}
+"""Locks of this process; never closed, since closing any file of that name would give the lock up."""
 
 
 def die_with_parent(signal_number: int = signal.SIGKILL, parent_pid: int | None = None) -> None:
@@ -107,6 +111,26 @@ def reap() -> None:
     with contextlib.suppress(ChildProcessError):
         while os.waitpid(-1, os.WNOHANG)[0]:
             pass
+
+
+def claim(lock: Path) -> bool:
+    """Whether this process alone has this lock on this machine from now on, until it ends, however it ends.
+
+    It is the process's own: no child that outlives it holds it. Where a file system knows no locks, or the folder may
+    only be read, everybody has it.
+
+    Args:
+        lock: an empty file; made if it is missing
+    """
+    try:
+        file = _CLAIMED.get(lock) or _CLAIMED.setdefault(lock, lock.open("wb"))
+    except OSError:
+        return True
+    try:
+        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        return not isinstance(error, BlockingIOError | PermissionError)
+    return True
 
 
 @contextlib.contextmanager

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 import psutil
 
+from recipe.errors import InputError
 from recipe.run_folder import whole_file
 from swarm.desk.ledger.credits import MAX_FILE_BYTES, Credits
 from swarm.ledger.collector import Collected, collect
@@ -100,6 +101,8 @@ class Bookkeeper(threading.Thread):
             trouble = "Its folder is full: give the desk more with --ledger-mib." if collected.is_full else ""
         except (TimeoutError, CancelledError, OSError, RuntimeError):  # the next time tries again
             trouble = "The swarm did not hand it over the last time."
+        except InputError as error:
+            trouble = str(error)
         if not self._over.is_set() and any(self._folder.glob("*.jsonl")):
             trouble = self._add_up() or trouble
         self.credits.trouble = trouble

@@ -1,16 +1,18 @@
 """What `swarm desk` refuses, and what it shows of an invitation."""
 
+import multiprocessing
 import socket
 import sys
 import time
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from recipe.errors import InputError
 from recipe.presets import preset
-from swarm.cli.desk import able_to_order, main, run_card
+from swarm.cli.desk import able_to_order, history_in, main, run_card
 from swarm.enrolment.join_line import JoinLine
 from swarm.membership.run_manifest import PROTOCOL, RunManifest
 from swarm.protocol.certificates import Right, Signer, warrant
@@ -89,6 +91,21 @@ def test_a_port_in_use_is_refused_in_one_sentence(refusal):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         assert refusal(main, [ADDRESS, "--port", str(port)]).startswith(f"Port {port} is in use on this machine")
+
+
+def test_two_desks_do_not_write_over_each_other_s_history(tmp_path):
+    assert history_in(tmp_path / "letters") == history_in(tmp_path / "letters")
+    with multiprocessing.get_context("fork").Pool(1) as another:
+        assert "give this one another --output-dir" in another.apply(why_not, [tmp_path / "letters"])
+        assert another.apply(why_not, [tmp_path / "digits"]) == ""
+
+
+def why_not(folder: Path) -> str:
+    try:
+        history_in(folder)
+    except InputError as error:
+        return str(error)
+    return ""
 
 
 def test_who_has_not_installed_it_is_told_how(refusal, monkeypatch):

@@ -8,6 +8,7 @@ from html.parser import HTMLParser
 
 import pytest
 
+from recipe.errors import InputError
 from swarm.desk.desk import Desk
 from swarm.desk.ledger import bookkeeper
 from swarm.desk.ledger.bookkeeper import Bookkeeper
@@ -192,6 +193,12 @@ def test_a_swarm_that_does_not_answer_is_said(swarm, books):
     swarm.problem = TimeoutError()
     books.turn()
     assert books.credits.trouble == "The swarm did not hand it over the last time."
+
+
+def test_a_folder_into_which_another_program_fetches_is_said(swarm, books):
+    swarm.problem = InputError("A desk keeps its ledgers there.")
+    books.turn()
+    assert books.credits.trouble == "A desk keeps its ledgers there."
 
 
 @pytest.mark.timeout(120)

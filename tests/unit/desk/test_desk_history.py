@@ -58,6 +58,36 @@ def test_a_desk_whose_clock_is_set_forward_loses_nobody(seen, seconds):
     assert [peer.state for peer in seen.history.peers.values()] == ["here", "here"]
 
 
+def test_a_desk_whose_clock_is_set_back_goes_on_as_before(seen):
+    seen.train("ada", "ben", "cy", steps=range(20))
+    silent, num_points = seen.record("cy", 19), len(seen.history.points)
+    before, pace = given(seen), seen.history.updates_per_minute(seen.now)
+    seen.look(seen.record("ada", 22), seen.record("ben", 22), silent, after=-60)
+    credited = [samples - before[name] for name, samples in given(seen).items()]
+    assert min(credited) >= 0
+    assert sum(credited) == pytest.approx(64), "after an unknown time, an update's worth is believed"
+    for step in range(23, 27):
+        seen.look(*(seen.record(name, step, behind_seconds=-60) for name in ("ada", "ben")), silent)
+    assert seen.events[1:] == ["cy was lost: no word for more than 5 s."]
+    times = [point.time for point in seen.history.points]
+    assert len(times) == num_points + 4, "one at each later look"
+    assert times == sorted(times)
+    assert seen.history.updates_per_minute(seen.now) == pytest.approx(pace, rel=0.2)
+    assert min(made.seconds for made in seen.history.timeline.rounds) >= 0
+    assert seen.history.still_seconds(seen.now + 30) == 30
+
+
+def given(seen) -> dict[str, float]:
+    return {peer.name: peer.samples for peer in seen.history.peers.values()}
+
+
+def test_a_desk_whose_clock_is_set_back_writes_its_history_down(seen):
+    seen.train("ada", steps=range(3))
+    seen.desk.save()
+    seen.look(seen.record("ada", 3), after=-3600)
+    assert json.loads(seen.path.read_text())["step"] == 3
+
+
 def test_a_peer_whose_clock_is_set_back_is_there_again_after_some_seconds(seen):
     seen.train("ada", "ben", steps=range(3))
     for step in range(3, 100):

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import multiprocessing
 import os
+from pathlib import Path
 from types import SimpleNamespace
 
 import msgspec
 import pytest
 from hivemind.proto.averaging_pb2 import DownloadData
 
+from recipe.errors import InputError
 from swarm.ledger.audit import audit
-from swarm.ledger.collector import FILE_BYTES, MAX_LEDGERS, NO_ROOM, FetchLedgers, Refused, Room, Shelf, fetch
-from swarm.ledger.lines import read_line
+from swarm.ledger.collector import FILE_BYTES, MAX_LEDGERS, NO_ROOM, FetchLedgers, Refused, Room, Shelf, collect, fetch
+from swarm.ledger.lines import Signature, digest_of, read_line
 from swarm.ledger.messages import PIECE_BYTES, LedgerOffer, LedgerWish
 from swarm.ledger.server import CALLS, MAX_STREAMS, LedgerServer
 from tests.helpers.ledgers.ledger_run import RUN, LedgerRun, owner, signed_again, where
@@ -129,6 +132,43 @@ def test_the_ledger_of_a_peer_that_cannot_be_called_is_passed_on(run, tmp_path):
     assert content_of(tmp_path / "fetched") == [run.path("anna").read_bytes()]
     with pytest.raises(Refused, match="does not hand over"):
         fetched(run, tmp_path / "other", caller(server_of(run, "ben", pass_on)), "anna", of=anna)
+
+
+def test_two_who_fetch_into_one_folder_tear_no_hole(run, tmp_path):
+    """Where they do not see each other's lock. Afterwards an honest peer would be shown as having changed lines."""
+    content = run.path("anna").read_bytes()
+    lines = content.splitlines(keepends=True)
+    first, second = (sum(map(len, lines[: place + 1])) for place in where(lines, Signature)[:2])
+    one, other = (Shelf(tmp_path, owner("anna").own, RUN) for _ in range(2))
+    for shelf in (one, other):
+        shelf.begin(shelf.wish(), LedgerOffer(digest_of(lines[0].rstrip()), 0, len(content)))
+    one.add(content[:second])
+    other.add(content[:first])
+    with pytest.raises(OSError, match="somebody else has shortened it"):
+        one.add(content[second:])
+    (path,) = tmp_path.glob("*.jsonl")
+    assert path.read_bytes() == content[:first]
+    other.add(content[first:])
+    assert path.read_bytes() == content
+    assert audit([path]).findings == []
+
+
+def test_one_process_fetches_into_a_folder_at_a_time(tmp_path):
+    """A desk does so until it ends."""
+    for _ in range(2):
+        collect(None, RUN, {}, tmp_path / "ledger")
+    with multiprocessing.get_context("fork").Pool(1) as another:
+        assert "swarm ledger fetch keeps its ledgers in" in another.apply(refusal, [tmp_path / "ledger"])
+        assert another.apply(refusal, [tmp_path / "other"]) == ""
+    collect(None, RUN, {}, tmp_path / "other")
+
+
+def refusal(folder: Path) -> str:
+    try:
+        collect(None, RUN, {}, folder)
+    except InputError as error:
+        return str(error)
+    return ""
 
 
 # ---- who lies ------------------------------------------------------------------------------------------------------

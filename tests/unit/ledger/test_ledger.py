@@ -163,6 +163,18 @@ def test_a_disk_without_room_stops_nothing(tmp_path):
     assert run.audit().updates["alone"] == 1, "there is room again"
 
 
+def test_a_ledger_that_somebody_has_shortened_gets_no_hole(run, caplog):
+    """Its peer trains on; who reads it finds no line of zeros with which the peer seems to have changed its own."""
+    content = run.path("anna").read_bytes()
+    run.start("anna")
+    run.path("anna").write_bytes(content)
+    for _ in range(2):
+        run.update({"anna": 96, "ben": 64}, written_by=["anna"])
+    assert run.path("anna").read_bytes() == content
+    (said,) = (record.getMessage() for record in caplog.records if "Nothing more is written" in record.getMessage())
+    assert said.endswith("somebody else has shortened it."), "room would not help"
+
+
 def test_the_longest_line_fits():
     """A whole group with everything that a ticket can hold."""
     ticket = Ticket(

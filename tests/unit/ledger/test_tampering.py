@@ -434,6 +434,18 @@ def test_ledgers_of_two_runs_are_refused(run, members, tmp_path, capsys):
     assert "several runs" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("of_a_stranger", ["x\x1b[2J\x1b[1;31mall is well", "letters-0123abcd\n", "letters", ""])
+def test_what_a_stranger_calls_its_run_moves_no_terminal(of_a_stranger, tmp_path, capsys):
+    """Nor does the name of a folder that it hands over."""
+    LedgerRun(tmp_path, run=of_a_stranger).start("\x1b]0;anna\x07")
+    LedgerRun(tmp_path).start("ben")
+    assert main(["verify", str(tmp_path)]) == 1
+    said = capsys.readouterr()
+    assert not {*said.out, *said.err} & {"\x1b", "\x07"}
+    assert "]0;anna/ledger.jsonl, line 1: it is no line of a ledger" in said.err
+    assert f"run {RUN}" in said.out
+
+
 def test_the_ledger_of_another_run_is_refused(run):
     with pytest.raises(InputError, match="another run"):
         audit([run.folder], "numbers")
