@@ -208,6 +208,20 @@ def test_all_pause_at_the_same_step_and_go_on_together(key):
         assert_same_bits(a.state, other.state)
 
 
+def test_a_paused_run_that_is_ended_ends_on_all_peers_where_it_stands(key):
+    pause = Orders("run").with_order(Order(5, What.PAUSE))
+    signer = signer_of(key)
+    with Peers(60) as peers:
+        for serial, name in enumerate("ab", 1):
+            peers.start(name, train, Steered(key, serial, signed=pause.signed_by(signer), min_peers=2))
+        for name in "ab":
+            peers.until(partial(pause_of, peers[name]))
+        peers["a"].tell(pause.with_order(Order(5, What.END)).signed_by(signer))
+        a, b = (peers.results()[name] for name in "ab")
+    assert a.updates[-1].step == b.updates[-1].step == 5
+    assert_same_bits(a.state, b.state)
+
+
 def test_a_deputy_that_is_revoked_while_all_train_is_followed_no_further(key):
     """What has begun stays, the rest falls away, and what it orders later counts for nobody."""
     organiser, deputys_key = signer_of(key), Ed25519PrivateKey.generate()
