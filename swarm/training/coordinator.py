@@ -109,7 +109,7 @@ class Coordinator:
         # What it has, and what it computes.
         self._gradients, state = self._share(model, optimizer)
         self.version = StateVersion(state, step, self._gradients.weights, self.options.timeouts)
-        self._contribution = Contribution(self._gradients, self.version)
+        self._contribution = Contribution(self._gradients, self.version, self.averaging.codec.largest_number)
         self._going_back = GoingBack(self.version, self.averaging.rule.clips, self.options.state_folder)
         self._attendance = Attendance(options.matchmaking_seconds)
         self.waited_seconds = 0.0  # for others, before it began to train
