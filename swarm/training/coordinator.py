@@ -117,6 +117,8 @@ class Coordinator:
         """Called for each round that has ended, with an average or without."""
         self.on_update: Callable[[StepReport], None] = lambda report: None
         """Called for each average that is applied."""
+        self.is_to_leave: Callable[[], bool] = lambda: False
+        """Asked while it waits and computes nothing: whether its owner's limits end that."""
         # Who else is there.
         self.tracker = ProgressTracker(
             dht=dht,
@@ -277,12 +279,15 @@ class Coordinator:
     def _wait_for_peers(self) -> None:
         """Peers that begin together wait for each other; whoever is here can take over the state meanwhile."""
         began = time.perf_counter()
-        while self.tracker.swarm.num_trainers < self.options.min_peers and not self._should_stop():
+        while self.tracker.swarm.num_trainers < self.options.min_peers and self._may_wait():
             self.tracker.report(urgent=True, phase=WAITING)
             self.tracker.exchange.wait_refreshed(1.0)
             if self.tracker.swarm.latest_step > self.step:
                 self._wait_for_state()
             self.waited_seconds = time.perf_counter() - began
+
+    def _may_wait(self) -> bool:
+        return not (self._should_stop() or self.is_to_leave())
 
     def _wait_for_state(self) -> None:
         """Take over the swarm's state before anything is computed.
@@ -467,7 +472,7 @@ class Coordinator:
                 self.catch_up(donor)
         if not self._orders.is_paused:
             return
-        while self._orders.is_paused and not self._round.is_running and not self._should_stop():
+        while self._orders.is_paused and not self._round.is_running and self._may_wait():
             self.tracker.report(urgent=self.tracker.own.phase != PAUSED, phase=PAUSED, samples=self.samples)
             self._catch_up_if_behind()
             self._orders.compare()

@@ -19,6 +19,7 @@ import threading
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import Any
 
 import torch
@@ -49,6 +50,7 @@ from swarm.training.island.channel import Channel
 from swarm.training.island.crew import Crew
 from swarm.training.island.lead import Lead
 from swarm.training.island.sharded.divided import Divided
+from swarm.training.limits import is_to_leave
 from swarm.training.local_steps import LocalCoordinator
 from swarm.training.options import CoordinatorOptions
 
@@ -313,6 +315,7 @@ class SwarmStrategy(SingleDeviceStrategy):
                 plan=self.plan,
             )
         self.coordinator.version.keep_own = self.keep_own
+        self.coordinator.is_to_leave = partial(is_to_leave, self._trainer)
         if self._inside is not None and self._divided is None:
             self.coordinator.lead(Lead(self._inside), self.lightning_module)
         if self._outer_state:
