@@ -551,7 +551,11 @@ class Coordinator:
         """Make the update with nobody, if this peer may and has enough samples; True if its average is there.
 
         What was computed while it waited for others in vain counts as well.
+
+        Raises:
+            InputError: the averaging process has been dead for some time: nobody could join this peer any more
         """
+        self.averager.check_alive()
         # If most others agree on other weights, this peer must not advance alone, or it would look furthest.
         may_not = self.tracker.is_odd_one_out or self._follower.waits_for_others
         if may_not or not self._orders.target.is_reached_by(self.samples) or not self._contribution.is_finite:
