@@ -28,7 +28,7 @@ def this_start() -> str:
 class TimeLimit(Timer):
     """Lightning's timer, for which only time since the last start by a person counts, not that of an evening before.
 
-    Also that in which a peer waits for others before it trains.
+    The time for which a peer waits for others before it trains counts as well.
     """
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule | None) -> None:
