@@ -167,6 +167,8 @@ def _tagged(tag: str, values: list[float], per_process: bool) -> dict[str, float
 class ValidateEverySteps(L.Callback):
     """Validates after every `every` global updates and after the last one, whatever micro-batches an update takes.
 
+    Which one is the last may be known only after it was made: a run can be ended where it stands.
+
     Lightning counts micro-batches instead: it validates when the number of those in this epoch is a multiple of
     `trainer.val_check_batch`. So that is set to their current number, or to infinity, after each one. A peer that
     catches up with its swarm may jump over a multiple of `every`; it then validates where it lands.
@@ -175,6 +177,7 @@ class ValidateEverySteps(L.Callback):
     def __init__(self, every: int) -> None:
         self.every = every
         self.last_step = 0
+        self.validated_step = -1
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Begins to count at the step of the checkpoint, if there is one."""
@@ -187,7 +190,9 @@ class ValidateEverySteps(L.Callback):
         """Schedules a validation right after this micro-batch, or none."""
         step, last_step, self.last_step = trainer.global_step, self.last_step, trainer.global_step
         is_due = step // self.every > last_step // self.every
-        is_last = step > last_step and 0 < trainer.max_steps <= step
+        is_last = 0 < trainer.max_steps <= step != self.validated_step
+        if is_due or is_last:
+            self.validated_step = step
         trainer.val_check_batch = batch_idx + 1 if is_due or is_last else float("inf")
 
 

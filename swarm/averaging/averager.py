@@ -22,6 +22,7 @@ from swarm.averaging.commands import (
     DownloadState,
     Expect,
     Finish,
+    Followed,
     KeepAverage,
     RunRound,
     SetAdmission,
@@ -114,6 +115,10 @@ class SwarmAverager:
     def set_step(self, step: int, lineage: bytes | None = None) -> None:
         """Tell those who knock which step this peer works on, and on which weights."""
         self._process.send(SetStep(step, lineage))
+
+    def followed(self, lineage: bytes) -> None:
+        """This peer has made an update after others: it may be that of a round that failed here."""
+        self._process.send(Followed(lineage))
 
     def set_admission(self, certificate: bytes, lists: Mapping[str, bytes]) -> None:
         """This peer shows another certificate from now on, or the organiser has signed newer lists."""

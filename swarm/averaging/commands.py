@@ -64,6 +64,13 @@ class SetStep:
 
 
 @dataclass(frozen=True)
+class Followed:
+    """This peer has made an update after others, out of which came weights of this lineage."""
+
+    lineage: bytes
+
+
+@dataclass(frozen=True)
 class KeepAverage:
     """The vector holds the average of an update that this peer makes alone: others may want it."""
 

@@ -37,7 +37,7 @@ from swarm.averaging.send_window import SendWindow
 from swarm.averaging.shares import count_stripes
 from swarm.averaging.slow_members import USUAL_MBPS, SlowMembers
 from swarm.averaging.striped_allreduce import StripedAllReduce
-from swarm.averaging.unsettled import Unsettled
+from swarm.averaging.unsettled import Memory, Unsettled
 from swarm.membership.backoff import BlameBackoff
 from swarm.membership.failure_detector import FailureDetector
 from swarm.network.peer_service import PeerService
@@ -262,6 +262,10 @@ class Rounds:
 
     # ---- what the trainer wants -------------------------------------------------------------------------------------
 
+    def followed(self, lineage: bytes) -> None:
+        """This peer has made an update after others, out of which came weights of this lineage."""
+        self._unsettled.holds(lineage)
+
     def set_step(self, step: int, lineage: bytes | None) -> None:
         """This peer works on this step, with weights of this lineage."""
         self._unsettled.holds(lineage)
@@ -433,7 +437,7 @@ class Rounds:
             except BaseException as error:
                 trouble.kept_waiting = stripes.kept_waiting | stripes.lost
                 self._matchmaking.lobby.reopen()
-                self._unsettled.failed(bounded.group_id, stripes.runners)
+                self._unsettled.failed(bounded.group_id, self._memories_of(stripes))
                 self._judge(stripes, bounded, time.perf_counter() - started, compute_seconds, trouble)
                 if trouble.blamed and isinstance(error, Exception):
                     raise RoundFailed(str(error), frozenset(stripes.lost)) from error
@@ -444,6 +448,12 @@ class Rounds:
         self._matchmaking.met(bounded.peer_ids)
         self._judge(stripes, bounded, exchange_seconds, compute_seconds, trouble)
         return stripes, exchange_seconds
+
+    def _memories_of(self, stripes: StripedAllReduce) -> list[Memory]:
+        """Who knows what a round that failed here has left out for those who have finished it."""
+        if self._low_rank is not None:
+            return [self._low_rank]
+        return [runner for runner in stripes.runners if runner.has_served]
 
     @contextlib.contextmanager
     def _audited(self, closed: Group) -> Iterator[None]:
@@ -541,7 +551,7 @@ class Rounds:
         await stripes.average(first, ErrorFeedback(self._codec, len(first)))
         second = await in_thread(low_rank.go_on, first)
         await stripes.average(second, ErrorFeedback(self._codec, len(second)))
-        self._vector.copy_(await in_thread(low_rank.finish, second, samples, group))
+        self._vector.copy_(await in_thread(low_rank.finish, second, group))
 
 
 def schema_hash(vector: torch.Tensor) -> bytes:

@@ -17,6 +17,7 @@ from swarm.averaging.commands import (
     DownloadState,
     Expect,
     Finish,
+    Followed,
     KeepAverage,
     RunRound,
     SetAdmission,
@@ -113,6 +114,8 @@ class AveragingService:
             case SetStep(step, lineage):
                 self._rounds.set_step(step, lineage)
                 self._server.state_changed()
+            case Followed(lineage):
+                self._rounds.followed(lineage)
             case SetAdmission(certificate, lists):
                 self._set_admission(certificate, lists)
             case CompareOrders(peer, ticket, future):

@@ -93,8 +93,12 @@ class WorkerProcess(mp.get_context("fork").Process):
         self._is_ready.result()
 
     def send(self, command: Any) -> None:
-        """Let it carry out a command; it begins with them in the order in which they were sent."""
-        self._outer.send(command)
+        """Let it carry out a command; it begins with them in the order in which they were sent.
+
+        One that has died reads none: after some hundreds the pipe would be full, and this process would wait for ever.
+        """
+        if self.is_alive():
+            self._outer.send(command)
 
     def stop(self) -> None:
         """Let it end, or end it."""

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from contextlib import AbstractContextManager
 
 import torch
+from hivemind.utils import get_logger
 from torch import nn
 
 from recipe.training.replay import Replay
@@ -16,6 +18,8 @@ from swarm.training.gradient_buffer import GradientVector
 from swarm.training.island.lead import SINGLE_PROCESS, Island
 from swarm.training.throughput import Throughput, Work
 
+logger = get_logger(__name__)
+
 
 class Contribution:
     """The gradients that this peer has added up, of how many samples they are, and what it notes of them for others.
@@ -25,10 +29,12 @@ class Contribution:
     Args:
         vector: where the backward passes of this peer add up
         version: the weights on which it computes
+        largest: number that the codec carries; a running statistic beyond it arrives wrong
     """
 
-    def __init__(self, vector: GradientVector, version: StateVersion):
-        self._vector, self._version = vector, version
+    def __init__(self, vector: GradientVector, version: StateVersion, largest: float = math.inf):
+        self._vector, self._version, self._largest = vector, version, largest
+        self._has_warned = False
         self._throughput = Throughput()
         self._log: WorkLog = NO_WORK_LOG
         """What members have to know to check each other's work."""
@@ -137,7 +143,18 @@ class Contribution:
     def give(self) -> Work:
         """Write the mean for a round onto the wire, and begin anew; returns what was given."""
         self._vector.to_wire(self.samples)
+        self._look_at_statistics()
         return self._throughput.take()
+
+    def _look_at_statistics(self) -> None:
+        """Warn once of those that are cut off: validations and checkpoints have wrong ones then."""
+        if self._has_warned or self._largest == math.inf or not (self._vector.buffers.abs() > self._largest).any():
+            return
+        self._has_warned = True
+        logger.warning(
+            f"A running statistic (float buffer) of the model is beyond ±{self._largest:,.0f}, where the codec cuts "
+            "numbers off: all peers get a wrong one. Scale the model's inputs, or start a run with the codec none."
+        )
 
     def give_alone(self) -> float:
         """Use the mean for an update without others, and begin anew; returns the seconds of computing."""

@@ -111,7 +111,7 @@ class Coordinator:
         # What it has, and what it computes.
         self._gradients, state = self._share(model, optimizer)
         self.version = StateVersion(state, step, self._gradients.weights, self.options.timeouts)
-        self._contribution = Contribution(self._gradients, self.version)
+        self._contribution = Contribution(self._gradients, self.version, self.averaging.codec.largest_number)
         self._going_back = GoingBack(self.version, self.averaging.rule.clips, self.options.state_folder)
         self._attendance = Attendance(options.matchmaking_seconds)
         self.waited_seconds = 0.0  # for others, before it began to train
@@ -119,6 +119,8 @@ class Coordinator:
         """Called for each round that has ended, with an average or without."""
         self.on_update: Callable[[StepReport], None] = lambda report: None
         """Called for each average that is applied."""
+        self.is_to_leave: Callable[[], bool] = lambda: False
+        """Asked while it waits and computes nothing: whether its owner's limits end that."""
         # Who else is there.
         self.tracker = ProgressTracker(
             dht=dht,
@@ -255,12 +257,15 @@ class Coordinator:
     def _wait_for_peers(self) -> None:
         """Peers that begin together wait for each other; whoever is here can take over the state meanwhile."""
         began = time.perf_counter()
-        while self.tracker.swarm.num_trainers < self.options.min_peers and not self._should_stop():
+        while self.tracker.swarm.num_trainers < self.options.min_peers and self._may_wait():
             self.tracker.report(urgent=True, phase=WAITING)
             self.tracker.exchange.wait_refreshed(1.0)
             if self.tracker.swarm.latest_step > self.step:
                 self._wait_for_state()
             self.waited_seconds = time.perf_counter() - began
+
+    def _may_wait(self) -> bool:
+        return not (self._should_stop() or self.is_to_leave())
 
     def _wait_for_state(self) -> None:
         """Take over the swarm's state before anything is computed.
@@ -446,7 +451,7 @@ class Coordinator:
                 self.catch_up(donor)
         if not self._step_orders.is_paused:
             return
-        while self._step_orders.is_paused and not self._round.is_running and not self._should_stop():
+        while self._step_orders.is_paused and not self._round.is_running and self._may_wait():
             self.tracker.report(urgent=self.tracker.own.phase != PAUSED, phase=PAUSED, samples=self.samples)
             self._catch_up_if_behind()
             self._step_orders.compare()
@@ -525,7 +530,11 @@ class Coordinator:
         """Make the update with nobody, if this peer may and has enough samples; True if its average is there.
 
         What was computed while it waited for others in vain counts as well.
+
+        Raises:
+            InputError: the averaging process has been dead for some time: nobody could join this peer any more
         """
+        self.averager.check_alive()
         # If most others agree on other weights, this peer must not advance alone, or it would look furthest.
         may_not = self.tracker.is_odd_one_out or self._follower.waits_for_others
         if may_not or not self._step_orders.target.is_reached_by(self.samples) or not self._contribution.is_finite:

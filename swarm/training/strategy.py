@@ -19,6 +19,7 @@ import threading
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import Any
 
 import torch
@@ -49,6 +50,7 @@ from swarm.training.island.channel import Channel
 from swarm.training.island.crew import Crew
 from swarm.training.island.lead import Lead
 from swarm.training.island.sharded.divided import Divided
+from swarm.training.limits import is_to_leave
 from swarm.training.local_steps import LocalCoordinator
 from swarm.training.options import CoordinatorOptions
 
@@ -235,12 +237,7 @@ class SwarmStrategy(SingleDeviceStrategy):
             raise InputError(
                 f"The codec {codec} is too coarse for this model's running statistics (float buffers): use 'fp16'."
             )
-        for name, buffer in self.lightning_module.named_buffers():
-            if buffer.is_floating_point() and not torch.isfinite(buffer).all():
-                raise InputError(
-                    f"The buffer {name} holds numbers that are not finite, and a swarm averages float buffers: "
-                    "register it as bool, as masks can be, or make it where it is used."
-                )
+        self._check_buffers()
         if trainer.accumulate_grad_batches != 1:
             raise InputError("A swarm accumulates to the target batch size itself: leave accumulate_grad_batches at 1.")
         for config in self.lr_scheduler_configs:
@@ -250,6 +247,24 @@ class SwarmStrategy(SingleDeviceStrategy):
             if isinstance(config.scheduler, LambdaLR):
                 config.scheduler.lr_lambdas = [self._steered(rate) for rate in config.scheduler.lr_lambdas]
         self._check_steerable()
+
+    def _check_buffers(self) -> None:
+        """All float buffers are averaged, whatever they are for."""
+        most = self.averaging.codec.largest_number
+        for name, buffer in self.lightning_module.named_buffers():
+            if not buffer.is_floating_point():
+                continue
+            if not torch.isfinite(buffer).all():
+                raise InputError(
+                    f"The buffer {name} holds numbers that are not finite, and a swarm averages float buffers: "
+                    "register it as bool, as masks can be, or make it where it is used."
+                )
+            if (buffer.abs() > most).any():
+                raise InputError(
+                    f"The buffer {name} holds numbers beyond ±{most:,.0f}, where the codec "
+                    f"{self.averaging.codec.name} cuts them off, and a swarm averages float buffers: use 'none', or "
+                    "register a mask as bool."
+                )
 
     def _check_steerable(self) -> None:
         schedulers = [config.scheduler for config in self.lr_scheduler_configs]
@@ -300,6 +315,7 @@ class SwarmStrategy(SingleDeviceStrategy):
                 plan=self.plan,
             )
         self.coordinator.version.keep_own = self.keep_own
+        self.coordinator.is_to_leave = partial(is_to_leave, self._trainer)
         if self._inside is not None and self._divided is None:
             self.coordinator.lead(Lead(self._inside), self.lightning_module)
         if self._outer_state:

@@ -7,7 +7,6 @@ member has signed for the round what it gave. So if both differ, the reducer can
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -18,6 +17,7 @@ from hivemind.p2p import PeerID
 from swarm.averaging.audit.judge import Judge
 from swarm.averaging.audit.seals import SignedPart
 from swarm.averaging.audit.statements import check_commitment, hash_of, root_of
+from swarm.averaging.compression.codec import largest_number
 from swarm.averaging.compression.float16 import Float16
 from swarm.averaging.shares import decode, stripe_of
 from swarm.protocol.messages import Group
@@ -35,8 +35,6 @@ again far more often (`WorkAudits`).
 """
 SMALLEST = {NoCompression: 1e-12, Float16: 2.0**-20}
 """Size of numbers of which the codec leaves too little: sixteen times its smallest one. Others are coarser yet."""
-CUT_OFF_AT = {Float16: torch.finfo(torch.float16).max}
-"""The codec's largest number. Where gradients blow up, all honest members send this one."""
 
 PlacesOf = Callable[[bytes], Sequence[int]]
 """Of the numbers of the vector that lists are about, by the lineage of the weights; none where nobody has lists."""
@@ -124,7 +122,7 @@ class GivenWork:
         said = torch.tensor([line.numbers for line in work.lines], dtype=torch.float64) / work.samples
         chosen = torch.tensor([number for number, _ in part.places])
         said, sent = said[:, chosen], numbers[[place for _, place in part.places]].double()
-        most = CUT_OFF_AT.get(type(codec), math.inf)
+        most = largest_number(codec)  # where gradients blow up, all honest members send this one
         total = said.sum(0).clamp(-most, most)
         gap, longer = float((total - sent).norm()), max(float(total.norm()), float(sent.norm()))
         smallest = SMALLEST[type(codec)] * len(part.places) ** 0.5

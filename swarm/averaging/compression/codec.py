@@ -62,6 +62,11 @@ class Codec:
         return f"{self.name}-{self.rank}" if self.name == "powersgd" else self.name
 
     @property
+    def largest_number(self) -> float:
+        """Beyond which numbers are cut off."""
+        return largest_number(self.make())
+
+    @property
     def decay(self) -> float:
         """What is left, a round later, of what a round has left out."""
         return TOP_K_DECAY if self.name == "topk" else 1.0
@@ -80,6 +85,11 @@ class Codec:
         low_rank = self.low_rank(shapes, size)
         ratio = self.make().estimate_compression_ratio(CompressionInfo.from_tensor(torch.zeros(1)))
         return 4 * ratio * (size if low_rank is None else low_rank.numbers)
+
+
+def largest_number(codec: CompressionBase) -> float:
+    """Beyond which a codec cuts numbers off; most take their scale from the numbers, and cut off none."""
+    return torch.finfo(torch.float16).max if isinstance(codec, Float16) else math.inf
 
 
 def bytes_of_member(vector: torch.Tensor, codec: CompressionBase, num_members: int, share: float) -> float:

@@ -7,6 +7,8 @@ import copy
 import torch
 from hivemind.compression import CompressionBase, CompressionInfo, NoCompression
 
+from swarm.averaging.compression.codec import largest_number
+
 
 class ErrorFeedback:
     """Keeps what a peer's encodings have left out, and adds it to what the peer encodes in the next round.
@@ -15,6 +17,9 @@ class ErrorFeedback:
     sender adds it to its contribution. A reducer adds it to the mean of its share: it was left out of what everybody
     gave, so next to the contribution of one member it would look like a lie. After Seide et al., 1-bit Stochastic
     Gradient Descent (Interspeech 2014), and Tang et al., DoubleSqueeze (ICML 2019), which does it on both sides.
+
+    What the codec cuts off, because it is beyond its largest number, is not kept: a single spike would be paid off with
+    that number in each of hundreds of rounds.
 
     Args:
         codec: how numbers travel
@@ -56,6 +61,7 @@ class ErrorFeedback:
             return
         left_out = self.left_out[offset : offset + len(part)]
         part.add_(left_out, alpha=1 / samples)
+        self._cut_off(part)
         arrives = self._codec.extract(self._codec.compress(part, info))
         torch.sub(part, arrives, out=left_out).mul_(samples)
         part.copy_(arrives)
@@ -70,7 +76,14 @@ class ErrorFeedback:
         """
         if self.left_out is None:
             return mean
-        return mean.add(self.left_out[offset : offset + len(mean)], alpha=1 / samples)
+        whole = mean.add(self.left_out[offset : offset + len(mean)], alpha=1 / samples)
+        self._cut_off(whole)
+        return whole
+
+    def _cut_off(self, numbers: torch.Tensor) -> None:
+        """In place: those beyond the codec's largest number become that one, as they do on the way."""
+        most = largest_number(self._codec)
+        numbers.clamp_(-most, most)
 
     def come_to(self, step: int) -> None:
         """Before the round of this step: what waits has faded with each update since the last one.

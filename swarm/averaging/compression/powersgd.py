@@ -23,12 +23,14 @@ class Passes:
 
     Args:
         given: this peer's contribution, shape [size], with what was left out before
+        samples: its weight
         columns: of each matrix, the averaged and orthogonal P
         own: of each matrix, this peer's Q
         exact: the average of what is no matrix
     """
 
     given: torch.Tensor
+    samples: int
     columns: Sequence[torch.Tensor] = ()
     own: Sequence[torch.Tensor] = ()
     exact: torch.Tensor | None = None
@@ -99,7 +101,7 @@ class LowRank:
         given = vector.clone()
         if samples and torch.isfinite(vector).all():
             given.add_(self.left_out, alpha=1 / samples)
-        self._passes = Passes(given)
+        self._passes = Passes(given, samples)
         thin = [self._matrix(given, index) @ basis for index, basis in enumerate(start)]
         return torch.cat([*(p.reshape(-1) for p in thin), *(given[part] for part in self._rest)])
 
@@ -113,23 +115,32 @@ class LowRank:
         self._passes = replace(self._passes, columns=columns, own=own, exact=exact)
         return torch.cat([q.reshape(-1) for q in own]) if own else torch.zeros(1)
 
-    def finish(self, second: torch.Tensor, samples: int, group: Group) -> torch.Tensor:
-        """The average, shape [size], after that of the second pass; the same on all peers."""
+    def keep_left_out(self) -> None:
+        """The round is over, perhaps for others only: what has not arrived of this peer's gradient goes with its next.
+
+        Of who took no part in the second pass, nothing has arrived.
+        """
         passes, self._passes = self._passes, None
+        if passes is not None and passes.own and passes.samples:
+            for matrix, columns, own in zip(self._matrices, passes.columns, passes.own, strict=True):
+                arrived = (columns @ own.T).reshape(-1)
+                self.left_out[matrix.part] = (passes.given[matrix.part] - arrived) * passes.samples
+
+    def finish(self, second: torch.Tensor, group: Group) -> torch.Tensor:
+        """The average, shape [size], after that of the second pass; the same on all peers."""
+        passes = self._passes
         average = torch.empty_like(passes.given)
         bounds = accumulate((matrix.columns * self.rank for matrix in self._matrices), initial=0)
         basis = [second[begin:end].reshape(-1, self.rank).clone() for begin, end in pairwise(bounds)]
         for index, matrix in enumerate(self._matrices):
-            part = matrix.part
-            average[part] = (passes.columns[index].double() @ basis[index].double().T).float().reshape(-1)
-            if samples:
-                arrived = (passes.columns[index] @ passes.own[index].T).reshape(-1)
-                self.left_out[part] = (passes.given[part] - arrived) * samples
+            product = passes.columns[index].double() @ basis[index].double().T
+            average[matrix.part] = product.float().reshape(-1)
         offset = 0
         for part in self._rest:
             length = part.stop - part.start
             average[part] = passes.exact[offset : offset + length]
             offset += length
+        self.keep_left_out()
         self._basis, self._basis_of = basis, group.group_id
         return average
 

@@ -6,12 +6,11 @@ import threading
 import time
 from collections.abc import Callable
 
-import lightning as L
-
 from swarm.network.home.sparing import LOOK_SECONDS
+from swarm.training.limits import Limit
 
 
-class HomePause(L.Callback):
+class HomePause(Limit):
     """Looks every few seconds, and leaves when no round is under way: the others would have to make it again.
 
     Args:
@@ -26,7 +25,7 @@ class HomePause(L.Callback):
         self.has_stopped = False
         """Whether this peer leaves because of it."""
 
-    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx) -> None:
+    def look(self, trainer) -> None:
         if time.monotonic() - self._looked_at >= LOOK_SECONDS:
             self._looked_at = time.monotonic()
             self._reason = self._why()

@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+import lightning as L
 import psutil
 from lightning.pytorch.callbacks import Timer
 
@@ -25,7 +26,19 @@ def this_start() -> str:
 
 
 class TimeLimit(Timer):
-    """Lightning's timer, for which only time since the last start by a person counts, not that of an evening before."""
+    """Lightning's timer, for which only time since the last start by a person counts, not that of an evening before.
+
+    The time for which a peer waits for others before it trains counts as well.
+    """
+
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule | None) -> None:
+        if self.start_time() is None:
+            super().on_train_start(trainer, pl_module)
+
+    def on_train_batch_end(self, trainer: L.Trainer, *arguments: Any, **options: Any) -> None:
+        """Also called while it waits."""
+        self.on_train_start(trainer, None)
+        super().on_train_batch_end(trainer, *arguments, **options)
 
     def state_dict(self) -> dict[str, Any]:
         """For the peer's checkpoint."""

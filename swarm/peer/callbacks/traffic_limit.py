@@ -5,16 +5,15 @@ from __future__ import annotations
 import os
 import threading
 
-import lightning as L
-
 from swarm.runtime.line_use import LineUse
+from swarm.training.limits import Limit
 
 _EARLIER = "SWARM_TRAFFIC_BYTES"
 """Environment variable: of the lives before, for a peer that starts itself again."""
 
 
-class TrafficLimit(L.Callback):
-    """Looks after each micro-batch, and leaves when no round is under way: the others would have to make it again.
+class TrafficLimit(Limit):
+    """Leaves when it is reached, and no round is under way: the others would have to make it again.
 
     Args:
         line: of this peer
@@ -37,7 +36,7 @@ class TrafficLimit(L.Callback):
         """For this peer's next life, before it starts again; only then, since each value takes memory for good."""
         os.environ[_EARLIER] = str(self.num_bytes)
 
-    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx) -> None:
+    def look(self, trainer) -> None:
         coordinator = trainer.strategy.coordinator
         has_just_ended, self._step = coordinator.step != self._step, coordinator.step
         is_between_rounds = has_just_ended or not coordinator.is_averaging

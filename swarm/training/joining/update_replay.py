@@ -134,6 +134,7 @@ class UpdateReplay:
                 self._gradients.release()
                 self._version.advance(lineage)
                 self._probation.note_followed(donor)
+            self._averager.followed(lineage)
             number += 1
             if not self._may_replay(donor, made + number):
                 break

@@ -73,13 +73,17 @@ class StepOrders:
 
     @property
     def is_paused(self) -> bool:
-        """Whether nobody computes for this step."""
-        return self._control.orders.is_paused(self._tracker.own.round)
+        """Whether peers wait at this step; where the run has been ended meanwhile, there is nothing to wait for."""
+        return self._control.orders.is_paused(self._tracker.own.round) and not self._is_over
 
     @property
     def has_nothing_to_compute(self) -> bool:
         """Whether the run is paused, or over."""
-        return self.is_paused or self._control.is_over(self._tracker.own.round)
+        return self.is_paused or self._is_over
+
+    @property
+    def _is_over(self) -> bool:
+        return self._control.is_over(self._tracker.own.round)
 
     def donor_of_missed(self) -> PeerID | None:
         """Once after orders came too late: whose weights came out of updates that followed them; None if nobody's."""

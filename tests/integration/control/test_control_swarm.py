@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from dataclasses import dataclass, field
+from datetime import timedelta
 from functools import partial
 
 import pytest
@@ -14,6 +15,7 @@ from hivemind.dht.routing import DHTID
 from swarm.membership.progress_record import PAUSED
 from swarm.network.record_push import push_list
 from swarm.network.signed_records import records_of
+from swarm.peer.callbacks.time_limit import TimeLimit
 from swarm.peer.membership.member_watch import MemberWatch
 from swarm.protocol.admission import Admission
 from swarm.protocol.certificates import EVERYTHING, Authority, Certificate, Right, Signer, warrant
@@ -60,6 +62,7 @@ class Steered:
         hears: whether orders reach it through the DHT
         signed: what it knows from the start
         max_steps: the recipe's
+        max_seconds: after which it leaves
     """
 
     key: bytes
@@ -69,6 +72,7 @@ class Steered:
     max_steps: int = 14
     min_peers: int = 1
     averaging: str = "sync"
+    max_seconds: float | None = None
 
 
 @dataclass
@@ -124,7 +128,8 @@ def train(name, initial_peers, line, plan: Steered):
         watch = MemberWatch(dht, admission, NAMESPACE, tell, lambda before: before, lambda sentence: None)
         watch.start()
         record, task = Record(line), TimedTask(Plan(compute_seconds=0.02))
-        trainer, ended = trainer_for(strategy, [record], max_steps=plan.max_steps), threading.Event()
+        limits = [] if plan.max_seconds is None else [TimeLimit(timedelta(seconds=plan.max_seconds))]
+        trainer, ended = trainer_for(strategy, [record, *limits], max_steps=plan.max_steps), threading.Event()
         threading.Thread(target=_tell_pauses, args=(strategy, line, ended), daemon=True).start()
         threading.Thread(target=_take_lists, args=(dht, line), daemon=True).start()
         try:
@@ -206,6 +211,30 @@ def test_all_pause_at_the_same_step_and_go_on_together(key):
     for other in (b, c):
         assert_equal_updates(a, other)
         assert_same_bits(a.state, other.state)
+
+
+@pytest.mark.parametrize(("min_peers", "steps"), [(1, [1, 2]), (2, [])], ids=["paused", "waiting for others"])
+def test_a_peer_whose_time_is_over_leaves_also_while_it_waits(key, min_peers, steps):
+    pause = Orders("run").with_order(Order(2, What.PAUSE))
+    plan = Steered(key, 1, signed=pause.signed_by(signer_of(key)), min_peers=min_peers, max_seconds=3.0)
+    with Peers(60) as peers:
+        peers.start("a", train, plan)
+        came = peers.results()["a"]
+    assert [update.step for update in came.updates] == steps
+
+
+def test_a_paused_run_that_is_ended_ends_on_all_peers_where_it_stands(key):
+    pause = Orders("run").with_order(Order(5, What.PAUSE))
+    signer = signer_of(key)
+    with Peers(60) as peers:
+        for serial, name in enumerate("ab", 1):
+            peers.start(name, train, Steered(key, serial, signed=pause.signed_by(signer), min_peers=2))
+        for name in "ab":
+            peers.until(partial(pause_of, peers[name]))
+        peers["a"].tell(pause.with_order(Order(5, What.END)).signed_by(signer))
+        a, b = (peers.results()[name] for name in "ab")
+    assert a.updates[-1].step == b.updates[-1].step == 5
+    assert_same_bits(a.state, b.state)
 
 
 def test_a_deputy_that_is_revoked_while_all_train_is_followed_no_further(key):

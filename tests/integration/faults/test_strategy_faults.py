@@ -1,6 +1,7 @@
 """Peers come late, fail, die or go astray, and the others train on without harm."""
 
 import time
+from dataclasses import replace
 from functools import partial
 from itertools import chain, pairwise
 from threading import Event, Thread
@@ -12,10 +13,12 @@ import torch
 from hivemind.utils import get_dht_time
 from torch.nn import functional as F
 
+from recipe.errors import InputError
 from swarm.averaging.averager import SwarmAverager
 from swarm.membership.progress_record import JOINING, TRAINING, PeerProgress
 from swarm.membership.progress_store import ProgressStore
 from swarm.runtime import fault_injection as faults
+from swarm.runtime.timeouts import DEFAULT_TIMEOUTS
 from swarm.state_sync.training_state import SharedState
 from swarm.training.averaging_mode import Averaging
 from swarm.training.joining.probation import MAX_UPDATES
@@ -448,3 +451,30 @@ def test_nobody_takes_over_a_step_that_cannot_be_and_nobody_waits_for_it(claimed
         assert 10 <= step < IMPOSSIBLE, "it has made its own updates to the end"
         assert all(torch.isfinite(weight).all() for weight in weights.values())
         assert liar not in asked, "a stranger is not ahead of all whom a peer has trained with"
+
+
+class KillsAveraging(L.Callback):
+    """The averaging process dies at once, as for want of memory."""
+
+    def on_train_start(self, trainer, pl_module):
+        psutil.Process(trainer.strategy.coordinator.averager.pid).kill()
+
+
+def train_alone_without_averaging(name, initial_peers, line):
+    """A script of its own, with no supervisor; returns the sentence with which it ends."""
+    with running_dht(initial_peers, line) as dht:
+        options = replace(patience(1), timeouts=replace(DEFAULT_TIMEOUTS, dead_seconds=1.0))
+        strategy = SwarmStrategy(16, "test", dht=dht, options=options)
+        trainer = trainer_for(strategy, [KillsAveraging()], max_time={"seconds": 20})
+        try:
+            trainer.fit(Task(Plan(compute_seconds=0.01)), loader(1))
+        except InputError as error:
+            return str(error)
+        return ""
+
+
+def test_a_lone_peer_whose_averaging_process_has_died_says_so():
+    """Else it would train on, and nobody could join it."""
+    with Peers() as peers:
+        peers.start("a", train_alone_without_averaging)
+        assert "averaging process has died" in peers.results()["a"]

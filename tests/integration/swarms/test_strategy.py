@@ -233,6 +233,12 @@ class Masked(Task):
         self.register_buffer("mask", torch.nn.Transformer.generate_square_subsequent_mask(4), persistent=False)
 
 
+class Tabled(Task):
+    def __init__(self, plan: Plan):
+        super().__init__(plan)
+        self.register_buffer("table", torch.tensor([1e6]), persistent=False)
+
+
 class Unfreezes(Task):
     def __init__(self, plan: Plan):
         super().__init__(plan)
@@ -254,6 +260,7 @@ REFUSED = {
     "half precision": (Task, "none", mixed_precision, "bf16-mixed"),
     "coarse statistics": (Statistics, "int8", dict, "running statistics"),
     "a mask of infinities": (Masked, "none", dict, "buffer mask holds numbers that are not finite"),
+    "a table that is cut off": (Tabled, "fp16", dict, "buffer table holds numbers beyond ±65,504"),
     "what is unfrozen on the way": (Unfreezes, "none", dict, "BackboneFinetuning"),
 }
 

@@ -111,6 +111,21 @@ def test_nothing_is_lost_between_a_sender_and_a_reducer(name):
     torch.testing.assert_close(arrived + waiting, given_so_far, rtol=0, atol=1e-6)
 
 
+@pytest.mark.parametrize("sign", [1, -1])
+def test_what_a_codec_cuts_off_is_no_debt(sign):
+    """A single spike is one large number in one update, and not in hundreds that follow."""
+    codec, largest = CODECS["fp16"](), torch.finfo(torch.float16).max
+    sender, reducer = ErrorFeedback(codec, 2), ErrorFeedback(codec, 2)
+    spike, quiet = torch.tensor([1e7 * sign, 1e-3]), torch.tensor([0.0, 1e-3])
+    sender.add_to(spike, info(spike), 0, 8)
+    whole = reducer.with_left_out(torch.tensor([1e7 * sign, 1e-3]), 0, 8)
+    reducer.keep(whole - travelled(codec, whole), 0, 8)
+    assert spike[0] == travelled(codec, whole)[0] == largest * sign
+    sender.add_to(quiet, info(quiet), 0, 8)
+    assert quiet[0] == reducer.with_left_out(torch.zeros(2), 0, 8)[0] == 0
+    assert quiet[1] == pytest.approx(1e-3, rel=1e-3)
+
+
 def test_what_one_codec_has_left_out_goes_with_the_next_one():
     numbers = torch.randn(2 * BLOCK, generator=torch.Generator().manual_seed(0))
     feedback, part, rest = ErrorFeedback(INT8, len(numbers)), numbers.clone(), torch.zeros(len(numbers))

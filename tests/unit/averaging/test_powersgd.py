@@ -8,6 +8,7 @@ import torch
 from recipe.errors import InputError
 from swarm.averaging.compression.codec import Codec
 from swarm.averaging.compression.powersgd import LowRank
+from swarm.averaging.unsettled import Unsettled
 from swarm.protocol.messages import Group, Ticket
 from swarm.protocol.wire import LINEAGE_BYTES
 
@@ -20,8 +21,17 @@ def peers(rank: int = 4, number: int = 2) -> list[LowRank]:
     return [LowRank(SHAPES, SIZE, rank) for _ in range(number)]
 
 
-def average(parties: list[LowRank], vectors: list[torch.Tensor], lineage: bytes = bytes(LINEAGE_BYTES)):
-    """A round without a network: weighted means of both passes. Returns what every peer has then, and the lineage."""
+def average(
+    parties: list[LowRank],
+    vectors: list[torch.Tensor],
+    lineage: bytes = bytes(LINEAGE_BYTES),
+    missing: LowRank | None = None,
+):
+    """A round without a network: weighted means of both passes. Returns what every peer has then, and the lineage.
+
+    Args:
+        missing: has given all, and does not get the second average
+    """
     tickets = [
         Ticket(0, samples, False, 0.0, lineage, (), party.is_warm(lineage))
         for samples, party in zip(WEIGHTS, parties, strict=True)
@@ -35,7 +45,7 @@ def average(parties: list[LowRank], vectors: list[torch.Tensor], lineage: bytes 
     everyone = list(zip(parties, vectors, WEIGHTS, strict=True))
     first = mean([party.begin(vector, samples, group) for party, vector, samples in everyone])
     second = mean([party.go_on(first) for party in parties])
-    found = [party.finish(second, samples, group) for party, _, samples in everyone]
+    found = [party.finish(second, group) for party in parties if party is not missing]
     assert all(torch.equal(found[0], other) for other in found)
     return found[0], group.group_id
 
@@ -86,6 +96,37 @@ def test_nothing_is_lost():
         given += exact_mean(vectors) * sum(WEIGHTS)
     left_out = sum(party.left_out for party in parties)
     torch.testing.assert_close(arrived + left_out, given, rtol=1e-4, atol=1e-3)
+
+
+def test_what_a_round_left_out_that_only_this_peer_has_missed_goes_with_its_next():
+    """Else what had waited before goes twice."""
+    parties, lineage, arrived, given = peers(), bytes(LINEAGE_BYTES), torch.zeros(SIZE), torch.zeros(SIZE)
+    unsettled = Unsettled()
+    for step in range(6):
+        vectors, fails = gradients(step), step == 3
+        found, made = average(parties, vectors, lineage, parties[0] if fails else None)
+        if fails:
+            unsettled.failed(made, [parties[0]])
+            before = parties[0].left_out.clone()
+            unsettled.holds(b"made alone")
+            assert torch.equal(parties[0].left_out, before)
+            unsettled.holds(made)
+        lineage = made
+        arrived += found * sum(WEIGHTS)
+        given += exact_mean(vectors) * sum(WEIGHTS)
+    left_out = sum(party.left_out for party in parties)
+    torch.testing.assert_close(arrived + left_out, given, rtol=1e-4, atol=1e-3)
+
+
+def test_who_has_failed_in_the_first_pass_has_what_it_had():
+    parties = peers()
+    average(parties, gradients())
+    before = parties[0].left_out.clone()
+    lineage = bytes(LINEAGE_BYTES)
+    group = Group(lineage, (0,), (Ticket(0, 8, False, 0.0, lineage, (), False),))
+    parties[0].begin(gradients(1)[0], 8, group)
+    parties[0].keep_left_out()
+    assert torch.equal(parties[0].left_out, before)
 
 
 def test_a_warm_start_finds_the_largest_directions_of_a_gradient_that_stays():

@@ -28,6 +28,7 @@ from swarm.peer.callbacks.time_limit import TimeLimit, this_start
 from swarm.peer.callbacks.traffic_limit import TrafficLimit
 from swarm.runtime.line_use import LineUse
 from swarm.training.averaging_mode import Averaging
+from swarm.training.limits import is_to_leave
 
 
 class Broken(io.StringIO):
@@ -119,6 +120,32 @@ def test_the_time_of_an_evening_before_does_not_count_for_this_one(monkeypatch):
     of_torchrun.load_state_dict(TimeLimit(timedelta(hours=1)).state_dict() | elapsed)
     assert [limit.time_remaining() for limit in (before, again, of_torchrun)] == [3600.0, 0.0, 0.0]
     assert saved["start"] != this_start(), "torchrun makes another process each time"
+
+
+def test_time_in_which_a_peer_waits_for_others_counts(monkeypatch):
+    now = 100.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    limit = TimeLimit(timedelta(seconds=10))
+    trainer = Trainer(accelerator="cpu", callbacks=[limit], logger=False, enable_checkpointing=False)
+    assert not is_to_leave(trainer)
+    now = 109.0
+    limit.on_train_start(trainer, None)
+    assert not is_to_leave(trainer)
+    now = 110.0
+    assert is_to_leave(trainer)
+
+
+@pytest.mark.parametrize("is_reached", [False, True])
+def test_a_peer_that_waits_asks_its_limits(is_reached):
+    asked, line = threading.Event(), LineUse()
+    line.receive(2_000_000 * is_reached)
+    trainer = SimpleNamespace(
+        callbacks=[TrafficLimit(line, 0.001, asked)],
+        should_stop=False,
+        strategy=SimpleNamespace(coordinator=SimpleNamespace(step=5, is_averaging=False)),
+    )
+    assert not is_to_leave(trainer), "it is asked to stop in another way"
+    assert asked.is_set() == is_reached
 
 
 def test_the_same_start_has_the_same_name_after_the_clock_was_set(monkeypatch):

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+from swarm.averaging.compression.codec import Codec
 from swarm.protocol.wire import LINEAGE_BYTES
 from swarm.training.contribution import Contribution
 from swarm.training.gradient_buffer import GradientVector
@@ -78,3 +79,19 @@ def test_an_update_alone_takes_the_mean_and_leaves_nothing(one):
     one.vector.hand_over()
     assert one.param.grad.tolist() == [2.0, 2.0]
     assert one.contribution.samples == 0
+
+
+def test_a_running_statistic_that_the_codec_cuts_off_is_warned_of_once(caplog):
+    """All peers would have a wrong one, in validations and checkpoints too."""
+    variance = torch.tensor([1e3])
+    vector = GradientVector([nn.Parameter(torch.zeros(2))], [variance])
+    version = SimpleNamespace(step=0, lineage=bytes(LINEAGE_BYTES))
+    exact, half = (Contribution(vector, version, Codec(name).largest_number) for name in ("none", "fp16"))
+    half.give()
+    variance.fill_(-1e5)
+    exact.give()
+    assert not caplog.records
+    for _ in range(2):
+        half.give()
+    (record,) = caplog.records
+    assert "beyond ±65,504" in record.message

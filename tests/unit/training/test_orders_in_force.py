@@ -96,3 +96,15 @@ def test_who_has_missed_an_order_looks_once_for_weights_that_have_followed_it(co
     own.round = 9
     assert orders.has_nothing_to_compute, "the run is over"
     assert not orders.is_paused
+
+
+def test_nobody_waits_any_longer_where_a_paused_run_is_ended(control):
+    tracker = SimpleNamespace(own=SimpleNamespace(round=5), aim=lambda *ordered: None)
+    orders = StepOrders(
+        SimpleNamespace(control=control, version=SimpleNamespace(step=5), tracker=tracker, averager=None)
+    )
+    paused = Orders("run").with_order(Order(5, What.PAUSE))
+    for given, waits in ((paused, True), (paused.with_order(Order(5, What.END)), False)):
+        control.take(given.signed_by(ORGANISER.signer))
+        orders.follow()
+        assert (orders.is_paused, orders.has_nothing_to_compute) == (waits, True)
