@@ -75,7 +75,10 @@ class SwarmAverager:
         self._codec = first.make()
         self._has_memory = options.codec.low_rank(options.shapes, self.vector.numel()) is not None
         self._dead_since: float | None = None
-        self.signals, self.transfers = RoundSignals(), TransferStatus()
+        self.signals = RoundSignals()
+        """What rounds tell the trainer."""
+        self.transfers = TransferStatus()
+        """How far it is with states that are handed over."""
         self._process = WorkerProcess(
             dht,
             partial(AveragingService, options, dht.client_mode, dht.key, self.signals, self.transfers),

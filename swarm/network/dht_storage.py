@@ -62,7 +62,7 @@ BYTES_AT_ONCE = 2**18
 VAIN_CHECK_RECORDS = 64
 """That a caller could have stored instead of one whose signature is none, or of a dictionary that is none."""
 RECORD_BYTES = 2**11
-"""Of a dictionary, for each of which a caller could have stored a record: not all that is in it need be records."""
+"""Bytes of a dictionary that count like one record, where it has fewer records than that: all of it has to be read."""
 
 
 @dataclass(frozen=True)

@@ -155,7 +155,7 @@ class Coordinator:
         # Its rounds, and the updates that come out of them.
         self._round = OwnRound(
             own,
-            orders=self._step_orders,
+            step_orders=self._step_orders,
             contribution=self._contribution,
             going_back=self._going_back,
             attendance=self._attendance,

@@ -165,7 +165,9 @@ def test_a_volunteer_sees_no_noise(finished):
 
 
 @pytest.mark.parametrize(
-    "options", [["--run-id", "whole", *VALIDATED], ["--resume"]], ids=["by its names", "by --resume"]
+    "options",
+    [["--run-id", "whole", *VALIDATED], ["--run-id", "whole", "--resume"]],
+    ids=["by its names", "by --resume"],
 )
 def test_alone_it_goes_on_from_its_checkpoint(finished, tmp_path, options):
     """All have stopped; one comes back with the same name and run id."""

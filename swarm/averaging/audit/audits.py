@@ -214,7 +214,9 @@ class Audits:
             group: as it was closed
         """
         self._present = SealedRound(group)
-        self._met |= dict.fromkeys(group.peer_ids)
+        for peer in group.peer_ids:
+            self._met[peer] = None
+            self._met.move_to_end(peer)
         while len(self._met) > KEPT_MET:
             self._met.popitem(last=False)
         self.work.begin(group)
@@ -399,13 +401,13 @@ class Audits:
 
     async def _hear(self, accuser: PeerID, name: bytes) -> None:
         """Another member says that it can prove a lie."""
+        if name not in map(short_name, self._met) and not self._unmet.take(accuser):
+            return
         try:
             proof = await self._ask(accuser, to_wire("proof", name, 0), MAX_PROOF_BYTES)
             guilt = await in_thread(guilty, proof, self._judge, self._given_work)
             if short_name(guilt.peer) != name:
                 raise ValueError("a proof against another peer")
-            if guilt.peer not in self._met and not self._unmet.take(accuser):
-                raise ValueError("one of many against peers that this one has never met")
         except Exception as error:  # whatever is wrong with a stranger's proof
             logger.debug(f"{accuser} accuses somebody, and proves nothing: {error!r}")
             return self._not_heard.add(accuser, FALSE_ACCUSER_SECONDS)

@@ -83,11 +83,13 @@ class Suspect:
     Args:
         audits_left: updates
         accuser: who has doubted its work before this peer had a reason of its own; None if nobody has
+        since: the step at which that was
         holds: whether something of it has come out as it was said
     """
 
     audits_left: int
     accuser: PeerID | None = None
+    since: int = 0
     holds: bool = False
 
 
@@ -201,12 +203,20 @@ class WorkAudits:
     def _hear(self, accuser: PeerID, doubted: PeerID) -> None:
         """Somebody says that the work of another member does not hold: its word counts for nothing, but to look."""
         is_known = doubted in self._suspects or doubted in self._found
-        is_looked_at = any(
-            suspect.accuser == accuser for suspect in self._suspects.values()
-        )  # whom it has named before
-        if not is_known and not is_looked_at and accuser not in self._not_heard and self._hints >= 1:
-            self._hints -= 1
-            self._suspects[doubted] = Suspect(HINTED_AUDITS, accuser)
+        if is_known or self._is_looking_into(accuser) or accuser in self._not_heard or self._hints < 1:
+            return
+        self._hints -= 1
+        self._suspects[doubted] = Suspect(HINTED_AUDITS, accuser, self._step)
+
+    def _is_looking_into(self, accuser: PeerID) -> bool:
+        """Whether somebody else whom it has named is being checked, and nothing has come of it yet.
+
+        Who has left, or cannot be asked, would be waited for in vain.
+        """
+        return any(
+            suspect.accuser == accuser and peer not in self._differences and self._step - suspect.since <= DOUBT_UPDATES
+            for peer, suspect in self._suspects.items()
+        )
 
     # ---- checking others --------------------------------------------------------------------------------------------
 
@@ -335,7 +345,8 @@ class WorkAudits:
         peer, suspect = verdict.peer, self._suspects.get(verdict.peer)
         if verdict.holds is False:
             self._differences[peer] = self._differences.get(peer, 0) + 1
-            self._suspects[peer] = Suspect(SUSPECT_AUDITS, None if suspect is None else suspect.accuser)
+            accuser, since = (None, 0) if suspect is None else (suspect.accuser, suspect.since)
+            self._suspects[peer] = Suspect(SUSPECT_AUDITS, accuser, since)
             if self._differences[peer] >= DIFFERENCES:
                 self._find(peer, Blame.MADE_UP_WORK)
         elif suspect is not None:

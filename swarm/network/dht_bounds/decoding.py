@@ -25,7 +25,7 @@ MAX_BYTES = 2**20
 MAX_VALUES = 2**14
 """In all lists and mappings together, each of which counts as one more."""
 MAX_NESTED = 8
-"""Lists, tuples and mappings inside each other. Ours need six."""
+"""Lists, tuples and mappings inside each other. Ours need four."""
 
 _LISTS = frozenset([*range(0x90, 0xA0), 0xDC, 0xDD])
 _MAPPINGS = frozenset([*range(0x80, 0x90), 0xDE, 0xDF])

@@ -48,7 +48,7 @@ class OwnRound:
 
     Args:
         own: this peer
-        orders: what the organiser has ordered for the step for which it computes
+        step_orders: what the organiser has ordered for the step for which it computes
         contribution: what it has computed
         going_back: whether it wants to go back to an earlier state, and to which it could
         attendance: whether it comes in time
@@ -59,14 +59,14 @@ class OwnRound:
         self,
         own: OwnPeer,
         *,
-        orders: StepOrders,
+        step_orders: StepOrders,
         contribution: Contribution,
         going_back: GoingBack,
         attendance: Attendance,
         tell: Callable[[RoundEvent], None],
     ):
         self._averager, self._tracker, self._version = own.averager, own.tracker, own.version
-        self._control, self._step_orders = own.control, orders
+        self._control, self._step_orders = own.control, step_orders
         self._contribution, self._going_back, self._attendance = contribution, going_back, attendance
         self._options, self._overlaps, self._should_stop = own.options, own.overlaps, own.should_stop
         self._tell = tell

@@ -261,6 +261,41 @@ async def never(other, request, most):
     raise OSError
 
 
+def test_who_passes_on_true_proofs_against_peers_that_nobody_here_has_met_is_heard_later():
+    """A newcomer meets nobody whom all others have left out; and a liar can show such proofs to one member alone."""
+
+    async def scenario(members):
+        await members.round(scaled)
+        accuser, hears = members.audits[peer(1)], Members(share=0.0)
+        hears.audits[peer(1)] = accuser
+        proofs = [two_receipts_of(RSAPrivateKey()) for _ in range(3)]
+        for name, proof in proofs:
+            hears.audits[peer(1)] = SimpleNamespace(answer=lambda *_, proof=proof: shown(proof))
+            await hear(hears, name)
+        hears.audits[peer(1)] = accuser
+        hears.audits[peer(3)].found()
+        await hear(hears, short_name(LIAR))
+        return hears.audits[peer(3)].found()
+
+    async def hear(hears, name):
+        tickets = [replace(ticket, accuses=name * (of == peer(1))) for of, ticket in hears.group.members]
+        hears.audits[peer(3)].begin(Group.close(name, hears.group.peer_ids, tuple(tickets)))
+        await hears.audits[peer(3)].until_done()
+
+    _, found = run(scenario)
+    assert found == {LIAR: Blame.MADE_UP_AN_AVERAGE}
+
+
+async def shown(proof):
+    return proof
+
+
+def two_receipts_of(invented: RSAPrivateKey) -> tuple[bytes, bytes]:
+    """The name of a peer that nobody has met, and a proof against it."""
+    receipts = [Receipt.sign(invented, b"s" * 16, bytes([number] * 32), []) for number in (1, 2)]
+    return short_name(peer_of(owner_of(invented))), of_two_receipts(*receipts)
+
+
 def test_a_hundred_false_accusations_are_asked_for_once():
     """And an accuser that has proven nothing cannot keep anybody from being convicted by others."""
 
@@ -284,31 +319,28 @@ def test_a_hundred_false_accusations_are_asked_for_once():
     assert not any(members.found().values())
 
 
-def test_proofs_against_invented_peers_push_out_none_that_matters():
-    """Keys cost nothing, and two receipts of an invented round prove their owner guilty."""
-    invented = [RSAPrivateKey() for _ in range(KEPT_PROOFS)]
-    stripe = b"s" * 16
-    proofs = [
-        of_two_receipts(*(Receipt.sign(one, stripe, bytes([number] * 32), []) for number in (1, 2))) for one in invented
-    ]
-    names = [short_name(peer_of(owner_of(one))) for one in invented]
+@pytest.mark.parametrize("taken", [UNMET_AT_ONCE, KEPT_PROOFS])
+def test_proofs_against_invented_peers_push_out_none_that_matters(monkeypatch, taken):
+    """Keys cost nothing, and two receipts of an invented round prove their owner guilty.
+
+    Several accusers together can bring as many as a peer keeps; here one is heard as often.
+    """
+    monkeypatch.setattr(audits_module, "UNMET_AT_ONCE", taken)
+    invented = [two_receipts_of(RSAPrivateKey()) for _ in range(KEPT_PROOFS)]
 
     async def scenario(members):
         await members.round(scaled)
         audits = members.audits[peer(1)]
         assert audits.found() == {LIAR: Blame.MADE_UP_AN_AVERAGE}
-        for proof, name in zip(proofs, names, strict=True):
+        for name, proof in invented:
             members.audits[LIAR] = SimpleNamespace(answer=lambda *_, proof=proof: shown(proof))
             tickets = [replace(ticket, accuses=name * (of == LIAR)) for of, ticket in members.group.members]
             audits.begin(Group.close(name, members.group.peer_ids, tuple(tickets)))
             await audits.until_done()
         return audits
 
-    async def shown(proof):
-        return proof
-
     members, audits = run(scenario)
-    assert len(audits.found()) == UNMET_AT_ONCE
+    assert len(audits.found()) == taken
     ticket = audits.annotate(members.group.ticket_of(peer(1)), SOUND)
     assert ticket.back_to == 2, "it still wants to go back"
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import math
+from collections import Counter
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -227,6 +228,34 @@ def test_an_accuser_that_names_two_members_by_turns_costs_no_more():
     assert not members.who_left_out
     for peer in HONEST[2:]:
         assert members.members[peer].computed == HINTED_AUDITS
+
+
+def test_whoever_has_named_somebody_that_is_gone_is_heard_about_others():
+    me, accuser, gone = HONEST[:3]
+
+    async def show(peer, request, most):
+        return listed[peer]
+
+    audits, looked_at, verdict = WorkAudits(me, show), Counter(), None
+    for step in range(60):
+        peers = (me, accuser, LIAR, gone)[: 3 + (step == 0)]
+        listed = {peer: work_of(peer, step).to_bytes() for peer in peers}
+        doubts = {accuser: short_name(gone if step == 0 else LIAR)}
+        audits.take(OwnWork(listed[me], 0.0, SAMPLES, verdict=verdict), step)
+        tickets = tuple(
+            Ticket(
+                *(step, MICRO_BATCHES * SAMPLES, False, 1.0, bytes(16)),
+                work=name_of(listed[peer]),
+                doubts=doubts.get(peer, b""),
+            )
+            for peer in peers
+        )
+        audits.begin(Group.close(step.to_bytes(16, "big"), peers, tickets))
+        verdict = None
+        if step > 0 and (assignment := asyncio.run(audits.assign())) is not None:
+            looked_at[assignment.peer] += 1
+            verdict = WorkVerdict(assignment.peer, True)
+    assert looked_at == {LIAR: HINTED_AUDITS}
 
 
 def test_accusers_by_the_hundred_cost_no_more_than_a_few():
@@ -539,8 +568,8 @@ def test_a_list_comes_back_as_it_was_said():
 
 def test_samples_that_were_dropped_in_between_leave_a_gap():
     """As where a round that has failed gives back its samples, and what came after was of no use."""
-    data = lines((0, 4, NUMBERS), (12, 4, NUMBERS))
-    assert [one.first_position for one in WorkList.from_bytes(data, name_of(data), 8).lines] == [0, 12]
+    data = lines((0, 4, NUMBERS), (16, 4, NUMBERS))
+    assert [one.first_position for one in WorkList.from_bytes(data, name_of(data), 8).lines] == [0, 16]
 
 
 def test_more_micro_batches_than_a_list_has_lines_go_into_fewer():

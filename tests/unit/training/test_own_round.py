@@ -57,8 +57,8 @@ class Peer:
             overlaps=True,
             should_stop=lambda: False,
         )
-        parts = ("orders", "contribution", "going_back", "attendance", "tell")
-        self.round = OwnRound(own, **{name: getattr(self.parts, name) for name in parts})
+        parts = ("contribution", "going_back", "attendance", "tell")
+        self.round = OwnRound(own, step_orders=self.parts.orders, **{name: getattr(self.parts, name) for name in parts})
         self.round.take_over(Listened(end))
         self.parts.reset_mock()
 
