@@ -201,7 +201,8 @@ class OrganiserFolder:
     def may_be_a_copy(self) -> bool:
         """Whether nothing says that newcomers enrol with these books, and not with those of another machine.
 
-        The organiser's own key would, or an address of this machine in the join line.
+        The organiser's own key would, or an address of this machine in the join line. Two machines may have the same
+        private address, such as that of a bridge of containers: then it misses a copy.
 
         Raises:
             InputError: as `authority`
