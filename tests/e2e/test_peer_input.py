@@ -120,7 +120,7 @@ def test_a_wrong_option_of_a_local_swarm(tmp_path):
         programs += started
         assert [program.wait(START_SECONDS) for program in started] == [2, 2, 2]
     outputs = [program.output for program in started]
-    assert "--port can be given to one peer only: leave that out here" in outputs[0]
+    assert "--port belongs to one peer: leave that out here" in outputs[0]
     assert "such as 0.95" in outputs[1]
     assert "--learning-rate" in outputs[2]
     assert not list(tmp_path.glob("*/peer-1"))
