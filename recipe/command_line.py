@@ -1,9 +1,12 @@
 """What the command lines have in common: how options are shown, read and checked. Imports nothing slow."""
 
 import contextlib
+import inspect
 import os
 import re
+import shutil
 import sys
+import textwrap
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import fields, is_dataclass
 from types import MappingProxyType
@@ -44,7 +47,8 @@ def read_options(
         SystemExit: status 2 for what is not an option, 0 for `--help`.
     """
     with _readable_help(kind, arguments):
-        options = tyro.cli(kind, args=arguments, prog=prog, default=default, description=description, config=_HOW)
+        said = _filled(description or kind.__doc__ or "")
+        options = tyro.cli(kind, args=arguments, prog=prog, default=default, description=said, config=_HOW)
     # Not in __post_init__: tyro would put a box with a title around the sentence.
     for group in vars(options).values():
         if hasattr(group, "check"):
@@ -55,7 +59,8 @@ def read_options(
 def read_known_options(kind: type[T], arguments: list[str] | None, prog: str) -> tuple[T, list[str]]:
     """As `read_options`, without checks; and the words that are for another program."""
     with _readable_help(kind, arguments):
-        return tyro.cli(kind, args=arguments, prog=prog, return_unknown_args=True, config=_HOW)
+        said = _filled(kind.__doc__ or "")
+        return tyro.cli(kind, args=arguments, prog=prog, description=said, return_unknown_args=True, config=_HOW)
 
 
 def exit_status(run: Callable[[], int | None], interrupted: str = "Interrupted.") -> int:
@@ -123,6 +128,16 @@ def _readable_help(kind: type, arguments: Sequence[str] | None) -> Iterator[None
         yield
     finally:
         del os.environ["COLUMNS"]
+
+
+def _filled(text: str) -> str:
+    """With the line ends that the terminal needs, and not those of a docstring; indented lines stay as they are.
+
+    They are indented, because tyro joins lines that begin with a letter.
+    """
+    filler = textwrap.TextWrapper(shutil.get_terminal_size().columns, initial_indent="  ", subsequent_indent="  ")
+    paragraphs = inspect.cleandoc(text).split("\n\n")
+    return "\n\n".join(part if part.startswith(" ") else filler.fill(part) for part in paragraphs)
 
 
 def _give_texts(kind: type) -> None:

@@ -47,7 +47,8 @@ def build_trainer(
         loggers: beside `metrics.jsonl`; None for TensorBoard in the run folder.
         step_metrics: what logs each update; None for the standard metrics alone.
         lightning: what else Lightning's Trainer takes, such as `strategy`, `devices` or `plugins`; it counts more
-            than the recipe, and strategies that accumulate by themselves leave `accumulate_grad_batches` out.
+            than the recipe, unless it is None. Strategies that accumulate by themselves leave
+            `accumulate_grad_batches` out.
 
     Raises:
         InputError: a limit is out of range.
@@ -71,7 +72,7 @@ def build_trainer(
         "default_root_dir": folder.path,
     }
     return L.Trainer(
-        **usual | lightning,
+        **usual | {name: value for name, value in lightning.items() if value is not None},
         logger=[*([tensorboard_logger(folder)] if loggers is None else loggers), JsonlLogger(folder.metrics)],
         callbacks=callbacks,
         max_steps=recipe.total_steps if max_steps is None else _checked_steps(max_steps),

@@ -89,6 +89,9 @@ def main(arguments: list[str] | None = None) -> int:
 def _print_completion(arguments: list[str]) -> int:
     import tyro
 
+    if {"-h", "--help"} & set(arguments):
+        print(f"usage: swarm {COMPLETION} {'|'.join(SHELLS)}\n\nPrint a script that completes commands and options.")
+        return 0
     if len(arguments) != 1 or arguments[0] not in SHELLS:
         print(f"error: give the shell: swarm {COMPLETION} {' or '.join(SHELLS)}.", file=sys.stderr)
         return 2

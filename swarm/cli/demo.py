@@ -271,7 +271,8 @@ def _check_peer_options(arguments: list[str], prog: str) -> None:
         "--desk-port": given.role.desk_port is not None,
     }
     if named := [option for option, value in of_one.items() if value]:
+        belong = "belongs" if len(named) == 1 else "belong"
         raise InputError(
-            f"{' and '.join(named)} can be given to one peer only: leave that out here (the same --run-id and "
+            f"{' and '.join(named)} {belong} to one peer: leave that out here (the same --run-id and "
             "--output-dir go on), or start peers with python -m swarm.peer."
         )

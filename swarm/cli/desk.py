@@ -59,9 +59,9 @@ class DeskOptions:
     """TCP port of the page; 0 takes any free one."""
     page_url: Annotated[str | None, arg("URL", "this machine only")] = None
     """Where you have the page behind a web server with a certificate, to log in there: https://desk.example.org"""
-    deputy: Annotated[Path | None, arg("FILE")] = None
+    deputy: Annotated[Path | None, arg("FILE", "nobody can")] = None
     """A deputy's key with the right control, and its warrant beside it: who is logged in can give orders here."""
-    invitation: Annotated[str | None, arg("JOIN_LINE")] = None
+    invitation: Annotated[str | None, arg("JOIN_LINE", "no invitation is shown")] = None
     """Show this line with its invitation to everybody who sees the page."""
     project_url: Annotated[str | None, arg("URL", "the page does not say")] = None
     """Where people get this program: the page shows how to clone and install it, above the join line."""

@@ -1,7 +1,7 @@
 """See whether this machine can join a swarm, and what to do if not.
 
-    swarm doctor /ip4/203.0.113.5/tcp/31337/p2p/QmYyQSo1c1...
-    swarm doctor ADDRESS --json > report.json        # for whoever asks you what is wrong
+    swarm doctor swarm://JOIN_LINE
+    swarm doctor swarm://JOIN_LINE --json > report.json        # for whoever asks you what is wrong
 
 Exit status 1 if joining would fail.
 """

@@ -1,8 +1,8 @@
 """See who trains in a swarm and whether it makes progress, without taking part.
 
-    swarm watch /ip4/203.0.113.5/tcp/31337/p2p/QmYyQSo1c1...
-    swarm watch ADDRESS --seconds 300 || mail -s "the swarm stands still" ...
-    swarm watch ADDRESS --json >> swarm.jsonl
+    swarm watch swarm://JOIN_LINE
+    swarm watch swarm://JOIN_LINE --seconds 300 || mail -s "the swarm stands still" ...
+    swarm watch swarm://JOIN_LINE --json >> swarm.jsonl
 
 The table shows what the peers say about themselves. It ends with Ctrl-C, or after `--seconds`: then the exit status is
 0 if the swarm has made an update meanwhile, or is paused, and its loss has not risen a lot, and 1 if not.

@@ -41,8 +41,8 @@ _RAW = -15
 _QUOTES = "'\"`<>“”„‘’‚«»"
 _BEGINNING = re.compile(r"swarm:/+", re.IGNORECASE)
 """`SCHEME`, as telephones and editors write it."""
-_BEHIND = f"{_QUOTES}.,;:!?)]}}*"
-"""What a sentence, a list or a link has put behind a line; no line has such letters."""
+_BEHIND = f"{_QUOTES}.,;:!?([{{)]}}*|"
+"""What a sentence, a list or a link that has the line twice has put behind it; no line has such letters."""
 _INVISIBLE = re.compile("[\\s\u00ad\u200b-\u200d\u2060\ufeff]+")
 """White space, and what messengers put where a long word may be broken."""
 _CONTENT = msgspec.msgpack.Decoder(
@@ -104,7 +104,7 @@ class JoinLine:
         """A line as a person has pasted it: with white space, line breaks or quotes, or behind `swarm join`.
 
         Raises:
-            InputError: it is damaged, from a later version, or no join line
+            InputError: it is damaged, from a later version, no join line, or more than one
         """
         line = _squeezed(text)
         if not _BEGINNING.search(line):
@@ -112,7 +112,12 @@ class JoinLine:
                 f"{ascii(line)[:60]} is no join line, which begins with {SCHEME}: paste the line that the organiser "
                 "has sent."
             )
-        body = _body(_BEGINNING.split(line)[-1].rstrip(_BEHIND))
+        if "/p2p/" in line:
+            raise InputError("Give a join line, or addresses, not both.")
+        bodies = {body.rstrip(_BEHIND) for body in _BEGINNING.split(line)[1:]}
+        if len(bodies) > 1:
+            raise InputError("Two join lines were given: give one.")
+        body = _body(bodies.pop())
         if body[0] != VERSION:
             raise InputError("This join line was made by a later version of this program: update it, and try again.")
         try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -21,7 +22,7 @@ from swarm.protocol.certificates import MAX_WARRANT_BYTES, Authority, Signer
 LOOK_SECONDS = 3.0
 MAX_OTHERS = 2
 """Members whom a join line names beside the organiser's peer: a QR code of it still fits a terminal."""
-KEY_FILE, DEPUTIES_FOLDER = "organiser.key", "deputies"
+KEY_FILE, DEPUTIES_FOLDER, FIRST_LINE_FILE = "organiser.key", "deputies", "first_line.json"
 
 
 class OrganiserFolder:
@@ -41,6 +42,7 @@ class OrganiserFolder:
         self.path = output_dir.expanduser() / FOLDER / self.run_id
         self.key = self.path / KEY_FILE if key is None else key.expanduser()
         self._contact, self._deputies = self.path / CONTACT_FILE, self.path / DEPUTIES_FOLDER
+        self._first_line = self.path / FIRST_LINE_FILE
 
     @property
     def registry(self) -> Registry:
@@ -130,6 +132,35 @@ class OrganiserFolder:
         except OSError as error:
             raise InputError(f"{self._contact} cannot be written ({error.strerror}): make room.") from None
 
+    def first_token(self, uses: int, days: float) -> bytes:
+        """The invitation of the line that her peer prints; one that is not known yet, if other numbers are asked for.
+
+        A peer that starts again prints the same line again, so it is kept, unlike those of `swarm invite`.
+
+        Args:
+            uses: how many may enrol with it
+            days: for which it can be used
+        """
+        try:
+            kept = json.loads(self._first_line.read_text())
+            if (kept["uses"], kept["days"]) == (uses, days):
+                return bytes.fromhex(kept["token"])
+        except (OSError, ValueError, TypeError, KeyError, RecursionError):
+            pass
+        return b""
+
+    def keep_first_token(self, token: bytes, uses: int, days: float) -> None:
+        """For `first_token`.
+
+        Raises:
+            InputError: it cannot be written
+        """
+        try:
+            write_json(self._first_line, {"token": token.hex(), "uses": uses, "days": days})
+            self._first_line.chmod(0o600)
+        except OSError as error:
+            raise InputError(f"{self._first_line} cannot be written ({error.strerror}): make room.") from None
+
     @property
     def authority(self) -> Authority:
         """The run, and the organiser's public key.
@@ -170,7 +201,8 @@ class OrganiserFolder:
     def may_be_a_copy(self) -> bool:
         """Whether nothing says that newcomers enrol with these books, and not with those of another machine.
 
-        The organiser's own key would, or an address of this machine in the join line.
+        The organiser's own key would, or an address of this machine in the join line. Two machines may have the same
+        private address, such as that of a bridge of containers: then it misses a copy.
 
         Raises:
             InputError: as `authority`

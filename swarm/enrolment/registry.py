@@ -79,12 +79,12 @@ class Member:
 
 @dataclass(frozen=True)
 class Invitation:
-    """Somebody may still enrol.
+    """With which people enrol.
 
     Args:
         name: of who is invited; empty: members choose their own
         roles: what they may do then
-        uses_left: how many can enrol with it
+        uses_left: how many can still enrol with it; 0 as well if the organiser has closed it
         expires_at: seconds since 1970
     """
 
@@ -159,11 +159,13 @@ class Registry:
             ).fetchall()
         return [Invitation(name, Role(roles), uses_left, expires_at) for name, roles, uses_left, expires_at in rows]
 
-    @property
-    def has_invited_anybody(self) -> bool:
-        """Whether there ever was an invitation for nobody in particular, as a run begins with one."""
+    def invitation_of(self, token: bytes) -> Invitation | None:
+        """As it stands now, usable or not; None if it is not known here."""
         with self._books() as books:
-            return books.execute("SELECT 1 FROM invitations WHERE name = ''").fetchone() is not None
+            found = books.execute(
+                "SELECT name, roles, uses_left, expires_at FROM invitations WHERE token_sha256 = ?", (_digest(token),)
+            ).fetchone()
+        return None if found is None else Invitation(found[0], Role(found[1]), found[2], found[3])
 
     def use_invitation(self, token: bytes, peer_id: PeerID, name: str) -> Member:
         """Makes the peer a member, which costs one use of the invitation; a member already stays what it is.

@@ -61,8 +61,10 @@ def parse_initial_peers(values: Sequence[str] | None, environment: Mapping[str, 
     words = [word.strip("'\"[]") for word in re.split(r"[\s,]+", text)]
     peers = list(dict.fromkeys(word.replace("/ipfs/", "/p2p/") for word in words if word))
     if not peers:
-        empty, none = ("The address", "none at all") if values is not None else (VARIABLE, f"unset {VARIABLE}")
-        raise InputError(f"{empty} is empty: give that of a running peer, or {none} to start a new swarm.")
+        raise InputError(
+            f"{VARIABLE if values is None else 'The address'} is empty: give the address of a running peer, or a join "
+            "line. `swarm start` begins a new swarm."
+        )
     for peer in peers:
         try:
             _parse(peer, own=False)

@@ -218,8 +218,8 @@ class MembershipOptions:
     open: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
     """Whoever sees the join line may become a member: its invitation has no limit. You can still remove them."""
     invite: Annotated[int, arg("PEOPLE")] = 20
-    """How many may join with the line that is printed when the run is started for the first time; 0 prints none.
-    `swarm invite` makes further lines."""
+    """How many may join with the line that is printed; 0 prints none. A peer that starts again prints the same line,
+    none if you have closed it, and a new one if it has expired or this is another number. `swarm invite` makes more."""
     invite_days: Annotated[float, arg("DAYS")] = 30.0
     """For how long they may."""
     organiser_key: Annotated[Path | None, arg("FILE", "OUTPUT_DIR/organiser/RUN_ID/organiser.key")] = None

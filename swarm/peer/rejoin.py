@@ -69,11 +69,15 @@ def resumed(options: PeerOptions) -> PeerOptions:
     run_id = "*" if options.run_id is None else check_name(options.run_id, "--run-id")
     name = "*" if name is None else check_name(name, "--public-name")
     peers = [RunFolder(path.parent) for path in output_dir.glob(f"{run_id}/{name}/{RunFolder('').rounds.name}")]
-    if options.run_id is None:
-        peers = [folder for folder in peers if not folder.identity.exists()]
+    of_demos = [folder for folder in peers if options.run_id is None and folder.identity.exists()]
+    peers = [folder for folder in peers if folder not in of_demos]
     checkpoints = [path for folder in peers for path in folder.checkpoints.glob("[!.]*.ckpt")]
     if not checkpoints:
         said = f"--resume finds no checkpoint in {output_dir}"
+        if any(any(folder.checkpoints.glob("[!.]*.ckpt")) for folder in of_demos):
+            raise InputError(
+                f"{said} but those of `swarm demo`: name one with --run-id, or leave --resume out to begin anew."
+            )
         raise InputError(f"{said}: give the --output-dir of before, or leave --resume out to begin anew.")
     newest = max(checkpoints, key=lambda path: path.stat().st_mtime)
     folder = RunFolder(newest.parent.parent)

@@ -28,7 +28,7 @@ ADDRESS = "/ip4/127.0.0.1/tcp/{port}/p2p/QmYyQSo1c1Ym7orWxLYvCrM2EmxFTANf8wXmmE7
         ("--batch-size 4096", "does not fit the target batch size of 512: give --batch-size 512 or less"),
         ("--batch-size 0", "--batch-size is 0"),
         ("--model resnet18 --batch-size 1", "which needs 2 samples or more: give --batch-size 2"),
-        ("--initial-peers", "The address is empty: give that of a running peer, or none at all"),
+        ("--initial-peers", "The address is empty: give the address of a running peer, or a join line"),
         ("--target-accuracy 95", "such as 0.95"),
         ("--max-time 5m", "write --max-time as HH:MM:SS"),
         ("--max-steps 0", "--max-steps is 0"),
@@ -120,7 +120,7 @@ def test_a_wrong_option_of_a_local_swarm(tmp_path):
         programs += started
         assert [program.wait(START_SECONDS) for program in started] == [2, 2, 2]
     outputs = [program.output for program in started]
-    assert "--port can be given to one peer only: leave that out here" in outputs[0]
+    assert "--port belongs to one peer: leave that out here" in outputs[0]
     assert "such as 0.95" in outputs[1]
     assert "--learning-rate" in outputs[2]
     assert not list(tmp_path.glob("*/peer-1"))

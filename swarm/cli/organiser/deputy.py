@@ -6,7 +6,8 @@
 
 Give ben.key and ben.key.warrant to Ben, with a copy of the folder of the run in OUTPUT_DIR/organiser. His commands take
 --organiser-key ben.key. On a machine of his own he removes members, steers, and makes certificates (swarm invite
---peer-id); a line of swarm invite counts only where its invitation is in the books: at the machine that enrols.
+--peer-id), as far as his rights go; a line of swarm invite counts only where its invitation is in the books: at the
+machine that enrols.
 """
 
 from __future__ import annotations
@@ -34,8 +35,9 @@ RightName = Literal["members", "enrol", "remove", "control", "all"]
 @dataclass(frozen=True)
 class DeputyOptions:
     """Let somebody else sign in your place: a second key with fewer rights, for a time. On another machine it removes
-    members, steers, and makes certificates (swarm invite --peer-id); a line of swarm invite counts only if it was made
-    at the machine that enrols. With the variable SWARM_KEY_PASSPHRASE set, the new key gets that passphrase, too."""
+    members, steers, and makes certificates (swarm invite --peer-id), as far as its rights go; a line of swarm invite
+    counts only if it was made at the machine that enrols. With the variable SWARM_KEY_PASSPHRASE set, the new key gets
+    that passphrase, too."""
 
     file: tyro.conf.Positional[Annotated[Path, arg("FILE")]]
     """Where the new key goes; beside it comes FILE.warrant, in which you have signed what it may do."""

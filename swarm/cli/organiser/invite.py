@@ -42,9 +42,9 @@ MAX_CERTIFICATE_DAYS = 365.0
 """As at the enrolment server, which takes seconds to import."""
 OF_A_COPY = (
     "warning: If this is a copy of the organiser's folder (her key is not here, and her lines name no address of this "
-    "machine), this counts for nothing at the machine that enrols: give the command there, or make a certificate here, "
-    "with --peer-id QM... and --organiser-key FILE."
+    "machine), this counts for nothing at the machine that enrols: give the command there"
 )
+OR_CERTIFY = ", or make a certificate here, with --peer-id QM... and --organiser-key FILE"
 
 
 def _is_shown_by_default() -> bool:
@@ -115,7 +115,7 @@ def _invite(options: InviteOptions, say: Callable[[str], None]) -> None:
         closed = registry.close_invitations()
         what = "1 invitation" if closed == 1 else f"{closed} invitations"
         say(f"{what} of run {folder.run_id} can be used no more. Members stay members.")
-        _warn_of_a_copy(folder, say)
+        _warn_of_a_copy(folder, say, way_out="")
         return
     folder.join_line()  # before anything is written: where nobody has started the run yet, there is none
     _check_name(options.name)
@@ -133,9 +133,9 @@ def _invite(options: InviteOptions, say: Callable[[str], None]) -> None:
     _warn_of_a_copy(folder, say)
 
 
-def _warn_of_a_copy(folder: OrganiserFolder, say: Callable[[str], None]) -> None:
+def _warn_of_a_copy(folder: OrganiserFolder, say: Callable[[str], None], way_out: str = OR_CERTIFY) -> None:
     if folder.may_be_a_copy:
-        say(OF_A_COPY)
+        say(f"{OF_A_COPY}{way_out}.")
 
 
 def _check_name(name: str) -> None:

@@ -42,6 +42,8 @@ PEER_SHARE = 4
 VERIFY_SECONDS = 300.0
 ANSWER_SECONDS = 15.0
 END_SECONDS = 2.0
+HALF_SECONDS = 600.0
+"""After which a half-written file is of a desk that was killed; a younger one may be of another desk that writes it."""
 NICE = 19
 FOLDER, FILE = "ledger", "credits.json"
 VERIFIED, TAMPERED = 0, 1
@@ -128,8 +130,10 @@ class Bookkeeper(threading.Thread):
             if len(content) > MAX_FILE_BYTES:
                 return f"It names too many peers: see swarm ledger verify {self._folder}"
             result = _result_of(self._folder)
-            for half in result.parent.glob(f".{result.name}.*.tmp"):  # of a desk that was killed meanwhile
-                half.unlink(missing_ok=True)
+            for half in result.parent.glob(f".{result.name}.*.tmp"):
+                with contextlib.suppress(FileNotFoundError):
+                    if half.stat().st_mtime < time.time() - HALF_SECONDS:
+                        half.unlink()
             with whole_file(result, durable=False) as file:  # it can be added up again
                 file.write(content)
         except OSError as error:

@@ -63,13 +63,12 @@ def never_spared(on_battery: bool, metered: bool) -> list[str]:
     said = []
     if on_battery and is_on_battery() is None:
         said.append(
-            "--pause-on-battery: this machine does not say whether it runs on a battery, so this peer does not pause "
-            "as long as it does not."
+            "--pause-on-battery: this machine has no battery, or does not say whether it runs on it: no pause for that."
         )
     if metered and is_metered() is None:
         said.append(
             "--pause-on-metered: nobody on this machine says whether its line costs by the byte (NetworkManager is not "
-            "there, or does not know), so this peer does not pause as long as nobody does."
+            "there, or does not know), so this peer does not pause for that."
         )
     return said
 

@@ -275,8 +275,8 @@ class Entry:
     def invitation(self) -> tuple[JoinLine, str] | None:
         """A join line for the screen, and what to know of it; None except at the organiser's peer.
 
-        It has a new invitation when the run is started for the first time. Later it has none: she may have closed the
-        first one, and a peer may start again many times.
+        A peer may start again many times: it prints the same line as long as people can join with it, a new one when
+        it has expired or other numbers are asked for, and none when she has closed it or when it is used up.
 
         Raises:
             InputError: the organiser's folder cannot be used
@@ -286,17 +286,24 @@ class Entry:
         folder, membership = self._organisers_folder, self.options.membership
         if not self.lets_others_in or folder is None:
             return None
-        uses = OPEN_USES if membership.open else membership.invite
-        if not uses:
-            return folder.join_line(), "No invitation is made."
-        if folder.registry.has_invited_anybody:
-            return folder.join_line(), "This run was started before: no further invitation is made."
-        token = folder.registry.invite("", membership.invite_days, uses, EVERYTHING)
-        until = time.strftime("%Y-%m-%d", time.localtime(time.time() + membership.invite_days * 86400))
-        who = "Whoever has this line can join" if membership.open else f"{uses} people can join with this line"
-        if uses == 1 and not membership.open:
-            who = "One person can join with this line"
-        return folder.join_line(token), f"{who}, until {until}."
+        uses, days = OPEN_USES if membership.open else membership.invite, membership.invite_days
+        run = f"--run-id {folder.run_id} --output-dir {self.options.machine.output_dir}"
+        command = f"{program('swarm')} invite --uses {uses or 1} --days {days:g} {run}"
+        if not membership.invite:
+            return folder.join_line(), f"No invitation is made. This makes one:\n  {command}"
+        registry, token = folder.registry, folder.first_token(uses, days)
+        found = registry.invitation_of(token)
+        if found is None or (found.uses_left and found.expires_at < time.time()):
+            token = registry.invite("", days, uses, EVERYTHING)
+            folder.keep_first_token(token, uses, days)
+            found = registry.invitation_of(token)
+        if not found.uses_left:
+            closed = "The invitation of this run was closed, or is used up, so no further one is made."
+            return folder.join_line(), f"{closed} This makes one:\n  {command}"
+        until = time.strftime("%Y-%m-%d", time.localtime(found.expires_at))
+        who = "One person" if found.uses_left == 1 else f"{found.uses_left} people"
+        who = "Whoever has this line" if membership.open else who
+        return folder.join_line(token), f"{who} can join with this line, until {until}."
 
     def watch(
         self,
@@ -364,7 +371,7 @@ def how_to_join(
         said += ["To list, invite or remove members:", *commands]
     said += [closed_ports(addresses, public_ip, 0 if line is None else line.enrolment_port)]
     if line is not None and not line.token:
-        said += [f"{what} `swarm invite`, as above, makes a line with which others join.", company]
+        said += [what, company]
     else:
         commands = join_commands(addresses, f"{swarm} join", public_ip)
         shown = commands if line is None else f"# {what}\n\n{swarm} join {line}"

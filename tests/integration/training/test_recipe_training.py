@@ -139,6 +139,12 @@ def test_limits_that_cannot_work(tmp_path, options, part_of_message):
         build_trainer(preset("digits"), RunFolder.create(tmp_path, "run", "peer"), **options)
 
 
+def test_an_option_of_lightning_that_is_none_leaves_the_recipe_s_own(tmp_path):
+    recipe, folder = small_recipe(precision="bf16-mixed", clip_norm=0.5), RunFolder.create(tmp_path, "run", "peer")
+    trainer = build_trainer(recipe, folder, accelerator="cpu", precision=None, gradient_clip_val=None)
+    assert (trainer.precision, trainer.gradient_clip_val) == ("bf16-mixed", 0.5)
+
+
 def test_a_run_prints_nothing_that_nobody_acts_on(tmp_path, capfd):
     with warnings.catch_warnings():
         warnings.simplefilter("error")

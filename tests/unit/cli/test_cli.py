@@ -12,6 +12,7 @@ from typing import get_type_hints
 import pytest
 
 from recipe.command_line import read_options
+from recipe.config import Recipe
 from recipe.overrides import RecipeOverrides, field_docstrings
 from swarm.cli import app, demo, train
 from swarm.cli.train import SECOND_PEER, JoinOptions, StartOptions, read_start
@@ -49,7 +50,9 @@ def test_each_command_has_a_help(name, capsys):
 def texts(kind: type) -> list[str]:
     """What is said of each option of a command."""
     nested = [hint for hint in get_type_hints(kind).values() if dataclasses.is_dataclass(hint)]
-    own = [] if kind is RecipeOverrides else list(field_docstrings(kind).values())
+    said = field_docstrings(Recipe if kind is RecipeOverrides else kind)
+    names = {item.name for item in dataclasses.fields(kind)}  # a recipe's own name is no option
+    own = [text for name, text in said.items() if name in names]
     return own + [text for group in nested for text in texts(group)]
 
 
@@ -62,7 +65,18 @@ def test_no_sentence_of_a_help_breaks_off(name, capsys, monkeypatch):
     shown = capsys.readouterr().out
     module, _, kind, _ = app.COMMANDS[name]
     said = texts(getattr(importlib.import_module(f"swarm.cli.{module}"), kind))
+    assert said
     assert [text for text in said if " ".join(text.split()) not in shown] == []
+
+
+@pytest.mark.parametrize("name", app.COMMANDS)
+def test_what_a_command_does_fits_the_terminal(name, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    with pytest.raises(SystemExit):
+        app.main([name, "--help"])
+    said = capsys.readouterr().out.partition("\n\n")[2].partition("╭")[0].splitlines()
+    assert said
+    assert [line for line in said if len(line) > 80 and not line.startswith("    ")] == []
 
 
 def test_what_a_volunteer_needs_first_comes_first(capsys, monkeypatch):
@@ -90,6 +104,11 @@ def test_a_shell_can_complete_it(shell, capsys):
     assert "watch" in script
     assert "public-name" in script
     assert app.main(["completion", "word"]) == 2
+
+
+def test_help_of_completion_is_no_error(capsys):
+    assert app.main(["completion", "--help"]) == 0
+    assert capsys.readouterr().out.startswith("usage: swarm completion bash|zsh\n")
 
 
 def test_join_takes_addresses_and_what_a_volunteer_gives():
@@ -149,7 +168,7 @@ def test_a_demo_takes_no_option_of_one_peer(words, monkeypatch, capsys, tmp_path
     assert app.main(["demo", "--output-dir", str(tmp_path), *words]) == 2
     said = capsys.readouterr().err
     assert said.startswith(f"error: {words[0]}")
-    assert "can be given to one peer only: leave that out here" in said
+    assert " to one peer: leave that out here" in said
 
 
 def test_the_installed_command_runs():

@@ -120,7 +120,9 @@ def test_a_deputy_with_a_copy_is_told_where_lines_count(her_run, tmp_path, monke
         addresses = [f"/ip4/{host}/tcp/1/p2p/{PEER}" for host in hosts]
         her_run.folder.note_contact(her_run.signer.public_key, addresses, 31338)
         assert main(options) == 0
-        assert ("If this is a copy of the organiser's folder" in capsys.readouterr().out) == is_told
+        said = capsys.readouterr().out
+        assert ("If this is a copy of the organiser's folder" in said) == is_told
+        assert ("make a certificate here" in said) == (is_told and not arguments), "none closes a line"
 
 
 def test_a_line_for_many(her_run):

@@ -174,6 +174,9 @@ def test_what_peers_have_signed_is_added_up_and_a_changed_line_costs_its_peer_al
     half = swarm.folder.with_name(f".{RUN}.credits.json.7.tmp")
     half.parent.mkdir(parents=True, exist_ok=True)
     half.write_bytes(b"of a desk that was killed")
+    os.utime(half, (1, 1))
+    of_another = half.with_name(f".{RUN}.credits.json.8.tmp")
+    of_another.write_bytes(b"of a desk that writes it now")
     swarm.train()
     swarm.hand_over()
     lines = swarm.run.lines("ben")
@@ -187,6 +190,7 @@ def test_what_peers_have_signed_is_added_up_and_a_changed_line_costs_its_peer_al
     assert {peer.name: peer.samples for peer in books.credits.peers} == SAMPLES, "two of three confirm it"
     assert "--ledger-mib" in books.credits.trouble
     assert not half.exists()
+    assert of_another.exists()
 
 
 def test_a_swarm_that_does_not_answer_is_said(swarm, books):

@@ -94,6 +94,21 @@ def test_what_people_and_messengers_do_to_a_line_does_no_harm(mangle):
     assert whom_to_join(mangle(str(LINE)).split())[1] == LINE
 
 
+@pytest.mark.parametrize("words", [[ADDRESSES[0], str(LINE)], [str(LINE), ADDRESSES[0]]])
+def test_a_line_and_an_address_are_not_taken_together(words):
+    """Else one of them would be dropped without a word."""
+    with pytest.raises(InputError, match="Give a join line, or addresses, not both"):
+        whom_to_join(words)
+
+
+def test_of_two_lines_none_is_taken():
+    other = str(JoinLine("another-run", bytes(32), ADDRESSES[:1]))
+    for words in ([str(LINE), other], [other, str(LINE)], ["swarm", "join", other, "swarm", "join", str(LINE)]):
+        with pytest.raises(InputError, match="Two join lines were given: give one"):
+            whom_to_join(words)
+    assert whom_to_join([str(LINE), str(LINE)])[1] == LINE, "it is one, pasted twice"
+
+
 def test_a_line_that_was_cut_is_refused():
     text = str(LINE)
     for end in range(len(text)):

@@ -77,9 +77,9 @@ def test_nothing_given_starts_a_swarm():
 @pytest.mark.parametrize(
     ("values", "environment", "sentence"),
     [
-        ([], {}, "The address is empty: give that of a running peer, or none at all to start a new swarm."),
+        ([], {}, "The address is empty: give the address of a running peer, or a join line. `swarm start` begins"),
         (["", " ,"], {"INITIAL_PEERS": local(1)}, "The address is empty: "),
-        (None, {"INITIAL_PEERS": ""}, "INITIAL_PEERS is empty: give that of a running peer, or unset INITIAL_PEERS to"),
+        (None, {"INITIAL_PEERS": ""}, "INITIAL_PEERS is empty: give the address of a running peer, or a join"),
         (None, {"INITIAL_PEERS": "  "}, "INITIAL_PEERS is empty: "),
     ],
 )

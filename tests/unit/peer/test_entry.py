@@ -1,6 +1,7 @@
 """How a peer is let into its run: what is decided before anybody is called."""
 
 import socket
+from collections.abc import Callable
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -76,16 +77,16 @@ def test_her_peer_takes_no_other_port_than_the_one_that_join_lines_name(options,
             entry.take_part(SimpleNamespace(), manifest, [ADDRESS])
 
 
-def test_a_run_invites_once_however_often_its_first_peer_starts(options, tmp_path, monkeypatch):
-    """She may have closed the invitation, and peers start again by themselves."""
+@pytest.fixture
+def invitation_of(options, tmp_path, monkeypatch) -> Callable[..., tuple[JoinLine, str]]:
+    """What the organiser's peer of run night-1 prints at a start with these options of membership."""
 
     def take_part(*_) -> None:
         raise RuntimeError("this is as far as it goes here")
 
     monkeypatch.setattr(enrolment_process, "EnrolmentProcess", lambda *_: SimpleNamespace(port=31338))
-    registry = OrganiserFolder(tmp_path, "night-1").registry
 
-    def invitation_of(**membership) -> tuple[JoinLine, str]:
+    def started_with(**membership) -> tuple[JoinLine, str]:
         hers = replace(options, run_id="night-1", membership=MembershipOptions(by_invitation=True, **membership))
         entry = Entry(hers, None)
         entry.name_peer(tmp_path / "unused", "first")
@@ -94,17 +95,48 @@ def test_a_run_invites_once_however_often_its_first_peer_starts(options, tmp_pat
             entry.take_part(SimpleNamespace(opened=None, peer_id=ADA, take_part=take_part), manifest, [ADDRESS])
         return entry.invitation()
 
-    line, said = invitation_of(invite=0)
-    assert (line.token, said) == (b"", "No invitation is made.")
-    assert registry.invitations() == []
-    line, said = invitation_of(invite=3)
-    assert line.token
+    return started_with
+
+
+def test_a_first_peer_that_starts_again_prints_its_line_until_she_closes_it(invitation_of, tmp_path):
+    """Peers start again by themselves, which must not open a door that she has closed."""
+    registry = OrganiserFolder(tmp_path, "night-1").registry
+    first, said = invitation_of(invite=3)
     assert said.startswith("3 people can join with this line, until ")
+    registry.use_invitation(first.token, peer_of(subkey_of("ben")), "Ben")
+    again, said = invitation_of(invite=3)
+    assert again == first
+    assert said.startswith("2 people can join with this line, until ")
     assert registry.close_invitations() == 1
     line, said = invitation_of(invite=3)
     assert (line.token, line.enrolment_port) == (b"", 31338)
-    assert said == "This run was started before: no further invitation is made."
+    assert "closed, or is used up" in said
+    assert f"swarm invite --uses 3 --days 30 --run-id night-1 --output-dir {tmp_path}" in said
     assert registry.invitations() == []
+
+
+def test_a_line_that_has_expired_does_not_keep_a_first_peer_from_making_one(invitation_of):
+    """She has tried it the day before, with an invitation for an hour."""
+    lines = [invitation_of(invite=3, invite_days=1e-9)[0] for _ in range(2)]
+    assert all(line.token for line in lines)
+    assert lines[0].token != lines[1].token
+
+
+@pytest.mark.parametrize("other", [{"invite": 5}, {"invite_days": 1.0}, {"open": True}])
+def test_other_numbers_at_a_later_start_make_another_line(invitation_of, tmp_path, other):
+    first, _ = invitation_of(invite=3)
+    second, said = invitation_of(**{"invite": 3, **other})
+    assert second.token not in (first.token, b"")
+    assert said.startswith("Whoever has this line" if "open" in other else f"{other.get('invite', 3)} people")
+    assert len(OrganiserFolder(tmp_path, "night-1").registry.invitations()) == 2
+
+
+@pytest.mark.parametrize("is_open", [False, True])
+def test_without_an_invitation_she_reads_how_to_make_one(invitation_of, tmp_path, is_open):
+    line, said = invitation_of(invite=0, open=is_open)
+    assert line.token == b""
+    assert said.startswith("No invitation is made. This makes one:\n")
+    assert OrganiserFolder(tmp_path, "night-1").registry.invitations() == []
 
 
 @pytest.mark.parametrize(("client_mode", "fix"), [(True, "leave out --client-mode"), (False, "give it a --port")])
@@ -156,7 +188,7 @@ def test_the_line_for_others_is_the_last_that_is_said(line, tmp_path, kind):
     assert ("To list, invite or remove members:" in said) == (invitation is not None)
     assert any(sentence.startswith("Nobody on the internet can join: forward") for sentence in said)
     if kind == "without an invitation":
-        assert said[-2].startswith("It is so. `swarm invite`, as above, makes a line")
+        assert said[-2] == "It is so."
         assert said[-1] == "Waiting for another peer."
     else:
         shown = address if kind == "open" else str(invitation[0])

@@ -62,7 +62,7 @@ def test_where_the_system_has_no_batteries_nobody_pauses_for_one(monkeypatch):
     monkeypatch.setattr(psutil, "sensors_battery", missing)
     assert why_spared(True, False) == ""
     (sentence,) = never_spared(True, False)
-    assert sentence.startswith("--pause-on-battery: this machine does not say")
+    assert sentence.startswith("--pause-on-battery: this machine has no battery, or does not say")
 
 
 @pytest.fixture

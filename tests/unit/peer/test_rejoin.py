@@ -48,6 +48,12 @@ def test_the_newest_checkpoint_is_gone_on_with(output_dir, given, run_id, name):
     assert options.recipe == str(RunFolder(output_dir / run_id / name).recipe)
 
 
+def test_where_only_demos_were_the_sentence_says_so(tmp_path):
+    checkpoint(tmp_path, "local-1", "peer-1", 600.0).identity.touch()
+    with pytest.raises(InputError, match=r"in .* but those of `swarm demo`: name one with --run-id"):
+        resumed(parse_options(["--resume", "--output-dir", str(tmp_path)]))
+
+
 def test_a_demo_is_gone_on_with_only_by_its_name(output_dir, capsys):
     checkpoint(output_dir, "local-1", "peer-1", 600.0).identity.touch()
     words = ["--resume", "--output-dir", str(output_dir)]
