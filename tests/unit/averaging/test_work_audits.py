@@ -161,7 +161,8 @@ def test_who_computes_half_is_found_by_all_soon_after_one_has_found_it():
     async def scenario(members):
         await members.until(lambda: bool(members.who_left_out), 400)
         first = members.step
-        assert await members.until(lambda: members.who_left_out == ALL_LEAVE_OUT_THE_LIAR, first + 40)
+        # Once in a thousand runs somebody follows two hints in vain, and gets the next one 50 updates later.
+        assert await members.until(lambda: members.who_left_out == ALL_LEAVE_OUT_THE_LIAR, first + 250)
 
     members = run(scenario)
     for peer in HONEST:
