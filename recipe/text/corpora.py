@@ -2,6 +2,7 @@
 
 import csv
 import hashlib
+import logging
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -26,7 +27,12 @@ AG_NEWS_MD5 = {"train.csv": "b1a00f826fdfbd249f79597b59e1dc12", "test.csv": "d52
 VALIDATION_SHARE = 20
 """Without a `val.csv`, every 20th training text of each class is held out for validation."""
 
+MANY_LINES = 100
+"""A row of so many is told of: two quotation marks that belong to different rows make one text of all between them."""
+
 csv.field_size_limit(2**20)
+
+logger = logging.getLogger(__name__)
 
 
 class Texts(Dataset):
@@ -164,7 +170,8 @@ def _read(path: Path, strict: bool = True) -> list[tuple[str, str]]:
     """(class, text) of each row; several columns of text are joined.
 
     Args:
-        strict: quotation marks have to be in pairs; else one that is never closed takes all rows behind it for a text.
+        strict: what stands in quotation marks has them twice within, and nothing behind it; else one mark that is never
+            closed takes all rows behind it for a text.
     """
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:  # Excel writes a mark at the beginning
@@ -176,7 +183,8 @@ def _read(path: Path, strict: bool = True) -> list[tuple[str, str]]:
         ) from error
     except (csv.Error, UnicodeDecodeError) as error:
         raise InputError(
-            f"{path} is no CSV in UTF-8 ({error}): write the class and a text in each row, quotation marks in pairs."
+            f"{path} is no CSV in UTF-8 ({error}): write the class and a text in each row; a text in quotation "
+            "marks has them twice within, and nothing behind it."
         ) from error
     if not rows or not all(label and text.strip() for label, text in rows):
         raise InputError(f"{path} has no rows, or one without a class or a text: write both in each row.")
@@ -188,6 +196,9 @@ def _rows(file: TextIO, strict: bool) -> Iterator[list[str]]:
     reader, line = csv.reader(file, strict=strict), 1
     try:
         for row in reader:
+            if strict and (num_lines := reader.line_num + 1 - line) >= MANY_LINES:
+                where = f"{file.name}: the row that begins in line {line:,} has {num_lines:,} lines"
+                logger.warning(f"{where}. Is a quotation mark missing?")
             yield row
             line = reader.line_num + 1
     except csv.Error as error:

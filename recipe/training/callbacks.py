@@ -177,7 +177,7 @@ class ValidateEverySteps(L.Callback):
     def __init__(self, every: int) -> None:
         self.every = every
         self.last_step = 0
-        self.validated_step = -1
+        self.ended_step = -1
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Begins to count at the step of the checkpoint, if there is one."""
@@ -190,9 +190,9 @@ class ValidateEverySteps(L.Callback):
         """Schedules a validation right after this micro-batch, or none."""
         step, last_step, self.last_step = trainer.global_step, self.last_step, trainer.global_step
         is_due = step // self.every > last_step // self.every
-        is_last = 0 < trainer.max_steps <= step != self.validated_step
-        if is_due or is_last:
-            self.validated_step = step
+        is_last = 0 < trainer.max_steps <= step != self.ended_step
+        if is_last:  # once, also at a step that was validated before anybody knew that it is the last one
+            self.ended_step = step
         trainer.val_check_batch = batch_idx + 1 if is_due or is_last else float("inf")
 
 

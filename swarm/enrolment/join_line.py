@@ -41,6 +41,7 @@ _RAW = -15
 _QUOTES = "'\"`<>“”„‘’‚«»"
 _BEGINNING = re.compile(r"swarm:/+", re.IGNORECASE)
 """`SCHEME`, as telephones and editors write it."""
+_ADDRESS = re.compile(r"/(p2p|ipfs|ip4|ip6|dns\w*)/")
 _BEHIND = f"{_QUOTES}.,;:!?([{{)]}}*|"
 """What a sentence, a list or a link that has the line twice has put behind it; no line has such letters."""
 _INVISIBLE = re.compile("[\\s\u00ad\u200b-\u200d\u2060\ufeff]+")
@@ -112,12 +113,14 @@ class JoinLine:
                 f"{ascii(line)[:60]} is no join line, which begins with {SCHEME}: paste the line that the organiser "
                 "has sent."
             )
-        if "/p2p/" in line:
+        if _ADDRESS.search(line):
             raise InputError("Give a join line, or addresses, not both.")
-        bodies = {body.rstrip(_BEHIND) for body in _BEGINNING.split(line)[1:]}
+        # Behind the scheme of an example the whole line may stand again, and behind a command the whole command.
+        parts = [part.rstrip(_BEHIND).removesuffix("swarmjoin") for part in _BEGINNING.split(line)[1:]]
+        bodies = set(filter(None, parts))
         if len(bodies) > 1:
             raise InputError("Two join lines were given: give one.")
-        body = _body(bodies.pop())
+        body = _body(bodies.pop() if bodies else "")
         if body[0] != VERSION:
             raise InputError("This join line was made by a later version of this program: update it, and try again.")
         try:

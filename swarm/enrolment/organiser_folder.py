@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from recipe.errors import InputError
-from recipe.run_folder import check_name, write_json
+from recipe.run_folder import check_name, write_json, write_private
 from swarm.enrolment.contact import CONTACT_FILE, FOLDER, Contact
 from swarm.enrolment.join_line import MAX_ADDRESSES, JoinLine
 from swarm.enrolment.organiser_key import VARIABLE, make_key, passphrase_from, read_key, warrant_path
@@ -156,8 +156,8 @@ class OrganiserFolder:
             InputError: it cannot be written
         """
         try:
-            write_json(self._first_line, {"token": token.hex(), "uses": uses, "days": days})
-            self._first_line.chmod(0o600)
+            kept = json.dumps({"token": token.hex(), "uses": uses, "days": days})
+            write_private(self._first_line, kept.encode(), overwrite=True)
         except OSError as error:
             raise InputError(f"{self._first_line} cannot be written ({error.strerror}): make room.") from None
 

@@ -219,7 +219,8 @@ class MembershipOptions:
     """Whoever sees the join line may become a member: its invitation has no limit. You can still remove them."""
     invite: Annotated[int, arg("PEOPLE")] = 20
     """How many may join with the line that is printed; 0 prints none. A peer that starts again prints the same line,
-    none if you have closed it, and a new one if it has expired or this is another number. `swarm invite` makes more."""
+    none if you have closed it or it is used up, and a new one if it has expired or this is another number. `swarm
+    invite` makes more."""
     invite_days: Annotated[float, arg("DAYS")] = 30.0
     """For how long they may."""
     organiser_key: Annotated[Path | None, arg("FILE", "OUTPUT_DIR/organiser/RUN_ID/organiser.key")] = None

@@ -62,6 +62,8 @@ IF_IT_RISES_AGAIN = (
 )
 FIRST_RECORDS_SECONDS = 60
 """For the others' first records, when this peer joins; a node that names a dozen silent ones costs more than 30 s."""
+END_SECONDS = 30.0
+"""For others to hear that the run was ended while it was paused; who cannot be called looks for orders every 15 s."""
 NEWS_SECONDS = 5 * POLL_SECONDS
 """For records that were written after a round ended."""
 
@@ -457,7 +459,16 @@ class Coordinator:
             self._step_orders.compare()
             time.sleep(POLL_SECONDS)
             self._step_orders.follow()
+        if self._step_orders.is_over:
+            self._let_others_hear()
         self.resume()
+
+    def _let_others_hear(self) -> None:
+        """The run was ended while it was paused: whoever cannot be called hears of that only as long as we are here."""
+        until = time.monotonic() + END_SECONDS
+        while self._step_orders.num_paused and time.monotonic() < until and self._may_wait():
+            self.tracker.report(urgent=self.tracker.own.phase != TRAINING, phase=TRAINING)
+            self.tracker.exchange.wait_refreshed(1.0)
 
     def before_validation(self) -> None:
         """The model that is validated is the swarm's."""

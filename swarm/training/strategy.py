@@ -259,7 +259,7 @@ class SwarmStrategy(SingleDeviceStrategy):
                     f"The buffer {name} holds numbers that are not finite, and a swarm averages float buffers: "
                     "register it as bool, as masks can be, or make it where it is used."
                 )
-            if (buffer.abs() > most).any():
+            if self._trainer.ckpt_path is None and (buffer.abs() > most).any():  # later it is told of, and goes on
                 raise InputError(
                     f"The buffer {name} holds numbers beyond ±{most:,.0f}, where the codec "
                     f"{self.averaging.codec.name} cuts them off, and a swarm averages float buffers: use 'none', or "

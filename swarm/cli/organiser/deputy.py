@@ -4,10 +4,10 @@
     swarm deputy desk.key --rights enrol              # for swarm enrol on your machine; your own key goes into a drawer
     swarm deputy desk.key --revoke                    # from now on it orders nothing, and opens no desk
 
-Give ben.key and ben.key.warrant to Ben, with a copy of the folder of the run in OUTPUT_DIR/organiser. His commands take
---organiser-key ben.key. On a machine of his own he removes members, steers, and makes certificates (swarm invite
---peer-id), as far as his rights go; a line of swarm invite counts only where its invitation is in the books: at the
-machine that enrols.
+Give ben.key and ben.key.warrant to Ben, with a copy of the folder of the run in OUTPUT_DIR/organiser, without your own
+key and first_line.json, which is an invitation. His commands take --organiser-key ben.key. On a machine of his own he
+removes members, steers, and makes certificates (swarm invite --peer-id), as far as his rights go; a line of swarm
+invite counts only where its invitation is in the books: at the machine that enrols.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ from concurrent.futures import Future
 
 from hivemind.p2p import PeerID
 
-from swarm.membership.progress_record import AVERAGING, TRAINING
+from swarm.membership.progress_record import AVERAGING, PAUSED, TRAINING
 from swarm.protocol.messages import Ticket
 from swarm.training.own_peer import OwnPeer
 
@@ -74,16 +74,23 @@ class StepOrders:
     @property
     def is_paused(self) -> bool:
         """Whether peers wait at this step; where the run has been ended meanwhile, there is nothing to wait for."""
-        return self._control.orders.is_paused(self._tracker.own.round) and not self._is_over
+        return self._control.orders.is_paused(self._tracker.own.round) and not self.is_over
 
     @property
     def has_nothing_to_compute(self) -> bool:
         """Whether the run is paused, or over."""
-        return self.is_paused or self._is_over
+        return self.is_paused or self.is_over
 
     @property
-    def _is_over(self) -> bool:
+    def is_over(self) -> bool:
+        """Whether the run ends at this step."""
         return self._control.is_over(self._tracker.own.round)
+
+    @property
+    def num_paused(self) -> int:
+        """How many others wait at this step."""
+        records = self._tracker.swarm.records.values()
+        return sum(record.phase == PAUSED and record.round == self._tracker.own.round for record in records)
 
     def donor_of_missed(self) -> PeerID | None:
         """Once after orders came too late: whose weights came out of updates that followed them; None if nobody's."""

@@ -223,12 +223,15 @@ def test_a_peer_whose_time_is_over_leaves_also_while_it_waits(key, min_peers, st
     assert [update.step for update in came.updates] == steps
 
 
-def test_a_paused_run_that_is_ended_ends_on_all_peers_where_it_stands(key):
+@pytest.mark.parametrize("hears", [True, False])
+def test_a_paused_run_that_is_ended_ends_on_all_peers_where_it_stands(key, hears):
+    """Also on a peer to which nobody can bring orders, such as one behind a router: it has to find somebody."""
     pause = Orders("run").with_order(Order(5, What.PAUSE))
     signer = signer_of(key)
     with Peers(60) as peers:
         for serial, name in enumerate("ab", 1):
-            peers.start(name, train, Steered(key, serial, signed=pause.signed_by(signer), min_peers=2))
+            steered = Steered(key, serial, hears=hears or name == "a", signed=pause.signed_by(signer), min_peers=2)
+            peers.start(name, train, steered)
         for name in "ab":
             peers.until(partial(pause_of, peers[name]))
         peers["a"].tell(pause.with_order(Order(5, What.END)).signed_by(signer))

@@ -81,6 +81,8 @@ def test_the_longest_line_can_be_read():
         lambda text: text.replace("/", "/ "),
         lambda text: f"swarm join {text}",
         lambda text: f"Join us: {text}.",
+        lambda text: f"swarm join swarm://{text}",
+        lambda text: f"swarm join {text} swarm join {text}",
         lambda text: f"[join]({text})",
         lambda text: f"<{text}|{text}>",
         lambda text: f"**{text}**,",
@@ -94,7 +96,15 @@ def test_what_people_and_messengers_do_to_a_line_does_no_harm(mangle):
     assert whom_to_join(mangle(str(LINE)).split())[1] == LINE
 
 
-@pytest.mark.parametrize("words", [[ADDRESSES[0], str(LINE)], [str(LINE), ADDRESSES[0]]])
+@pytest.mark.parametrize(
+    "words",
+    [
+        [ADDRESSES[0], str(LINE)],
+        [str(LINE), ADDRESSES[0]],
+        [ADDRESSES[0].replace("/p2p/", "/ipfs/"), str(LINE)],
+        ["/ip4/198.51.100.9/tcp/31337", str(LINE)],
+    ],
+)
 def test_a_line_and_an_address_are_not_taken_together(words):
     """Else one of them would be dropped without a word."""
     with pytest.raises(InputError, match="Give a join line, or addresses, not both"):

@@ -253,6 +253,15 @@ def test_an_open_quotation_mark_takes_no_other_rows_for_a_text(own_texts, name, 
         build_data(OWN_TEXTS, own_texts).setup()
 
 
+def test_a_row_of_very_many_lines_is_told_of(own_texts, caplog):
+    """Its quotation marks may belong to two rows, as where somebody's speech begins and ends."""
+    rows = [f"{'ab'[place % 2]},text number {place}\n" for place in range(600)]
+    rows[50], rows[500] = 'a,"it begins\n', 'b,it ends"\n'
+    (own_texts / "train.csv").write_text("".join(rows))
+    build_data(OWN_TEXTS, own_texts).setup()
+    assert "train.csv: the row that begins in line 51 has 451 lines. Is a quotation mark missing?" in caplog.text
+
+
 def test_texts_may_have_lines_and_quotation_marks(own_texts):
     write_csv(own_texts / "val.csv", [("a", "two\nlines"), ("b", 'says "so", and more')])
     (own_texts / "test.csv").write_text('a,5" screen and "more\n')
