@@ -466,9 +466,11 @@ class Coordinator:
     def _let_others_hear(self) -> None:
         """The run was ended while it was paused: whoever cannot be called hears of that only as long as we are here."""
         until = time.monotonic() + END_SECONDS
-        while self._step_orders.num_paused and time.monotonic() < until and self._may_wait():
+        while time.monotonic() < until and self._may_wait():
             self.tracker.report(urgent=self.tracker.own.phase != TRAINING, phase=TRAINING)
             self.tracker.exchange.wait_refreshed(1.0)
+            if not self._step_orders.num_paused:
+                break
 
     def before_validation(self) -> None:
         """The model that is validated is the swarm's."""
