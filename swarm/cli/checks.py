@@ -158,7 +158,9 @@ def check_micro_batch(model: nn.Module, recipe: Recipe, device: str) -> Check:
     state = "warning" if found.seconds > 2 else "ok"
     fix = "the others will wait for this machine, then go on without it: join a run with a smaller model"
     precision = "bfloat16" if precision_on(device, recipe.precision) == "bf16-mixed" else "float32"
-    return Check("micro-batch", state, f"{found}; {precision}", fix if state == "warning" else "")
+    later = "; a busy machine measures less now, and a peer measures again while it trains"
+    said = f"{found}{later if found.limit == 'time' else ''}; {precision}"
+    return Check("micro-batch", state, said, fix if state == "warning" else "")
 
 
 def machine_checks(device: str, output_dir: Path) -> list[Check]:

@@ -46,9 +46,10 @@ class MicroBatch:
     limit: str
 
     def __str__(self) -> str:
+        samples = "1 sample" if self.samples == 1 else f"{self.samples} samples"
         if self.limit == "given":
-            return f"{self.samples} samples (as given)"
-        return f"{self.samples} samples, measured: {self.seconds:.2g} s each; the limit is {self.limit}"
+            return f"{samples} (as given)"
+        return f"{samples}, measured: {self.seconds:.2g} s each; the limit is {self.limit}"
 
 
 def largest_sensible(recipe: Recipe, num_train_samples: int, num_processes: int = 1) -> int:

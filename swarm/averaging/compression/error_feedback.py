@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 
 import torch
 from hivemind.compression import CompressionBase, CompressionInfo, NoCompression
@@ -83,7 +84,8 @@ class ErrorFeedback:
     def _cut_off(self, numbers: torch.Tensor) -> None:
         """In place: those beyond the codec's largest number become that one, as they do on the way."""
         most = largest_number(self._codec)
-        numbers.clamp_(-most, most)
+        if most < math.inf:
+            numbers.clamp_(-most, most)
 
     def come_to(self, step: int) -> None:
         """Before the round of this step: what waits has faded with each update since the last one.
