@@ -162,7 +162,7 @@ class Record(L.Callback):
         )
         self.updates.append(update)
         if self._line is not None:
-            self._line.put((update.step, update.num_peers, update.at))
+            self._line.put((update.step, update.num_peers, update.at, update.own_samples))
 
 
 def weights_of(trainer: L.Trainer) -> dict[str, torch.Tensor]:

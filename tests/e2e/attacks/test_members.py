@@ -29,7 +29,7 @@ from tests.helpers.strategy_runs import (
     patience,
     trainer_for,
 )
-from tests.helpers.swarm_peers import Peers, running_dht
+from tests.helpers.swarm_peers import Peer, Peers, running_dht
 
 pytestmark = pytest.mark.timeout(300)
 TARGET = 64
@@ -38,6 +38,8 @@ USED = re.compile(r"(Took over|averages).* from mallory")
 UPDATES = 14
 NEWCOMER_UPDATES = 20
 """Weights are compared twice meanwhile."""
+NEWCOMER_GIVES = 10
+"""Updates to which it gives samples; of others it takes the average over, more of them on a busy machine."""
 
 
 class WidePlan(Plan):
@@ -125,6 +127,11 @@ def has_step(peers: Peers, name: str, step: int) -> bool:
     return any(made >= step for made, *_ in peers[name].messages)
 
 
+def updates_given(peer: Peer) -> int:
+    """So many of its updates hold samples of its own."""
+    return sum(own_samples > 0 for *_, own_samples in peer.messages)
+
+
 @pytest.mark.parametrize("lie", ["nan", "overflow", "bad-average", "slow", "stuck"])
 def test_a_member_that_spoils_rounds_is_left_out(tmp_path, lie):
     plan = (WidePlan if lie == "slow" else Plan)(compute_seconds=0.03)
@@ -196,7 +203,7 @@ def test_a_false_donor_spoils_no_newcomer(tmp_path, lie):
         peers.start("mallory", partial(member, lie=lie, max_steps=endless), tmp_path, plan, 3)
         peers.until(lambda: has_step(peers, "a", 3))
         c = peers.start("c", partial(member, max_steps=endless, asks="mallory"), tmp_path, plan, 1)
-        peers.until(lambda: len(c.messages) >= NEWCOMER_UPDATES)
+        peers.until(lambda: len(c.messages) >= NEWCOMER_UPDATES and updates_given(c) >= NEWCOMER_GIVES)
         (tmp_path / "stop").touch()
         found = peers.results("a", "b", "c")
     (a, a_rounds), (b, b_rounds), (c, _) = (found[name] for name in "abc")
@@ -204,7 +211,6 @@ def test_a_false_donor_spoils_no_newcomer(tmp_path, lie):
         assert_few_failed(rounds)
     assert_equal_updates(a, b)
     given = [update for update in c.updates if update.own_samples > 0]
-    assert len(given) >= NEWCOMER_UPDATES / 2
     assert_equal_updates(a, replace(c, updates=given)), "it has given nothing that was computed on other weights"
     assert_equal_updates(a, replace(c, updates=c.updates[-8:]))
     for name in "ab":

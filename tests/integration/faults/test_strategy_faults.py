@@ -180,7 +180,7 @@ def test_a_donor_or_a_newcomer_is_killed_during_the_download(victim, stage):
             if not peers[victim].is_alive:
                 break
         if victim == "a":
-            peers.until(lambda: any(num == len(peers.peers) - 1 for _, num, _ in newcomer.messages))
+            peers.until(lambda: any(num == len(peers.peers) - 1 for _, num, *_ in newcomer.messages))
         is_over.value = True
         survivors = [*peers.results().values()]
         _, alive = psutil.wait_procs(peers[victim].processes(), timeout=10)
@@ -211,7 +211,7 @@ def test_an_outbound_only_peer_that_is_ahead_of_all_others_hands_over_its_state(
         peers.start("h", host_dht)
         peers.start("a", partial(train, min_peers=2), plan, 64)
         peers.start("c", partial(train, min_peers=2, client_mode=True, stop=three_with_the_newcomer), plan, 64)
-        peers.until(lambda: sum(num_peers == 2 for _, num_peers, _ in peers["c"].messages) >= 6)
+        peers.until(lambda: sum(num_peers == 2 for _, num_peers, *_ in peers["c"].messages) >= 6)
         peers["a"].kill()
         peers.start("b", partial(train, stop=three_with_the_newcomer), plan, 64)
         found = peers.results("b", "c")
@@ -241,7 +241,7 @@ def test_what_a_frozen_peer_computed_on_old_weights_does_not_count():
         peers.until(lambda: psutil.STATUS_STOPPED in [process.status() for process in peers["c"].processes()])
         for process in peers["c"].processes():
             process.suspend()
-        peers.until(lambda: sum(num_peers == 2 for _, num_peers, _ in peers["a"].messages) >= 5)
+        peers.until(lambda: sum(num_peers == 2 for _, num_peers, *_ in peers["a"].messages) >= 5)
         for process in peers["c"].processes():
             process.resume()
         found = peers.results()
