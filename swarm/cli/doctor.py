@@ -42,6 +42,7 @@ from swarm.network.addresses import check_reachable, connects, host_and_port, re
 from swarm.runtime.imports import quick_imports
 from swarm.runtime.log_filters import silence_libraries
 from swarm.runtime.processes import descendants, kill
+from swarm.runtime.threads import yield_cores
 
 if TYPE_CHECKING:
     # these take seconds to import
@@ -224,6 +225,7 @@ def main(arguments: list[str] | None = None, say: Callable[[str], None] = print)
     """Returns the exit status: 0, or 1 if joining would fail."""
     options = read_options(DoctorOptions, arguments, "swarm doctor", description=__doc__)
     silence_libraries()
+    yield_cores()  # as a peer does, before anything imports torch: else a busy machine seems to be many times slower
     with quick_imports():
         checks = list(diagnose(options))
     fails = any(check.state == "failed" for check in checks)

@@ -1,5 +1,9 @@
 """What `swarm doctor` says of a run, without a swarm."""
 
+import os
+import subprocess
+import sys
+
 import pytest
 
 from recipe.run_folder import RunFolder
@@ -7,6 +11,7 @@ from swarm.cli import doctor
 from swarm.cli.checks import Check
 from swarm.cli.probe import ProbeResult
 from swarm.enrolment.join_line import JoinLine
+from swarm.runtime.threads import POLICY, SPINS
 
 ADDRESS = "/ip6/2001:db8::1/tcp/31337/p2p/QmYyQSo1c1Ym7orWxLYvCrM2EmxFTANf8wXmmE7DWjhx5N"
 
@@ -18,6 +23,27 @@ def a_swarm_that_is_well(monkeypatch):
     monkeypatch.setattr(doctor, "_inbound", lambda *_: Check("inbound port", "ok", ""))
     monkeypatch.setattr(doctor, "_run", lambda *_: iter(()))
     monkeypatch.setattr(doctor, "connects", lambda *_: None)
+    monkeypatch.setenv(SPINS, "1")  # put back afterwards
+
+
+def test_it_measures_as_a_peer_does(monkeypatch):
+    """Threads that wait for each other would look slow where anything else computes on the same cores."""
+
+    def checks(_options):
+        yield Check("threads", "ok", os.environ[SPINS])
+
+    monkeypatch.setattr(doctor, "diagnose", checks)
+    monkeypatch.delenv(SPINS)
+    monkeypatch.delenv(POLICY, raising=False)
+    said: list[str] = []
+    assert doctor.main(["--json"], said.append) == 0
+    assert '"found": "2000"' in said[0]
+
+
+def test_nothing_has_imported_torch_by_then():
+    """It reads the variable when it is imported."""
+    program = "import sys, swarm.cli.doctor; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
 
 
 def test_an_enrolment_server_with_an_ipv6_address():
