@@ -1,4 +1,4 @@
-"""What a peer's owner lets it take. It is asked after each micro-batch, and while the peer waits and computes none."""
+"""What a peer's owner lets it take. It is asked after each micro-batch, and while the peer joins or waits."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from lightning.pytorch.callbacks import Timer
 
 
 class Limit(L.Callback):
-    """Makes a peer leave when its owner wishes that."""
+    """Makes a peer leave when its owner wishes that; while the peer joins, another thread asks."""
 
     def look(self, trainer: L.Trainer) -> None:
         """Make it leave if that is so now."""

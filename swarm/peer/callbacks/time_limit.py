@@ -28,8 +28,12 @@ def this_start() -> str:
 class TimeLimit(Timer):
     """Lightning's timer, for which only time since the last start by a person counts, not that of an evening before.
 
-    The time for which a peer waits for others before it trains counts as well.
+    The time for which a peer joins, and waits for others before it trains, counts as well.
     """
+
+    def on_fit_start(self, trainer: L.Trainer, *arguments: Any, **options: Any) -> None:
+        self.on_train_start(trainer, None)
+        super().on_fit_start(trainer, *arguments, **options)
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule | None) -> None:
         if self.start_time() is None:
