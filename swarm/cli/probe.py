@@ -102,12 +102,14 @@ class Traffic:
         samples_per_second: of all of them
         updates_per_hour: at that pace
         bytes_per_update: that a full peer sends, and about as many that it receives
+        is_chosen: by the swarm while it trains (`--averaging auto`): these are the most, with which it begins
     """
 
     num_peers: int
     samples_per_second: float
     updates_per_hour: float
     bytes_per_update: int
+    is_chosen: bool = False
 
     @property
     def gigabytes_per_hour(self) -> float:
@@ -115,6 +117,10 @@ class Traffic:
         return self.updates_per_hour * self.bytes_per_update / 1e9
 
     def __str__(self) -> str:
+        return self._now + "; the swarm begins so, with fewer bytes a sample where lines are slow" * self.is_chosen
+
+    @property
+    def _now(self) -> str:
         if not self.updates_per_hour:
             return f"{self.bytes_per_update / 1e6:,.1f} MB each way per update; nobody says how many updates an hour"
         return (
@@ -132,9 +138,11 @@ def expected_traffic(dht: hivemind.DHT, manifest: RunManifest, shapes: Sequence[
     records = progress_records(dht, manifest).values()
     num_full = 1 + sum(not record.client_mode for record in records)
     rate = sum(record.rate for record in records)
-    payload = Averaging.of(manifest.recipe).codec.payload_bytes(shapes)
+    averaging = Averaging.of(manifest.recipe)
+    payload = averaging.codec.payload_bytes(shapes)
     sent = vectors_sent(len(records) + 1, num_full) * payload
-    return Traffic(len(records), rate, 3600 * rate / manifest.recipe.target_batch_size, round(sent))
+    updates_per_hour = 3600 * rate / manifest.recipe.target_batch_size
+    return Traffic(len(records), rate, updates_per_hour, round(sent), averaging.auto)
 
 
 def vectors_sent(num_peers: int, num_full: int) -> float:

@@ -152,8 +152,9 @@ class Contribution:
             return
         self._has_warned = True
         logger.warning(
-            f"A running statistic (float buffer) of the model is beyond ±{self._largest:,.0f}, where the codec cuts "
-            "numbers off: all peers get a wrong one. Scale the model's inputs, or start a run with the codec none."
+            f"A running statistic (float buffer) of the model is beyond ±{self._largest:,.0f}, where fp16 cuts numbers "
+            "off: all peers get a wrong one while averages travel so. Scale the model's inputs, or start a run with "
+            "--averaging sync, overlap or local and the codec none."
         )
 
     def give_alone(self) -> float:

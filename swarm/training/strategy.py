@@ -251,6 +251,7 @@ class SwarmStrategy(SingleDeviceStrategy):
     def _check_buffers(self) -> None:
         """All float buffers are averaged, whatever they are for."""
         most = self.averaging.codec.largest_number
+        exact = "'none' with another averaging than auto" if self.averaging.auto else "'none'"
         for name, buffer in self.lightning_module.named_buffers():
             if not buffer.is_floating_point():
                 continue
@@ -262,7 +263,7 @@ class SwarmStrategy(SingleDeviceStrategy):
             if self._trainer.ckpt_path is None and (buffer.abs() > most).any():  # later it is told of, and goes on
                 raise InputError(
                     f"The buffer {name} holds numbers beyond ±{most:,.0f}, where the codec "
-                    f"{self.averaging.codec.name} cuts them off, and a swarm averages float buffers: use 'none', or "
+                    f"{self.averaging.codec.name} cuts them off, and a swarm averages float buffers: use {exact}, or "
                     "register a mask as bool."
                 )
 

@@ -261,6 +261,7 @@ REFUSED = {
     "coarse statistics": (Statistics, "int8", dict, "running statistics"),
     "a mask of infinities": (Masked, "none", dict, "buffer mask holds numbers that are not finite"),
     "a table that is cut off": (Tabled, "fp16", dict, "buffer table holds numbers beyond ±65,504"),
+    "the same while the swarm chooses": (Tabled, "auto", dict, "use 'none' with another averaging than auto"),
     "what is unfrozen on the way": (Unfreezes, "none", dict, "BackboneFinetuning"),
 }
 
@@ -280,7 +281,8 @@ def try_what_cannot_work(name, initial_peers, line):
     found = []
     for module, codec, options, _ in REFUSED.values():
         with refusal(found):
-            strategy = SwarmStrategy(32, "test", averaging=Averaging.sync(codec))
+            averaging = Averaging.choosing() if codec == "auto" else Averaging.sync(codec)
+            strategy = SwarmStrategy(32, "test", averaging=averaging)
             trainer_for(strategy, max_steps=1, **options()).fit(module(Plan()), loader(1))
     left = [process.name() for process in descendants(psutil.Process().pid)]
     with refusal(found):

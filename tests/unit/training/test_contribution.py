@@ -95,3 +95,5 @@ def test_a_running_statistic_that_the_codec_cuts_off_is_warned_of_once(caplog):
         half.give()
     (record,) = caplog.records
     assert "beyond ±65,504" in record.message
+    assert "where fp16 cuts numbers off" in record.message, "auto may average with another codec by now"
+    assert "--averaging sync, overlap or local and the codec none" in record.message, "auto takes no codec"
