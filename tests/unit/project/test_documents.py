@@ -490,6 +490,12 @@ def test_the_benchmarks_count_every_fault():
     assert sum(map(int, re.findall(r"^\| [^|]+ \| (\d+) \|", table, re.MULTILINE))) == len(events)
 
 
+def test_the_benchmarks_list_every_experiment():
+    names = {file.stem for file in (ROOT / "analysis" / "experiments").rglob("*.toml")}
+    rows = PAGES[DOCS / "benchmarks.md"].split("\n| experiment | question |")[1].split("\n\n")[0]
+    assert set(re.findall(r"`([a-z0-9_]+)`", rows)) == names
+
+
 def test_constraints_name_versions_and_nothing_else():
     lines = (ROOT / "constraints.txt").read_text().splitlines()
     assert all(re.fullmatch(r"[A-Za-z0-9._-]+==[A-Za-z0-9.+!]+", line) for line in lines)
