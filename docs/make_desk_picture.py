@@ -1,4 +1,4 @@
-"""Takes pictures of a desk's page: docs/pictures/desk-light.png, desk-dark.png and desk-phone.png.
+"""Takes the picture of a desk's page: docs/pictures/desk-light.png.
 
     swarm desk ADDRESS                                       # of a run that has gone on for some minutes
     python docs/make_desk_picture.py http://127.0.0.1:8080
@@ -17,28 +17,19 @@ from pathlib import Path
 from PIL import Image
 from playwright.sync_api import Browser, sync_playwright
 
-PICTURES = Path(__file__).resolve().parent / "pictures"
+PICTURE = Path(__file__).resolve().parent / "pictures" / "desk-light.png"
 FLAGS = ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-background-networking", "--no-first-run")
-KINDS = {
-    "light": {"viewport": {"width": 1120, "height": 1520}, "color_scheme": "light"},
-    "dark": {"viewport": {"width": 1120, "height": 1520}, "color_scheme": "dark"},
-    "phone": {"viewport": {"width": 390, "height": 844}, "color_scheme": "light", "device_scale_factor": 2},
-}
 COLOURS = 128
 """More make the files larger, and nobody sees it."""
 
 
-def take(browser: Browser, url: str, kind: str) -> Path:
-    """One picture of what is seen without scrolling."""
-    context = browser.new_context(**KINDS[kind])
-    page = context.new_page()
+def take(browser: Browser, url: str) -> None:
+    """What is seen of the page without scrolling."""
+    page = browser.new_page(viewport={"width": 1120, "height": 1520}, color_scheme="light")
     page.goto(url)
     page.wait_for_selector("#charts path")
     picture = Image.open(io.BytesIO(page.screenshot()))
-    context.close()
-    path = PICTURES / f"desk-{kind}.png"
-    picture.convert("RGB").quantize(COLOURS, dither=Image.Dither.NONE).save(path, optimize=True)
-    return path
+    picture.convert("RGB").quantize(COLOURS, dither=Image.Dither.NONE).save(PICTURE, optimize=True)
 
 
 def main() -> int:
@@ -52,10 +43,9 @@ def main() -> int:
         return 2
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=chromium, args=FLAGS)
-        for kind in KINDS:
-            path = take(browser, options.url, kind)
-            print(f"{path.name}: {path.stat().st_size // 1000} kB")
+        take(browser, options.url)
         browser.close()
+    print(f"{PICTURE.name}: {PICTURE.stat().st_size // 1000} kB")
     return 0
 
 

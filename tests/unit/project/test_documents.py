@@ -259,6 +259,16 @@ def test_make_targets_exist():
     assert named <= make_targets(), named - make_targets()
 
 
+def test_messages_that_are_explained_are_said():
+    files = [file for package in ("swarm", "recipe") for file in (ROOT / package).rglob("*.py")]
+    said = "\n".join(re.sub(r'"\s*f?"', "", file.read_text()) for file in files)
+    rows = re.findall(r"^\| (`.+?) \|", PAGES[DOCS / "howto" / "troubleshoot.md"], re.MULTILINE)
+    quoted = [words for row in rows for words in re.findall(r"`(.+?)`", row)]
+    assert len(quoted) > 30
+    parts = {part.strip() for words in quoted for part in re.split("…|NAME", words)}
+    assert not [part for part in parts if part not in said]
+
+
 # ---- examples in Python ---------------------------------------------------------------------------------------------
 
 
@@ -472,6 +482,18 @@ def test_the_benchmarks_say_when_killed_peers_were_started_again():
     assert len(away) == 18
     assert {int(seconds) for seconds in away} == {3}
     assert "after their restart, 3 s after the kill" in PAGES[DOCS / "benchmarks.md"]
+
+
+def test_the_benchmarks_count_every_fault():
+    events = json.loads((ROOT / "analysis" / "report" / "soak.json").read_text())["events"]
+    table = PAGES[DOCS / "benchmarks.md"].split("\n| fault | times |")[1].split("\n\n")[0]
+    assert sum(map(int, re.findall(r"^\| [^|]+ \| (\d+) \|", table, re.MULTILINE))) == len(events)
+
+
+def test_the_benchmarks_list_every_experiment():
+    names = {file.stem for file in (ROOT / "analysis" / "experiments").rglob("*.toml")}
+    rows = PAGES[DOCS / "benchmarks.md"].split("\n| experiment | question |")[1].split("\n\n")[0]
+    assert set(re.findall(r"`([a-z0-9_]+)`", rows)) == names
 
 
 def test_constraints_name_versions_and_nothing_else():
