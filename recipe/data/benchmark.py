@@ -20,6 +20,7 @@ from rich.table import Table
 from recipe.command_line import exit_status
 from recipe.config import Recipe
 from recipe.errors import InputError
+from recipe.interrupts import status_of
 from recipe.overrides import RecipeOverrides, apply_overrides
 from recipe.presets import PRESETS, preset
 
@@ -203,4 +204,4 @@ def _measure_and_print(options: DataBenchmarkOptions) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(status_of(main))
