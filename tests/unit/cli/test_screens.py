@@ -7,7 +7,10 @@ import sys
 
 import pytest
 
+from baseline_ddp import train
+from recipe.data import benchmark
 from recipe.interrupts import LOOK_ALIKES
+from swarm.cli import app, demo, doctor
 from swarm.cli.organiser import invite
 from tests.helpers.paths import ROOT
 
@@ -90,3 +93,24 @@ def test_a_qr_code_is_drawn_only_where_the_terminal_has_its_blocks(encoding, her
     assert status == 0
     assert ("█" in said[0]) == (encoding == "utf-8")
     assert said[0].startswith("(For a QR code the terminal needs UTF-8") == (encoding != "utf-8")
+
+
+@pytest.mark.parametrize(
+    ("main", "line", "said"),
+    [
+        (app.main, "watch /ip4/127.0.0.1 --seconds nan", "--seconds is nan"),
+        (app.main, "watch /ip4/127.0.0.1 --seconds -5", "--seconds is -5"),
+        (app.main, "doctor --port 70000", "--port is 70000"),
+        (app.main, "demo --run-id=", "'' cannot name a folder"),
+        (train.main, "--print-launch --nnodes 99999999999 --master-addr a", "--nnodes is 99999999999"),
+        (train.main, "--print-launch --nnodes 2 --master-addr a --master-port 99999", "--master-port is 99999"),
+        (train.main, "--print-launch --nnodes 2 --master-addr=", "Several nodes have to know where to meet"),
+        (benchmark.main, "--seconds nan", "There is no time to measure in"),
+    ],
+)
+def test_what_cannot_work_is_refused_at_once(main, line, said, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(demo, "LocalSwarm", lambda *_: pytest.fail("it starts"))
+    monkeypatch.setattr(doctor, "diagnose", lambda _: pytest.fail("it looks"))
+    assert main(line.split()) == 2
+    assert capsys.readouterr().err.startswith(f"error: {said}")
