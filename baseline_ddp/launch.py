@@ -27,7 +27,7 @@ def launch_lines(launch: LaunchOptions, arguments: list[str]) -> list[str]:
     if launch.nnodes == 1:
         command = ["torchrun", "--standalone", "--nproc-per-node", str(launch.nproc_per_node)]
         return [shlex.join([*command, *_restarts(launch), *rest])]
-    if launch.master_addr is None:
+    if not launch.master_addr:
         raise InputError("Several nodes have to know where to meet: give --master-addr, the address of the first node.")
     return [shlex.join([*_node_command(launch, rank), *_restarts(launch), *rest]) for rank in range(launch.nnodes)]
 

@@ -152,6 +152,9 @@ class LaunchOptions:
         """Raises InputError for values that cannot work."""
         at_least(self, 1, "nnodes", "nproc_per_node", "master_port")
         at_least(self, 0, "max_restarts")
+        for option, value, most in (("--nnodes", self.nnodes, 10_000), ("--master-port", self.master_port, 65_535)):
+            if value > most:
+                raise InputError(f"{option} is {value}: it has to be at most {most}.")
         if not self.print_launch and replace(self, print_launch=True) != LaunchOptions(print_launch=True):
             raise InputError("torchrun starts the processes: put its options before the script, or add --print-launch.")
 

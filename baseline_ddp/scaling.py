@@ -25,6 +25,7 @@ from rich.table import Table
 from baseline_ddp.options import parse_options
 from recipe.command_line import exit_status
 from recipe.errors import InputError
+from recipe.interrupts import status_of
 from recipe.run_folder import RunFolder, read_metrics, write_json
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -234,4 +235,4 @@ def _machine(environment: dict[str, Any]) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(status_of(main))

@@ -27,7 +27,7 @@ if __name__ == "__main__":  # run as a file, Python puts this folder on the path
 from baseline_ddp.launch import launch_lines
 from baseline_ddp.options import parse_options
 from recipe.errors import InputError
-from recipe.interrupts import raise_again
+from recipe.interrupts import raise_again, status_of
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -68,6 +68,6 @@ def _tell(error: Exception) -> None:
 
 if __name__ == "__main__":
     try:
-        sys.exit(main())
+        sys.exit(status_of(main))
     except KeyboardInterrupt:  # before the training began; then it stops with a snapshot
         sys.exit(130)

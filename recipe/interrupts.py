@@ -1,14 +1,22 @@
-"""How a program ends: at Ctrl-C while it still imports, with its status, or when nobody reads what it prints.
+"""How a program prints, on any terminal, and ends: at Ctrl-C while it still imports, or when nobody reads any more.
 
 Importing this takes no time.
 """
 
+import codecs
+import contextlib
+import errno
 import os
 import select
 import signal
 import sys
 from collections.abc import Callable
 from types import FrameType
+from typing import TextIO
+
+LOOK_ALIKES = str.maketrans("…–−×·±→“”‘’", ".--x-~>\"\"''") | str.maketrans({"⁹": "^9"})
+"""Letters for a terminal that has only ASCII: nearly always one for each, so that tables keep their columns."""
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
 
 def end_silently() -> None:
@@ -28,21 +36,54 @@ def raise_again() -> None:
 
 
 def run_to_end(main: Callable[[], int]) -> None:
-    """Run a program and end this process with its status.
+    """Run a program and end this process with its status, as `status_of` says, and at once."""
+    os._exit(status_of(main))  # everything is written and every child has ended; taking torch apart would cost seconds
 
-    Where nobody reads its output any more, as after `head`, it ends in silence, with the status of SIGPIPE.
+
+def status_of(main: Callable[[], int | None]) -> int:
+    """Run a program that may print on any terminal, and into a file or a pipe; returns its exit status.
+
+    Where nobody reads its output any more, as after `head`, it ends in silence, with the status of SIGPIPE. Where the
+    output cannot be written, as on a full disk, it says so in one sentence, with status 2.
     """
+    print_anywhere()
     try:
         try:
-            status = main()
+            status = main() or 0
         except SystemExit as end:  # a help was printed
             status = end.code or 0
         sys.stdout.flush()
-    except BrokenPipeError:
-        if not _nobody_reads():
+        return status
+    except OSError as error:
+        if isinstance(error, BrokenPipeError) and _nobody_reads():
+            status = 128 + signal.SIGPIPE
+        elif error.errno in _FULL and (_is_full(sys.stdout) or _is_full(sys.stderr)):
+            with contextlib.suppress(OSError):  # it may be on the same disk
+                print(f"error: The output cannot be written ({error.strerror}): send it elsewhere.", file=sys.stderr)
+            status = 2
+        else:
             raise
-        status = 128 + signal.SIGPIPE
-    os._exit(status)  # everything is written and every child has ended; taking torch apart would cost seconds
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    for stream in (sys.stdout, sys.stderr):
+        os.dup2(nowhere, stream.fileno())  # what is still to be written would fail again
+    return status
+
+
+def print_anywhere() -> None:
+    """From now on output never fails for a letter that a terminal does not have, nor where a stream is closed."""
+    codecs.register_error("look-alikes", _look_alikes)
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:  # else the next file that is opened would take its number
+            setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):  # not what a notebook puts there
+            stream.reconfigure(errors="look-alikes")
+
+
+def _look_alikes(error: UnicodeError) -> tuple[str, int]:
+    letter = error.object[error.start]
+    like = letter.translate(LOOK_ALIKES)
+    return (like if like.isascii() else ascii(letter)[1:-1]), error.start + 1
 
 
 def _nobody_reads() -> bool:
@@ -50,6 +91,16 @@ def _nobody_reads() -> bool:
     poll = select.poll()
     poll.register(sys.stdout.fileno(), 0)
     return any(event & select.POLLERR for _, event in poll.poll(0))
+
+
+def _is_full(stream: TextIO) -> bool:
+    """Another file may be: that is an error like any other."""
+    try:
+        stream.write("\n")
+        stream.flush()
+    except OSError:
+        return True
+    return False
 
 
 def _end(signal_number: int, _frame: FrameType | None) -> None:

@@ -6,6 +6,7 @@
 The loader gives training batches to nobody; the training computes one batch, already on its device, again and again.
 """
 
+import math
 import os
 import sys
 import time
@@ -20,6 +21,7 @@ from rich.table import Table
 from recipe.command_line import exit_status
 from recipe.config import Recipe
 from recipe.errors import InputError
+from recipe.interrupts import status_of
 from recipe.overrides import RecipeOverrides, apply_overrides
 from recipe.presets import PRESETS, preset
 
@@ -194,7 +196,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 def _measure_and_print(options: DataBenchmarkOptions) -> None:
     recipe = apply_overrides(preset(options.recipe), options.overrides)
-    if options.seconds <= 0:
+    if not 0 < options.seconds < math.inf:
         raise InputError("There is no time to measure in: set --seconds to more than 0.")
     rates = measure(recipe, options)
     title = f"{recipe.name}: {recipe.model} on {recipe.dataset}, micro-batch {options.batch_size}"
@@ -203,4 +205,4 @@ def _measure_and_print(options: DataBenchmarkOptions) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(status_of(main))

@@ -21,6 +21,7 @@ from recipe.errors import InputError
 from recipe.glyphs.archive import FILE, REFERENCE_DIGEST, GlyphArchive
 from recipe.glyphs.drawing import CHARACTERS, Typeface, Variation
 from recipe.glyphs.typefaces import FONTS_DIR, PARTS, ListedTypeface, listed_typefaces, listed_versions, packages_of
+from recipe.interrupts import status_of
 from recipe.run_folder import make_writable
 
 VARIATIONS = {"train": 2, "val": 1, "test": 1}
@@ -117,4 +118,4 @@ def verdict(digest: str) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(status_of(main))

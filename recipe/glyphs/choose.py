@@ -22,6 +22,7 @@ from scipy.sparse.csgraph import connected_components
 
 from recipe.glyphs.drawing import CHARACTERS, SIDE, Typeface, UnusableTypeface
 from recipe.glyphs.typefaces import FONTS_DIR, PACKAGES, TYPEFACES, ListedTypeface, file_digest
+from recipe.interrupts import status_of
 
 SIMILAR = 0.97
 """Cosine of two images, or of all images of two typefaces: above it they are taken for the same."""
@@ -175,4 +176,4 @@ def _write(path: Path, rows: list[dict[str, str]]) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(status_of(main))

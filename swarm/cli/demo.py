@@ -248,7 +248,8 @@ def _run(options: DemoOptions, peer_options: list[str], prog: str) -> int:
     _check_peer_options(peer_options, prog)
     output_dir = options.output_dir.expanduser()
     make_writable(output_dir)
-    run_id = check_name(options.run_id or f"local-{time.strftime('%Y%m%d-%H%M%S')}", "--run-id")
+    run_id = f"local-{time.strftime('%Y%m%d-%H%M%S')}" if options.run_id is None else options.run_id
+    check_name(run_id, "--run-id")
     return LocalSwarm(options.peers, output_dir, run_id, peer_options).run()
 
 

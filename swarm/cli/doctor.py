@@ -222,8 +222,11 @@ def table(checks: list[Check]) -> Table:
 
 
 def main(arguments: list[str] | None = None, say: Callable[[str], None] = print) -> int:
-    """Returns the exit status: 0, or 1 if joining would fail."""
+    """Returns the exit status: 0, 1 if joining would fail, or 2 for input that cannot work."""
     options = read_options(DoctorOptions, arguments, "swarm doctor", description=__doc__)
+    if not 0 <= options.port <= 65535:
+        print(f"error: --port is {options.port}: give 0 (any free port) to 65535.", file=sys.stderr)
+        return 2
     silence_libraries()
     yield_cores()  # as a peer does, before anything imports torch: else a busy machine seems to be many times slower
     with quick_imports():

@@ -315,6 +315,9 @@ def say_at_once(line: str) -> None:
 def main(arguments: list[str] | None = None, say: Callable[[str], None] = say_at_once) -> int:
     """Returns the exit status: 0, 1 if there is something wrong after `--seconds`, 2 for input that cannot work."""
     options = read_options(WatchOptions, arguments, "swarm watch", description=__doc__)
+    if options.seconds is not None and not options.seconds >= 0:
+        print(f"error: --seconds is {options.seconds:g}: give 0 or more.", file=sys.stderr)
+        return 2
     silence_libraries()
     display = Display(wide_console())
     try:

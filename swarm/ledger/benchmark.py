@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import os
 import statistics
+import sys
 import tempfile
 import time
 from pathlib import Path
 
 from hivemind.utils.crypto import RSAPrivateKey
 
+from recipe.interrupts import status_of
 from swarm.ledger.audit import audit
 from swarm.ledger.ledger import Ledger
 from swarm.network.signed_records import OwnedRecords
@@ -73,4 +75,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(status_of(main))

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from recipe.command_line import exit_status, read_options
+from recipe.interrupts import status_of
 from recipe.text.docstrings.archive import ARCHIVE, bundled, digest_of
 from recipe.text.docstrings.extract import PARTS, Docstring, as_csv, extract
 
@@ -56,4 +57,4 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(status_of(main))

@@ -216,6 +216,8 @@ def _drawing() -> Callable[[str], str]:
         raise InputError(f"--qr needs a package that is missing: pip install {QR_PACKAGE}.") from None
 
     def draw(line: str) -> str:
+        if not _has_blocks():
+            return "(For a QR code the terminal needs UTF-8.)"
         code = package.make(line, error="l", micro=False)
         width, _ = code.symbol_size(border=2)
         if width > shutil.get_terminal_size().columns:
@@ -225,3 +227,11 @@ def _drawing() -> Callable[[str], str]:
         return drawn.getvalue()
 
     return draw
+
+
+def _has_blocks() -> bool:
+    """Whether the terminal can show what the code is drawn with."""
+    try:
+        return bool("▀▄█".encode(sys.stdout.encoding or "ascii"))
+    except UnicodeEncodeError:
+        return False

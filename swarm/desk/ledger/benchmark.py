@@ -12,6 +12,7 @@ from pathlib import Path
 
 import psutil
 
+from recipe.interrupts import status_of
 from swarm.desk.alerts import Alerts
 from swarm.desk.desk import Desk, open_socket, page_url, served
 from swarm.desk.ledger.bookkeeper import Bookkeeper
@@ -85,4 +86,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(status_of(main))
