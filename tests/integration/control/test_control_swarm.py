@@ -12,7 +12,7 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from hivemind.dht.routing import DHTID
 
-from swarm.membership.progress_record import PAUSED
+from swarm.membership.progress_record import PAUSED, WAITING
 from swarm.network.record_push import push_list
 from swarm.network.signed_records import records_of
 from swarm.peer.callbacks.time_limit import TimeLimit
@@ -62,7 +62,7 @@ class Steered:
         hears: whether orders reach it through the DHT
         signed: what it knows from the start
         max_steps: the recipe's
-        max_seconds: after which it leaves
+        leaves_while: in this phase, after a second
     """
 
     key: bytes
@@ -72,7 +72,7 @@ class Steered:
     max_steps: int = 14
     min_peers: int = 1
     averaging: str = "sync"
-    max_seconds: float | None = None
+    leaves_while: str | None = None
 
 
 @dataclass
@@ -92,6 +92,18 @@ class TimedTask(Task):
     def training_step(self, batch, batch_idx):
         self.computed_at.append(time.monotonic())
         return super().training_step(batch, batch_idx)
+
+
+class TimeInPhase(TimeLimit):
+    """A second, which begins when the peer is in this phase, however long it took to come there."""
+
+    def __init__(self, phase: str):
+        super().__init__(timedelta(seconds=1))
+        self._phase = phase
+
+    def on_train_start(self, trainer, pl_module):
+        if trainer.strategy.coordinator.tracker.own.phase == self._phase:
+            super().on_train_start(trainer, pl_module)
 
 
 def signer_of(key: bytes) -> Signer:
@@ -128,7 +140,7 @@ def train(name, initial_peers, line, plan: Steered):
         watch = MemberWatch(dht, admission, NAMESPACE, tell, lambda before: before, lambda sentence: None)
         watch.start()
         record, task = Record(line), TimedTask(Plan(compute_seconds=0.02))
-        limits = [] if plan.max_seconds is None else [TimeLimit(timedelta(seconds=plan.max_seconds))]
+        limits = [] if plan.leaves_while is None else [TimeInPhase(plan.leaves_while)]
         trainer, ended = trainer_for(strategy, [record, *limits], max_steps=plan.max_steps), threading.Event()
         threading.Thread(target=_tell_pauses, args=(strategy, line, ended), daemon=True).start()
         threading.Thread(target=_take_lists, args=(dht, line), daemon=True).start()
@@ -213,10 +225,10 @@ def test_all_pause_at_the_same_step_and_go_on_together(key):
         assert_same_bits(a.state, other.state)
 
 
-@pytest.mark.parametrize(("min_peers", "steps"), [(1, [1, 2]), (2, [])], ids=["paused", "waiting for others"])
-def test_a_peer_whose_time_is_over_leaves_also_while_it_waits(key, min_peers, steps):
+@pytest.mark.parametrize(("phase", "min_peers", "steps"), [(PAUSED, 1, [1, 2]), (WAITING, 2, [])])
+def test_a_peer_whose_time_is_over_leaves_also_while_it_waits(key, phase, min_peers, steps):
     pause = Orders("run").with_order(Order(2, What.PAUSE))
-    plan = Steered(key, 1, signed=pause.signed_by(signer_of(key)), min_peers=min_peers, max_seconds=3.0)
+    plan = Steered(key, 1, signed=pause.signed_by(signer_of(key)), min_peers=min_peers, leaves_while=phase)
     with Peers(60) as peers:
         peers.start("a", train, plan)
         came = peers.results()["a"]
