@@ -16,15 +16,13 @@ from swarm.membership.progress_record import PAUSED, WAITING
 from swarm.network.record_push import push_list
 from swarm.network.signed_records import records_of
 from swarm.peer.callbacks.time_limit import TimeLimit
-from swarm.peer.membership.member_watch import MemberWatch
-from swarm.protocol.admission import Admission
-from swarm.protocol.certificates import EVERYTHING, Authority, Certificate, Right, Signer, warrant
+from swarm.protocol.certificates import Authority, Right, Signer, warrant
 from swarm.protocol.order_book import OrderBook, merged, revoke
 from swarm.protocol.orders import Order, Orders, What
 from swarm.protocol.signed_lists import ORDERS
 from swarm.training.options import CoordinatorOptions
 from swarm.training.strategy import SwarmStrategy
-from tests.helpers.owners import DAY_SECONDS
+from tests.helpers.owners import admission_of, signer_of
 from tests.helpers.strategy_runs import (
     Outcome,
     Plan,
@@ -34,6 +32,7 @@ from tests.helpers.strategy_runs import (
     assert_same_bits,
     learning_rate_factor,
     loader,
+    member_watch,
     trainer_for,
 )
 from tests.helpers.swarm_peers import Peers, running_dht
@@ -106,17 +105,11 @@ class TimeInPhase(TimeLimit):
             super().on_train_start(trainer, pl_module)
 
 
-def signer_of(key: bytes) -> Signer:
-    return Signer(Ed25519PrivateKey.from_private_bytes(key))
-
-
 def train(name, initial_peers, line, plan: Steered):
     """A peer. It tells when it is paused, and takes further lists as if the organiser had handed them to it."""
     with running_dht(initial_peers, line) as dht:
-        signer, now = signer_of(plan.key), int(time.time())
-        made = Certificate("run", dht.peer_id, plan.serial, EVERYTHING, now - DAY_SECONDS, now + DAY_SECONDS, name)
-        authority = Authority("run", signer.public_key, "run")
-        admission = Admission(authority, made.signed_by(signer), {ORDERS: plan.signed} if plan.signed else {})
+        known = {ORDERS: plan.signed} if plan.signed else {}
+        admission = admission_of(plan.key, dht.peer_id, plan.serial, name, **known)
         if not plan.hears:
             dht.run_coroutine(HearNoOrders())
         options = CoordinatorOptions(plan.min_peers, 3.0, 20.0, admission=admission)
@@ -130,14 +123,7 @@ def train(name, initial_peers, line, plan: Steered):
             averaging=plan.averaging,
             max_step=plan.max_steps,
         )
-
-        def tell(certificate, lists):
-            if strategy.coordinator is None:
-                return False
-            strategy.coordinator.averager.set_admission(certificate, lists)
-            return True
-
-        watch = MemberWatch(dht, admission, NAMESPACE, tell, lambda before: before, lambda sentence: None)
+        watch = member_watch(strategy, dht, admission, NAMESPACE)
         watch.start()
         record, task = Record(line), TimedTask(Plan(compute_seconds=0.02))
         limits = [] if plan.leaves_while is None else [TimeInPhase(plan.leaves_while)]
