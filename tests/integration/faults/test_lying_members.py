@@ -144,8 +144,7 @@ def test_a_swarm_goes_back_when_a_reducer_has_lied_and_when_its_loss_has_risen_f
         (at, to, why), (at_later, to_later, why_later) = went_back(own)
         assert (to, why) == (0, "averages of mallory were false, which is proven")
         assert max(apart) < at <= min(apart) + 3, "together again soon, and for good"
-        sizes = {update.step: update.num_peers for update in outcome.updates}
-        assert all(number == 3 for step, number in sizes.items() if step > at), "the liar is not met any more"
+        assert 4 not in [update.num_peers for update in outcome.updates if update.step > at], "the liar is not met"
         assert to_later <= SPIKE[0] < at_later
         assert why_later.startswith("the loss has risen for good")
         losses = {update.step: update.loss for update in outcome.updates}
