@@ -103,8 +103,7 @@ class Session:
         entry: Entry,
         channel: Channel | None = None,
     ):
-        self.channel = channel
-        self.num_processes = 1 if channel is None else channel.size
+        self.channel, self.num_processes = channel, 1 if channel is None else channel.size
         self.options, self.name, self.dht, self.joins = options, name, dht, joins
         self.stop_requested, self.addresses, self.clock = stop_requested, addresses, clock
         self.recipe: Recipe = manifest.recipe
