@@ -190,29 +190,26 @@ def check_images(data_dir: Path, tell: Callable[[str], None]) -> Check:
         fix = "name a --data-dir with train/<class>/ and val/<class>/"
         return Check("images", "failed", f"{data_dir} has no folders train, val or test", fix)
     total = sum(map(len, parts))
-    done = num_damaged = 0
-    too_many = False
+    done, damaged = 0, [0] * len(parts)
     told_at = time.monotonic()
     with ThreadPoolExecutor(os.cpu_count()) as pool:  # decoders work without Python's lock
-        for part in parts:
-            damaged_here = 0
+        for place, part in enumerate(parts):
             paths = [path for path, _ in part.samples]
             for first in range(0, len(paths), IMAGES_AT_ONCE):
                 some = paths[first : first + IMAGES_AT_ONCE]
                 for path, reason in zip(some, pool.map(damage, some), strict=True):
                     if reason:
-                        damaged_here += 1
+                        damaged[place] += 1
                         tell(f"{path}: {reason}")
                 done += len(some)
                 if time.monotonic() - told_at >= TELL_SECONDS:
                     told_at = time.monotonic()
-                    tell(f"{done:,} of {total:,} images looked at, {num_damaged + damaged_here:,} are damaged")
-            num_damaged += damaged_here
-            too_many |= damaged_here > part.limit
+                    tell(f"{done:,} of {total:,} images looked at, {sum(damaged):,} are damaged")
     digest = f"the digest of their classes is {digest_of_classes(parts[0].classes)}"
-    if not num_damaged:
+    if not any(damaged):
         return Check("images", "ok", f"all {total:,} can be read; {digest}")
     allowed = ", ".join(f"{part.limit} of {Path(part.root).name}" for part in parts)
     fix = f"repair or remove them; a peer skips {allowed} at most, and ends when it meets more"
-    found = f"{num_damaged:,} of {total:,} cannot be read; {digest}"
+    found = f"{sum(damaged):,} of {total:,} cannot be read; {digest}"
+    too_many = any(number > part.limit for number, part in zip(damaged, parts, strict=True))
     return Check("images", "failed" if too_many else "warning", found, fix)

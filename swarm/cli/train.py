@@ -33,6 +33,12 @@ SECOND_PEER = 2
 """`swarm start` waits for one volunteer before it trains: a small run would be over before anybody had joined."""
 
 
+AdvancedRole = Annotated[RoleOptions, tyro.conf.arg(name="advanced: role")]
+AdvancedComputing = Annotated[ComputingOptions, tyro.conf.arg(name="advanced: computing")]
+AdvancedConnection = Annotated[ConnectionOptions, tyro.conf.arg(name="advanced: connection")]
+AdvancedResults = Annotated[ResultsOptions, tyro.conf.arg(name="advanced: results")]
+
+
 @dataclass(frozen=True)
 class JoinOptions:
     """Join a swarm. Your computer trains with the others until you press Ctrl-C; the recipe comes from the swarm."""
@@ -47,17 +53,13 @@ class JoinOptions:
     """Go on where a peer with this --output-dir was last: with the run and the name of its newest checkpoint."""
     machine: MachineOptions = field(default_factory=MachineOptions)
     leaving: LeavingOptions = field(default_factory=LeavingOptions)
-    role: Annotated[RoleOptions, tyro.conf.arg(name="advanced: role")] = field(default_factory=RoleOptions)
-    computing: Annotated[ComputingOptions, tyro.conf.arg(name="advanced: computing")] = field(
-        default_factory=ComputingOptions
-    )
-    connection: Annotated[ConnectionOptions, tyro.conf.arg(name="advanced: connection")] = field(
-        default_factory=ConnectionOptions
-    )
+    role: AdvancedRole = field(default_factory=RoleOptions)
+    computing: AdvancedComputing = field(default_factory=ComputingOptions)
+    connection: AdvancedConnection = field(default_factory=ConnectionOptions)
     patience: Annotated[PatienceOptions, tyro.conf.arg(name="advanced: patience")] = field(
         default_factory=PatienceOptions
     )
-    results: Annotated[ResultsOptions, tyro.conf.arg(name="advanced: results")] = field(default_factory=ResultsOptions)
+    results: AdvancedResults = field(default_factory=ResultsOptions)
 
     @property
     def as_peer(self) -> PeerOptions:
@@ -101,15 +103,11 @@ class StartOptions:
     machine: MachineOptions = field(default_factory=MachineOptions)
     leaving: LeavingOptions = field(default_factory=LeavingOptions)
     membership: StartMembership = field(default_factory=StartMembership)
-    role: Annotated[RoleOptions, tyro.conf.arg(name="advanced: role")] = field(default_factory=RoleOptions)
-    computing: Annotated[ComputingOptions, tyro.conf.arg(name="advanced: computing")] = field(
-        default_factory=ComputingOptions
-    )
-    connection: Annotated[ConnectionOptions, tyro.conf.arg(name="advanced: connection")] = field(
-        default_factory=ConnectionOptions
-    )
+    role: AdvancedRole = field(default_factory=RoleOptions)
+    computing: AdvancedComputing = field(default_factory=ComputingOptions)
+    connection: AdvancedConnection = field(default_factory=ConnectionOptions)
     patience: Annotated[StartPatience, tyro.conf.arg(name="advanced: patience")] = field(default_factory=StartPatience)
-    results: Annotated[ResultsOptions, tyro.conf.arg(name="advanced: results")] = field(default_factory=ResultsOptions)
+    results: AdvancedResults = field(default_factory=ResultsOptions)
     overrides: Annotated[RecipeOverrides, tyro.conf.arg(name="advanced: recipe"), tyro.conf.FlagConversionOff] = field(
         default_factory=RecipeOverrides
     )

@@ -21,6 +21,12 @@ MIN_UPLOAD_MBPS = 4.0
 """Twice what a round is given time for: there is more than its bytes."""
 
 
+def _check_port(option: str, port: int, what_0_is: str = "any free port") -> None:
+    """Raises InputError: no port has this number"""
+    if not 0 <= port <= 65535:
+        raise InputError(f"{option} is {port}: give 0 ({what_0_is}) to 65535.")
+
+
 @dataclass(frozen=True)
 class MachineOptions:
     """This machine and you."""
@@ -89,8 +95,7 @@ class RoleOptions:
         """Raises InputError: a value cannot work"""
         if self.data_digest is not None and not self.helps:
             raise InputError("--data-digest is for a helper, which has no data: leave it out, or add --role helper.")
-        if self.desk_port is not None and not 0 <= self.desk_port <= 65535:
-            raise InputError(f"--desk-port is {self.desk_port}: give 0 (any free port) to 65535.")
+        _check_port("--desk-port", self.desk_port or 0)
 
 
 @dataclass(frozen=True)
@@ -153,8 +158,7 @@ class ConnectionOptions:
 
     def check(self) -> None:
         """Raises InputError: a value cannot work"""
-        if not 0 <= self.port <= 65535:
-            raise InputError(f"--port is {self.port}: give 0 (any free port) to 65535.")
+        _check_port("--port", self.port)
         if self.max_upload_mbps is not None and not self.max_upload_mbps >= MIN_UPLOAD_MBPS:
             raise InputError(
                 f"--max-upload-mbps is {self.max_upload_mbps:g}: give {MIN_UPLOAD_MBPS:g} or more, the others would "
@@ -235,8 +239,7 @@ class MembershipOptions:
         at_least(self, 0, "invite")
         if not 0 < self.invite_days <= MAX_INVITE_DAYS:
             raise InputError(f"--invite-days is {self.invite_days:g}: give more than 0 and at most {MAX_INVITE_DAYS}.")
-        if not 0 <= self.enrolment_port <= 65535:
-            raise InputError(f"--enrolment-port is {self.enrolment_port}: give 0 (chosen for you) to 65535.")
+        _check_port("--enrolment-port", self.enrolment_port, "chosen for you")
 
 
 @dataclass(frozen=True)

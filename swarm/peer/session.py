@@ -104,8 +104,7 @@ class Session:
         entry: Entry,
         channel: Channel | None = None,
     ):
-        self.channel = channel
-        self.num_processes = 1 if channel is None else channel.size
+        self.channel, self.num_processes = channel, 1 if channel is None else channel.size
         self.options, self.name, self.dht, self.joins = options, name, dht, joins
         self.stop_requested, self.addresses, self.clock = stop_requested, addresses, clock
         self.recipe: Recipe = manifest.recipe
@@ -140,14 +139,8 @@ class Session:
         self._on_death = on_death
         self.supervisor = Supervisor(self._current_processes, self._part_died, self.folder.leftovers, stop_requested)
         self.reporter = StatusReporter(self.folder, self._first_status(), self.metrics, stop_requested)
-        most = largest_sensible(self.recipe, self.work.data.num_train_samples)
-        # The processes of an island would have to change theirs at the same moment.
-        found = self.work.micro_batch if channel is None else replace(self.work.micro_batch, limit="given")
-        self.review = MicroBatchReview(found, most, self.work.data, self.reporter.say)
-        every = options.results.evaluate_every_steps
-        validate_every = self.recipe.validate_every_steps
-        evaluation = Evaluation(every, validate_every, self.folder.evaluations, self.reporter.say)
-        self.evaluation = None if self.work.helps else evaluation
+        self.review = self._review()
+        self.evaluation = None if self.work.helps else self._evaluation()
 
     def _check_options(self) -> None:
         options = self.options
@@ -320,6 +313,16 @@ class Session:
             inside=self.channel,
             replay=self.work.replay,
         )
+
+    def _review(self) -> MicroBatchReview:
+        most = largest_sensible(self.recipe, self.work.data.num_train_samples)
+        # The processes of an island would have to change theirs at the same moment.
+        found = self.work.micro_batch if self.channel is None else replace(self.work.micro_batch, limit="given")
+        return MicroBatchReview(found, most, self.work.data, self.reporter.say)
+
+    def _evaluation(self) -> Evaluation:
+        every, validate_every = self.options.results.evaluate_every_steps, self.recipe.validate_every_steps
+        return Evaluation(every, validate_every, self.folder.evaluations, self.reporter.say)
 
     def _keep_own(self, step: int) -> None:
         """This peer's weights are about to be replaced by others that are far from them."""

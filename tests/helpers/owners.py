@@ -52,6 +52,18 @@ class Sign:
         return found
 
 
+def signer_of(key: bytes) -> Signer:
+    """Of the organiser with this key, in whatever process."""
+    return Signer(Ed25519PrivateKey.from_private_bytes(key))
+
+
+def admission_of(key: bytes, peer_id: PeerID, serial: int, name: str = "ada", **lists: bytes) -> Admission:
+    """What a member knows that the organiser with this key has enrolled in the run "run"."""
+    signer, now = signer_of(key), int(time.time())
+    made = Certificate("run", peer_id, serial, EVERYTHING, now - DAY_SECONDS, now + DAY_SECONDS, name)
+    return Admission(Authority("run", signer.public_key, "run"), made.signed_by(signer), lists)
+
+
 class Organiser:
     """Somebody who decides who takes part in a run.
 

@@ -10,6 +10,7 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, Dataset
 
+from swarm.peer.membership.member_watch import MemberWatch
 from swarm.training.helper import NO_BATCHES, HelperStrategy
 from swarm.training.options import CoordinatorOptions
 from swarm.training.strategy import SwarmStrategy
@@ -239,6 +240,18 @@ def train(
         state = {key: value.clone() for key, value in task.net.state_dict().items()}
         optimizer = trainer.optimizers[0].state_dict()
         return Outcome(str(dht.peer_id), record.updates, record.joined_at, state, optimizer, record.sent)
+
+
+def member_watch(strategy, dht, admission, namespace, on_end=lambda sentence: None) -> MemberWatch:
+    """Hands what the organiser has signed to the averaging process of this strategy, as a peer does."""
+
+    def tell(certificate, lists):
+        if strategy.coordinator is None:
+            return False
+        strategy.coordinator.averager.set_admission(certificate, lists)
+        return True
+
+    return MemberWatch(dht, admission, namespace, tell, lambda before: before, on_end)
 
 
 def helper(name, initial_peers, line, plan, target, **options):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +13,7 @@ from recipe.remote_file import RemoteCopy, RemoteFile
 from recipe.training.checkpoint_io import BEST
 from swarm.peer.callbacks.status_reporter import PatientConsole
 from swarm.peer.checkpoints import OWN_PREFIX
+from swarm.runtime.once import Once
 
 LAST_SECONDS = 300.0
 """For which the end waits for what is still on its way."""
@@ -40,7 +40,7 @@ class CheckpointUpload:
 
     def __init__(self, url: str, run_id: str, name: str, **patience: float):
         self.url = f"{url.rstrip('/')}/{run_id}/{name}"
-        self._has_complained = threading.Event()
+        self._complaints = Once()
         self._files = {file: RemoteFile(f"{self.url}/{file}", OPTION) for file in (BEST, LATEST, SUMMARY)}
         self._copies = {
             file: RemoteCopy(remote, **patience, on_problem=self._complain) for file, remote in self._files.items()
@@ -94,6 +94,5 @@ class CheckpointUpload:
 
     def _complain(self, problem: str) -> None:
         """Once: the next checkpoint is tried again, and a peer without a network has other worries."""
-        if not self._has_complained.is_set():
-            self._has_complained.set()
+        if self._complaints.first():
             logger.warning(f"Nothing could be uploaded to {self.url} ({problem}): training goes on, the next is tried.")

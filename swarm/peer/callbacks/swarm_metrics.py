@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from dataclasses import asdict
 from pathlib import Path
@@ -99,6 +100,6 @@ class SwarmMetrics(L.Callback):
                 "round/exchange_seconds": report.round.exchange_seconds,
                 "round/parts_received_fraction": report.round.received_fraction,
             }
-        if report.granularity == report.granularity:  # not NaN: something was exchanged
+        if not math.isnan(report.granularity):  # something was exchanged
             values["round/granularity"] = report.granularity
         return values

@@ -1,6 +1,7 @@
 """Faults on an emulated internet, and what a soak makes of what it saw."""
 
 import json
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -16,26 +17,36 @@ from recipe.run_folder import RunFolder
 from tests.helpers.cli import Program, reaping
 
 pytestmark = pytest.mark.timeout(700)
+MOMENTS = {"h1": [*range(1, 11), *range(14, 31)], "h2": [*range(1, 11), *range(20, 31)]}
+"""Of updates, one in a second; none from 10 to 14, and the victim is back at 20."""
 
 
-def test_what_a_swarm_lost_by_a_fault(tmp_path):
-    """Updates every second; none from 10 to 14, and the victim is back at 20."""
-    moments = {"h1": [*range(1, 11), *range(14, 31)], "h2": [*range(1, 11), *range(20, 31)]}
-    for name, times in moments.items():
+@pytest.fixture
+def runs(tmp_path) -> Path:
+    """Folder of a run with these updates."""
+    for name, times in MOMENTS.items():
         folder = RunFolder.create(tmp_path, "soak", name)
         lines = [
             {"time": t, "step": times.index(t) + 1, "swarm/peers": 2, "swarm/own_samples": 9, "val/top1": 0.9}
             for t in times
         ]
         if name == "h2":
-            lines = [line | {"step": moments["h1"].index(line["time"]) + 1} for line in lines]
+            lines = [line | {"step": MOMENTS["h1"].index(line["time"]) + 1} for line in lines]
         folder.metrics.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    calm = RunFolder.create(tmp_path, "calm", "calm")
+    return tmp_path / "soak"
+
+
+@pytest.fixture
+def calm(tmp_path) -> RunFolder:
+    """Of a peer that nothing happened to."""
+    return RunFolder.create(tmp_path, "calm", "calm")
+
+
+def test_what_a_swarm_lost_by_a_fault(runs, calm):
     calm.metrics.write_text(
         '{"step": 10, "val/top1": 0.8}\n{"step": 20, "val/top1": 1.0}\n{"step": 99, "val/top1": 1.0}\n'
     )
     event, next_one = Event("killed", ["h2"], began=10.5, mended=13.5), Event("frozen", ["h1"], began=13.8, mended=15.0)
-    runs = tmp_path / "soak"
     found = summarise(runs, [event, next_one], 27, {"h1": "a", "h2": "a"}, [], [calm, calm], [], options={"seed": 0})
     assert [event["stall_seconds"] for event in found["events"]] == [3, 0], "the later one met a swarm that stood still"
     assert found["events"][0]["back_seconds"] == pytest.approx(6.5)
@@ -48,9 +59,13 @@ def test_what_a_swarm_lost_by_a_fault(tmp_path):
     found = summarise(runs, [divided], 27, {"h1": "a", "h2": "a"}, [], [calm, calm], [], options={})
     assert found["problems"] == ["network divided (h1, h2): not back"], "they only trained with each other"
 
+
+def test_a_swarm_that_stood_still_for_long_hung():
     stalls = [Event("frozen", ["h1"], stall_seconds=HANG_SECONDS + more) for more in (0.0, 7.0)]
     assert hangs(stalls) == ["frozen (h1): no new update for 127 s"]
 
+
+def test_what_is_not_good_is_said_and_compared_with_hiveminds(tmp_path, runs, calm):
     calm.metrics.write_text('{"step": 20, "val/top1": 0.95}\n')
     event = Event("killed", ["h3"], began=10.5, mended=13.5)
     found = summarise(runs, [event], 27, {"h1": "a", "h2": "b"}, ["h1"], [calm], [], options={})
@@ -74,7 +89,10 @@ def test_what_a_swarm_lost_by_a_fault(tmp_path):
     assert both["ours: times"].tolist() == ["–", "1"]
     assert both["Hivemind's: times"].tolist() == ["1", "–"]
 
-    found = summarise_stock({name: RunFolder(runs / name) for name in moments}, [event], [], [], options={})
+
+def test_a_victim_of_hiveminds_swarm_that_is_not_back_is_a_problem(runs):
+    event = Event("killed", ["h3"], began=10.5, mended=13.5)
+    found = summarise_stock({name: RunFolder(runs / name) for name in MOMENTS}, [event], [], [], options={})
     assert found["problems"] == ["killed (h3): not back"]
     assert found["usual_seconds"] == 1
     assert table(found).row_count == 1

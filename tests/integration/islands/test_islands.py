@@ -1,6 +1,5 @@
 """A peer of several processes computes what one process would, and is one member of the swarm."""
 
-import time
 from functools import partial
 from statistics import mean
 
@@ -137,10 +136,8 @@ def test_a_process_is_killed_and_its_island_ends_and_comes_back():
         peers.start("b", partial(train, min_peers=2, stop=are_two_after_one), plan, 64)
         start_island(peers, "a", plan, 64, min_peers=2)
         peers.until(lambda: len(peers["a0"].messages) >= 3)
-        killed_at = time.monotonic()
         peers["a1"].kill()
         assert peers.results("a0")["a0"][0] is None
-        assert time.monotonic() - killed_at < 15
         start_island(peers, "c", plan, 64, min_peers=2, stop=are_two_again)
         found = peers.results("b", "c0", "c1")
     assert [update.step for update in found["b"].updates] == list(range(1, len(found["b"].updates) + 1))

@@ -12,29 +12,26 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from swarm.network.record_push import push_list
 from swarm.network.signed_records import REMOVED
-from swarm.peer.membership.member_watch import MemberWatch
-from swarm.protocol.admission import OPEN, Admission
-from swarm.protocol.certificates import EVERYTHING, Authority, Certificate, Removals, Signer
+from swarm.protocol.admission import OPEN
+from swarm.protocol.certificates import Removals
 from swarm.protocol.messages import ShortBatch
 from swarm.training.options import CoordinatorOptions
 from swarm.training.strategy import SwarmStrategy
-from tests.helpers.owners import DAY_SECONDS
-from tests.helpers.strategy_runs import Outcome, Plan, Record, Task, assert_equal_updates, loader, trainer_for
+from tests.helpers.owners import admission_of, signer_of
+from tests.helpers.strategy_runs import (
+    Outcome,
+    Plan,
+    Record,
+    Task,
+    assert_equal_updates,
+    loader,
+    member_watch,
+    trainer_for,
+)
 from tests.helpers.swarm_peers import Peers, running_dht
 
 pytestmark = pytest.mark.timeout(180)
 TARGET, NAMESPACE = 32, "closed"
-
-
-def signer_of(key: bytes) -> Signer:
-    return Signer(Ed25519PrivateKey.from_private_bytes(key))
-
-
-def admission_of(key: bytes, peer_id, serial: int) -> Admission:
-    """Of a member that the owner of this key has enrolled."""
-    signer, now = signer_of(key), int(time.time())
-    made = Certificate("run", peer_id, serial, EVERYTHING, now - DAY_SECONDS, now + DAY_SECONDS, "ada")
-    return Admission(Authority("run", signer.public_key), made.signed_by(signer))
 
 
 class RemovesInRound(L.Callback):
@@ -113,13 +110,7 @@ def train(
             said.append(sentence)
             removed.set()
 
-        def tell(certificate, lists):
-            if strategy.coordinator is None:
-                return False
-            strategy.coordinator.averager.set_admission(certificate, lists)
-            return True
-
-        watch = MemberWatch(dht, admission, NAMESPACE, tell, lambda before: before, on_end)
+        watch = member_watch(strategy, dht, admission, NAMESPACE, on_end)
         if serial is not None:
             watch.start()
         record, task = Record(line, until), Task(Plan(compute_seconds=compute_seconds))

@@ -4,7 +4,6 @@ import dataclasses
 import json
 import threading
 import time
-from collections.abc import Callable
 
 import pytest
 
@@ -24,6 +23,7 @@ from swarm.membership.run_manifest import (
 from swarm.network.dht_options import NetworkOptions, start_dht, stop_dht, visible_addresses
 from swarm.network.dht_storage import MAX_MANIFESTS
 from swarm.network.signed_records import RUNS_KEY, peer_of
+from tests.helpers.cli import wait_until
 from tests.helpers.owners import subkey_of
 
 pytestmark = pytest.mark.timeout(60)
@@ -58,13 +58,6 @@ def expiration(dht) -> float:
     """When the last manifest ends, as this node knows it; 0 for no manifest."""
     found = dht.get(RUNS_KEY, latest=True)
     return max((entry.expiration_time for entry in found.value.values()), default=0) if found else 0
-
-
-def wait_for(condition: Callable[[], bool], timeout_seconds: float = 20) -> None:
-    deadline = time.monotonic() + timeout_seconds
-    while not condition():
-        assert time.monotonic() < deadline, "waited in vain"
-        time.sleep(0.05)
 
 
 def test_labels_mean_the_same_for_all(tmp_path):
@@ -169,13 +162,13 @@ def test_the_manifest_outlives_its_first_publisher(dhts):
     try:
         published = expiration(second)
         stop_dht(first)
-        wait_for(lambda: time.time() > published and expiration(second) > published)  # the first one's manifest is over
+        wait_until(lambda: time.time() > published and expiration(second) > published, 20, "the first one's is over")
         dhts.append(join(second))
         assert read_manifests(dhts[-1]) == manifests
     finally:
         announcer.stop()
     ended = expiration(second)
-    wait_for(lambda: time.time() > ended)
+    wait_until(lambda: time.time() > ended, 20, "all have ended")
     assert read_manifests(dhts[-1], timeout_seconds=0) == {}
 
 

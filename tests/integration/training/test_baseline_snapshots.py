@@ -84,10 +84,8 @@ def test_killed_and_resumed_bit_by_bit(tmp_path, strategy):
         assert cluster.processes[rank].exitcode == -signal.SIGKILL
         if size > 1:
             other = cluster.processes[1 - rank]
-            began = time.monotonic()
             other.join(60)
             assert other.exitcode == 0, "it has to notice by itself; `train` returned a status"
-            assert time.monotonic() - began < 30
     if size > 1:
         assert "lost another process of this run" in (tmp_path / "log").read_text()
     assert run_cluster(size, [*options, "--resume"], log=tmp_path / "log") == [0] * size

@@ -291,11 +291,9 @@ def test_a_process_that_no_longer_answers(tmp_path):
     recipe = tmp_path / "recipe.json"
     recipe.write_text(RECIPE.to_json())
     options = ["--recipe", recipe, "--output-dir", tmp_path, "--run-id", "run", "--collective-timeout", 5]
-    began = time.monotonic()
     with Cluster(2, stop_answering, [str(option) for option in options], log=tmp_path / "log") as cluster:
         cluster.processes[0].join(60)
         assert cluster.processes[0].exitcode == 0, "it ended; `train` returned a status"
-    assert time.monotonic() - began < 60
     assert "error: Process 0 lost another process of this run" in (tmp_path / "log").read_text()
 
 

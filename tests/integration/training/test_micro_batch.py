@@ -14,18 +14,20 @@ from recipe.presets import preset
 from recipe.registry import build_task
 from swarm.training.batch_size_finder import (
     BUDGET_SECONDS,
-    MAX_SECONDS,
     largest_sensible,
     measure_for_recipe,
     measure_micro_batch,
     precision_on,
 )
+from tests.helpers.virtual_time import Clock
 
 CPU = torch.device("cpu")
+CLOCK = Clock()
+"""A module that is measured is copied, and would have a clock of its own."""
 
 
 class Slow(nn.Module):
-    """Takes a fixed time for each sample, in real arithmetic that nobody can make faster than the clock."""
+    """Takes a fixed time for each sample, on a clock that nothing else moves."""
 
     def __init__(self, seconds_per_sample: float):
         super().__init__()
@@ -33,10 +35,14 @@ class Slow(nn.Module):
         self.linear = nn.Linear(3, 2)
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
-        until = time.perf_counter() + self.seconds_per_sample * len(images)
-        while time.perf_counter() < until:
-            pass
+        CLOCK.now += self.seconds_per_sample * len(images)
         return self.linear(images.flatten(1)) + torch.dropout(torch.zeros(2), 0.5, True)
+
+
+@pytest.fixture
+def clock(monkeypatch) -> Clock:
+    monkeypatch.setattr(time, "perf_counter", CLOCK)
+    return CLOCK
 
 
 def measure(module: nn.Module, most: int):
@@ -57,12 +63,11 @@ def test_local_steps_take_micro_batches_too():
     assert largest_sensible(recipe, 10**6) == 128, "four peers make 16 local steps of 128 samples each"
 
 
-def test_a_slow_device_gets_what_takes_about_a_second():
-    began = time.perf_counter()
+def test_a_slow_device_gets_what_takes_about_a_second(clock):
+    began = clock.now
     found = measure(Slow(0.06), most=1024)
-    assert time.perf_counter() - began < 10 * BUDGET_SECONDS
-    assert found.samples == 16
-    assert 0.3 < found.seconds <= MAX_SECONDS
+    assert clock.now - began < 2 * BUDGET_SECONDS
+    assert (found.samples, found.seconds) == (16, pytest.approx(16 * 0.06))
     assert "the limit is time" in str(found)
 
 
@@ -82,7 +87,7 @@ def test_bfloat16_is_not_imitated(monkeypatch, is_native):
     assert precision_on("cuda", "32") == "32"
 
 
-def test_one_sample_is_the_least():
+def test_one_sample_is_the_least(clock):
     assert measure(Slow(1.5), most=64).samples == 1
 
 
@@ -97,7 +102,7 @@ class SlowNorm(Slow):
         return self.norm(super().forward(images))
 
 
-def test_batchnorm_gets_two_samples_at_least():
+def test_batchnorm_gets_two_samples_at_least(clock):
     assert measure(SlowNorm(0.8), most=64).samples == 2
     assert [measure(SlowNorm(0.0001), most).samples for most in (1, 2, 64)] == [2, 2, 64]
 

@@ -22,6 +22,7 @@ from recipe.registry import build_data, build_task
 from recipe.run_folder import RunFolder, read_metrics
 from recipe.training.task import ClassificationTask
 from recipe.training.trainer import build_trainer
+from swarm.peer.callbacks import reachable_peer_check
 from swarm.peer.callbacks.evaluation import Evaluation
 from swarm.peer.callbacks.joining_limits import JoiningLimits
 from swarm.peer.callbacks.slow_line_advice import SlowLineAdvice
@@ -55,6 +56,18 @@ def test_output_is_shown():
     console = PatientConsole(file=(file := io.StringIO()))
     console.print("step 1/20")
     assert file.getvalue() == "step 1/20\n"
+
+
+@pytest.mark.parametrize(("others", "there"), [(0, "one outbound-only peer is"), (1, "2 outbound-only peers are")])
+def test_who_can_call_nobody_hears_who_is_there(monkeypatch, others, there):
+    monkeypatch.setattr(reachable_peer_check, "PATIENCE_SECONDS", 0.0)
+    monkeypatch.setattr(reachable_peer_check, "LOOK_SECONDS", 0.0)
+    found = {str(number): SimpleNamespace(client_mode=True) for number in range(others)}
+    strategy = SimpleNamespace(coordinator=SimpleNamespace(tracker=SimpleNamespace(others=found)))
+    check = reachable_peer_check.ReachablePeerCheck(client_mode=True, stop_requested=(asked := threading.Event()))
+    check.setup(SimpleNamespace(strategy=strategy), None, "fit")
+    assert asked.wait(10)
+    assert f"(only {there} there)" in check.complaint
 
 
 def said_after(seconds: list[tuple[float, float]], averaging: Averaging, module: nn.Module, num_peers: int = 2) -> list:

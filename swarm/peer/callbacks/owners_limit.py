@@ -1,0 +1,33 @@
+"""Makes a peer leave when its owner wants it to, and no round is under way: the others would have to make it again."""
+
+from __future__ import annotations
+
+import threading
+
+import lightning as L
+
+from swarm.training.limits import Limit
+
+
+class OwnersLimit(Limit):
+    """One that a round may still go beyond.
+
+    Args:
+        stop_requested: set to leave
+    """
+
+    def __init__(self, stop_requested: threading.Event):
+        self._stop_requested, self._step = stop_requested, None
+        self.has_stopped = False
+        """Whether this peer leaves because of it."""
+
+    def is_reached(self, trainer: L.Trainer) -> bool:
+        """Whether this peer has to leave as soon as it can; asked at each look."""
+        raise NotImplementedError
+
+    def look(self, trainer: L.Trainer) -> None:
+        coordinator = trainer.strategy.coordinator
+        has_just_ended, self._step = coordinator.step != self._step, coordinator.step
+        if self.is_reached(trainer) and (has_just_ended or not coordinator.is_averaging):
+            self.has_stopped = True
+            self._stop_requested.set()
