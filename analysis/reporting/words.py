@@ -80,7 +80,7 @@ def machine_drift(experiment: Experiment) -> str | None:
 
 def order_of_runs(experiment: Experiment) -> str | None:
     """How far apart the systems of a repetition ran, and whether always in one order; None with one system."""
-    cells = experiment.valid[experiment.valid["all_rounds"].map(bool)]
+    cells = experiment.valid[experiment.valid["all_rounds"].map(bool).astype(bool)]
     cells = cells.assign(first_end=[rounds[0]["ended_at"] for rounds in cells["all_rounds"]]).sort_values("first_end")
     together = cells.groupby([experiment.axis, *(name for name in REPETITIONS if name in cells)])
     blocks = [rows for _, rows in together if rows["system"].nunique() > 1]
