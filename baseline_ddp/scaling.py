@@ -86,7 +86,7 @@ class ScalingRow:
     efficiency: float
     """Throughput over processes times the first row's throughput per process."""
     communication_share: float
-    """Part of the training time that communication took."""
+    """Part of the training time that communication took, without the warm-up."""
     best_val_loss: float | None
     """The best of all repetitions; None if all have diverged."""
     test_accuracy: float | None
@@ -118,7 +118,8 @@ def compare(options: ScalingOptions) -> Path:
     run_id = options.run_id or f"scaling-{time.strftime('%Y%m%d-%H%M%S')}"
     folders = {count: [] for count in options.processes}
     for repetition in range(options.repetitions):
-        for count in options.processes:
+        # Forwards and backwards in turn: a machine whose speed drifts favours none.
+        for count in options.processes[:: -1 if repetition % 2 else 1]:
             name = f"{count}-processes-{repetition + 1}"
             print(f"{count} process(es), run {repetition + 1} of {options.repetitions} ...", flush=True)
             folders[count].append(_train(options, count, run_id, name))
@@ -148,10 +149,10 @@ def summarise(processes: int, folders: list[RunFolder], first: ScalingRow | None
         first: the row to compare with; None if this is it.
     """
     summaries = [json.loads(folder.summary.read_text()) for folder in folders]
-    rates = [_throughput(folder) for folder in folders]
+    lines = [_counted_lines(folder) for folder in folders]
+    rates = [statistics.median(line["perf/samples_per_second"] for line in of_run) for of_run in lines]
     rate, one = statistics.median(rates), summaries[0]
     base = first.throughput / first.processes if first else rate / processes
-    times = [summary["step_time_seconds"] for summary in summaries]
     accuracies = _known(summaries, "test_accuracy")
     return ScalingRow(
         processes=processes,
@@ -162,7 +163,7 @@ def summarise(processes: int, folders: list[RunFolder], first: ScalingRow | None
         throughput_range=(min(rates), max(rates)),
         epoch_seconds=one["steps_per_epoch"] * one["global_batch"] / rate,
         efficiency=rate / (processes * base),
-        communication_share=statistics.mean(parts["communication"] / sum(parts.values()) for parts in times),
+        communication_share=statistics.mean(map(_communication_share, lines)),
         best_val_loss=min(_known(summaries, "best_val_loss"), default=None),
         test_accuracy=statistics.mean(accuracies) if accuracies else None,
     )
@@ -219,10 +220,15 @@ def _train(options: ScalingOptions, processes: int, run_id: str, name: str) -> R
     return RunFolder(options.output_dir.absolute() / run_id / name)
 
 
-def _throughput(folder: RunFolder) -> float:
+def _counted_lines(folder: RunFolder) -> list[dict[str, Any]]:
+    """Of the updates after the warm-up."""
     lines = read_metrics(folder.metrics)
-    tag = "perf/samples_per_second"
-    return statistics.median(line[tag] for line in lines if tag in line and line["step"] > WARMUP_STEPS)
+    return [line for line in lines if "perf/samples_per_second" in line and line["step"] > WARMUP_STEPS]
+
+
+def _communication_share(lines: list[dict[str, Any]]) -> float:
+    parts = {part: sum(line[f"perf/{part}_seconds"] for line in lines) for part in ("data", "compute", "communication")}
+    return parts["communication"] / sum(parts.values())
 
 
 def _known(summaries: list[dict[str, Any]], name: str) -> list[float]:

@@ -88,7 +88,7 @@ class ReplicatedStrategy(DDPStrategy):
     """
 
     def __init__(self, hook: str, powersgd_warmup_steps: int, communication: Stopwatch, timeout: timedelta) -> None:
-        super().__init__(timeout=timeout, gradient_as_bucket_view=hook == "none")
+        super().__init__(timeout=timeout, gradient_as_bucket_view=True)
         self._hook_name, self._powersgd_warmup_steps = hook, powersgd_warmup_steps
         self._communication = communication
 

@@ -6,7 +6,6 @@ import hashlib
 import itertools
 import json
 import math
-import random
 import tomllib
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, fields, replace
@@ -220,13 +219,14 @@ class Grid:
     def cells(self, repeat: int = 1, **changes: Any) -> Iterator[Cell]:
         """All cells, repetition by repetition, so that slow changes of the machine meet all of them alike.
 
-        What is crossed last, the systems in most experiments, comes in another order each time.
+        What is crossed last, the systems in most experiments, comes forwards and backwards in turn, from repetition to
+        repetition as well as along each axis, such as that of seeds. So a steady drift favours none of two systems.
         """
-        axes = list(self.axes.values())
-        for repetition in range(1, repeat + 1):
-            axes[-1:] = [random.Random(repetition).sample(last, len(last)) for last in axes[-1:]]
-            for values in itertools.product(*axes):
-                settings = self.common | dict(zip(self.axes, values, strict=True)) | changes
+        *outer, last = self.axes.values() or [[None]]
+        for places in itertools.product(*map(enumerate, (range(1, repeat + 1), *outer))):
+            turns, (repetition, *values) = zip(*places, strict=True)
+            for system in last[:: -1 if sum(turns) % 2 else 1]:
+                settings = self.common | dict(zip(self.axes, (*values, system), strict=False)) | changes
                 yield _cell(settings | {"repetition": repetition})
 
 

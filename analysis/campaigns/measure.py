@@ -27,6 +27,8 @@ PACED_BUSY = 0.7
 """A paced cell whose cores are busier than this measures the machine, not the network."""
 LATE_SHARE = 0.01
 """Of the router's packets may be later than its `VERY_LATE_MS`."""
+CLOCK_SHARE = 0.05
+"""By more than this share, a system's own seconds of its updates may not differ from those between their ends."""
 
 PARTS = ("compute_seconds", "meeting_seconds", "exchange_seconds", "waiting_seconds")
 """Of an update; a system may know only some of them."""
@@ -200,7 +202,19 @@ def problems(cell: Cell, rounds: list[Round], numbers: dict[str, Any]) -> list[s
         found.append("the last host never took part in an update")
     if counted and len(counted) < len(rounds):
         found.append(f"the first peer was not there in {len(rounds) - len(counted)} updates")
+    if cell.target_accuracy is None and abs((share := _own_over_wall(rounds)) - 1) > CLOCK_SHARE:
+        found.append(f"by its own account its updates took {share:.0%} of the time that passed between their ends")
     return found
+
+
+def _own_over_wall(rounds: list[Round]) -> float:
+    """Seconds of updates as their system counts them, over those between the times at which their lines were written.
+
+    Of updates that follow each other, without a validation between; 1 where there are none.
+    """
+    pairs = [(one, item) for one, item in pairwise(rounds) if item.step == one.step + 1 and not item.follows_validation]
+    wall_seconds = sum(item.ended_at - one.ended_at for one, item in pairs)
+    return sum(item.seconds for _, item in pairs) / wall_seconds if wall_seconds else 1.0
 
 
 def problems_of_broken(folder: Path, cell: Cell, since: float, problem: str) -> list[str]:

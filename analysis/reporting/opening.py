@@ -175,6 +175,7 @@ def _scope(found: dict[str, list[Comparison]]) -> str:
     peers = [number for rows in found.values() for row in rows for number in row.peers]
     repetitions = [row.n for rows in found.values() for row in rows]
     return (
+        "Intervals are not corrected for their number: where nothing differs, one in twenty leaves 1 out all the same. "
         f"All of it was measured with {min(peers)} to {max(peers)} peers on one machine, in an emulated network, with "
         f"{min(repetitions)} to {max(repetitions)} repetitions of each setting; more peers, other models and real "
         "lines may differ."

@@ -45,6 +45,7 @@ from analysis.reporting.words import (
     lost_overlap,
     lost_warm_up,
     machine_drift,
+    order_of_runs,
     paced_rates,
     reproduction,
     time_to_accuracy,
@@ -151,6 +152,12 @@ def experiment_section(experiment: Experiment, output: Path) -> Section:
         section.text.append(ADVICE)
     if "seconds_to_accuracy" in experiment.valid and experiment.valid["seconds_to_accuracy"].notna().any():
         section.figures.append(("Time to accuracy", figures.time_to_accuracy(experiment, output)))
+    _say_what_was_learnt(experiment, section)
+    _say_what_was_left_out(experiment, section)
+    return section
+
+
+def _say_what_was_learnt(experiment: Experiment, section: Section) -> None:
     if (quality := quality_table(experiment)) is not None:
         section.tables.append(("Quality at the end", quality))
         section.text.append("Accuracies: n counts seeds (and folds); of runs with the same seed the mean counts once.")
@@ -163,8 +170,9 @@ def experiment_section(experiment: Experiment, output: Path) -> Section:
         title = "Does who sends less learn as well? (accuracy of pairs: mean, 90 % interval; two one-sided tests)"
         section.tables.append((title, same))
         section.text.append(
-            "A pair is two runs with the same seed; where that ran several times, their means. Tests are not corrected "
-            "for their number."
+            "A pair is two runs with the same seed, which begin with the same weights; where that ran several times, "
+            "their means. Each peer of a swarm visits the samples in an order of its own, another one in each run. "
+            "Tests are not corrected for their number."
         )
         if validated_over_trained(experiment):
             section.text.append(
@@ -172,6 +180,9 @@ def experiment_section(experiment: Experiment, output: Path) -> Section:
                 "ones: Nadeau and Bengio 2003, Inference for the generalization error. Those of the quality at the end "
                 "are not widened, and too narrow."
             )
+
+
+def _say_what_was_left_out(experiment: Experiment, section: Section) -> None:
     if "earlier_problems" in experiment.cells:
         again = experiment.cells.dropna(subset=["earlier_problems"])
         rows = [{"cell": row["name"], "why": "; ".join(row["earlier_problems"])} for _, row in again.iterrows()]
@@ -182,7 +193,6 @@ def experiment_section(experiment: Experiment, output: Path) -> Section:
         if len(cells):
             rows = [{"cell": row["name"], "why": "; ".join(row["problems"])} for _, row in cells.iterrows()]
             section.tables.append((f"{what}: {len(rows)} of {len(experiment.cells)} cells", pd.DataFrame(rows)))
-    return section
 
 
 def _how_measured(experiment: Experiment) -> list[str]:
@@ -203,7 +213,7 @@ def _how_measured(experiment: Experiment) -> list[str]:
             "Before commit 3acb784 Hivemind's Optimizer did not clip gradients as the recipe says, nor smooth labels: "
             "that concerns what it learnt and how soon, and not its speed."
         )
-    text += filter(None, [lost_warm_up(experiment), machine_drift(experiment)])
+    text += filter(None, [lost_warm_up(experiment), machine_drift(experiment), order_of_runs(experiment)])
     if any(SYSTEMS[system].local_steps > 1 for system in experiment.systems):
         text.append("Limits are those of an average per update; several local steps make it a rarer one.")
     if "bytes_sent" not in experiment.cells and experiment.cells["target_accuracy"].notna().any():

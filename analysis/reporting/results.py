@@ -119,8 +119,9 @@ class Experiment:
 
     def summary(self, column: str) -> pd.DataFrame:
         """Mean, half width of the 95 % interval and n of a number, per system and value of the axis."""
-        groups = self.valid.groupby(["system", self.axis], sort=True, dropna=False)[column]
-        return pd.DataFrame([(*key, *interval(values)) for key, values in groups], columns=_summary_columns(self.axis))
+        groups = self.valid.groupby(["system", self.axis], sort=True, dropna=False)
+        values = [(*key, *interval(_independent(cells, column))) for key, cells in groups]
+        return pd.DataFrame(values, columns=["system", self.axis, "mean", "half_width", "n"])
 
 
 def experiments_in(records: Records) -> list[Experiment]:
@@ -145,10 +146,6 @@ def same_cells(records: Records, experiment: Experiment) -> Records:
     return replace(records, cells=cells)
 
 
-def _summary_columns(axis: str) -> list[str]:
-    return ["system", axis, "mean", "half_width", "n"]
-
-
 def _label(value: Any) -> str:
     return value if isinstance(value, str) else f"{value:g}"
 
@@ -166,7 +163,8 @@ def _row(name: str, cell: Cell, result: dict[str, Any], changed: Sequence[str]) 
 def ratios(experiment: Experiment, system: str, baseline: str, rate: str = "samples_per_second") -> pd.Series:
     """A rate of a system over a baseline's, per value of the axis: a list with one ratio per repetition.
 
-    Both ran in the same repetition, minutes apart, so that slow changes of the machine leave the ratio alone.
+    Both ran in the same repetition, so that slow changes of the machine leave the ratio alone:
+    `analysis.reporting.words.order_of_runs` says how far apart they ran.
     """
     pairs = _rates_within_a_repetition(experiment, rate).unstack("system")
     if system not in pairs or baseline not in pairs:
@@ -188,7 +186,8 @@ def kept(experiment: Experiment, reference: Any) -> dict[tuple[str, Any], list[f
 def differences(experiment: Experiment, system: str, baseline: str, column: str) -> list[float]:
     """A number of a system less the baseline's, of each seed (and fold) with which both ran.
 
-    Repetitions with the same seed begin with the same weights and see the same samples: their mean counts once.
+    Repetitions with the same seed begin with the same weights: their mean counts once. Their samples are the same only
+    in DDP, since each peer of a swarm visits them in an order of its own, which is another one in each run.
     """
     pairs = _rates_within_a_repetition(experiment, column).unstack("system")
     found = (pairs[system] - pairs[baseline]).dropna()
@@ -201,6 +200,11 @@ def of_seeds(cells: pd.DataFrame, column: str) -> list[float]:
     levels = [name for name in INDEPENDENT if name in cells]
     found = cells.dropna(subset=[column])
     return list(found.groupby(levels)[column].mean()) if levels else [found[column].mean()] if len(found) else []
+
+
+def _independent(cells: pd.DataFrame, column: str) -> Sequence[float]:
+    """Speed is another one in each run; how soon an accuracy is reached hangs on the seed as well."""
+    return of_seeds(cells, column) if column == "seconds_to_accuracy" else cells[column]
 
 
 def validated_over_trained(experiment: Experiment) -> float:

@@ -116,7 +116,7 @@ def survivors_table(experiment: Experiment) -> pd.DataFrame | None:
     return pd.DataFrame(rows) if rows else None
 
 
-_OF_SURVIVORS = ("usual update before, s", "longest after, s", "samples/s before", "samples/s after that one")
+_OF_SURVIVORS = ("usual update before, s", "longest after, s", "samples/s before", "samples/s after, without that one")
 
 
 def _of_survivors(cell: Cell, rounds: list[dict[str, Any]]) -> tuple[float, float, float, float]:
@@ -172,7 +172,7 @@ def quality_table(experiment: Experiment) -> pd.DataFrame | None:
         recipe = group.iloc[0]["cell"].full_recipe()
         if samples := training_samples(recipe.dataset, recipe.num_classes):
             row["epoch, s"] = number(samples / interval(group["samples_per_second"])[0], 1)
-        row[f"seconds to {group['target_accuracy'].iloc[0]:.0%}"] = time_reached(group["seconds_to_accuracy"])
+        row[f"seconds to {group['target_accuracy'].iloc[0]:.0%}"] = time_reached(group)
         rows.append(row)
     return pd.DataFrame(rows).rename(columns={"top1": "accuracy"})
 
@@ -199,13 +199,13 @@ def equivalence_table(experiment: Experiment) -> pd.DataFrame | None:
     return pd.DataFrame(rows) if rows else None
 
 
-def time_reached(seconds: pd.Series) -> str:
-    """Who never got there has no time, so how many did is said beside the mean."""
-    mean, half_width, n = interval(seconds)
+def time_reached(cells: pd.DataFrame) -> str:
+    """Seconds to the accuracy, over seeds; runs that never got there have none, so how many did is said beside them."""
+    mean, half_width, n = interval(of_seeds(cells, "seconds_to_accuracy"))
     if not n:
         return "not reached"
     spread = "" if math.isnan(half_width) else f" ± {half_width:.1f}"
-    return f"{mean:.1f}{spread} ({n} of {len(seconds)} reached it)"
+    return f"{mean:.1f}{spread} ({cells['seconds_to_accuracy'].notna().sum()} of {len(cells)} reached it)"
 
 
 COMMON = "ddp"

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from itertools import combinations
 
 import pandas as pd
 
 from analysis.campaigns.cells import load_grid, shipped_grids
 from analysis.campaigns.systems import SYSTEMS, samples_between_validations
 from analysis.reporting import figures
-from analysis.reporting.results import Experiment, interval, of_seeds, ratios
+from analysis.reporting.results import REPETITIONS, Experiment, interval, of_seeds, ratios
 from analysis.reporting.tables import quality_table, time_reached, with_interval
 from recipe.training.pacing import BACKWARD_OVER_FORWARD
 
@@ -74,6 +75,27 @@ def machine_drift(experiment: Experiment) -> str | None:
     return (
         f"The machine itself was not always equally fast: without any averaging, the peers of the DDP cells computed "
         f"{rates.min():.1f} to {rates.max():.1f} samples/s (median {rates.median():.1f}, n = {len(cells)})."
+    )
+
+
+def order_of_runs(experiment: Experiment) -> str | None:
+    """How far apart the systems of a repetition ran, and whether always in one order; None with one system."""
+    cells = experiment.valid[experiment.valid["all_rounds"].map(bool).astype(bool)]
+    cells = cells.assign(first_end=[rounds[0]["ended_at"] for rounds in cells["all_rounds"]]).sort_values("first_end")
+    together = cells.groupby([experiment.axis, *(name for name in REPETITIONS if name in cells)])
+    blocks = [rows for _, rows in together if rows["system"].nunique() > 1]
+    if not blocks:
+        return None
+    minutes = max(rows["first_end"].iloc[-1] - rows["first_end"].iloc[0] for rows in blocks) / 60
+    said = f"The systems of a repetition ran up to {minutes:.0f} min apart"
+    orders = [tuple(dict.fromkeys(rows["system"])) for rows in blocks]
+    pairs = {pair for order in orders for pair in combinations(order, 2)}
+    if len(blocks) < 2 or any(pair[::-1] in pairs for pair in pairs):
+        return f"{said}."
+    labels = "; ".join(SYSTEMS[system].label for system in max(orders, key=len))
+    return (
+        f"{said}, and in one order each time: {labels}. So a machine whose speed drifts meanwhile favours the same "
+        "ones each time, which no interval shows. Since then they run forwards and backwards in turn."
     )
 
 
@@ -179,7 +201,7 @@ def time_to_accuracy(experiment: Experiment) -> str | None:
     for value in dict.fromkeys((values[0], values[-1])):
         here = cells[cells[experiment.axis] == value]
         times = "; ".join(
-            f"{SYSTEMS[system].label} {time_reached(here[here['system'] == system]['seconds_to_accuracy'])}"
+            f"{SYSTEMS[system].label} {time_reached(here[here['system'] == system])}"
             for system in experiment.systems
             if (here["system"] == system).any()
         )

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from analysis.campaigns.cells import Cell
 from analysis.campaigns.measure import measure, rounds_of
+from analysis.campaigns.systems import SYSTEMS
 from recipe.run_folder import write_json
 
 
@@ -23,9 +24,15 @@ def write_run(
     Each host sends `rate` bytes a second. A validation after the fourth update finds the accuracy `top1`.
     """
     lines, watched, router = [], [], []
+    is_late = cell.peers > 1 and not SYSTEMS[cell.system].joins  # DDP writes a line when the next update ends
     for step in range(1, cell.steps + 1):
-        at = 1000 + seconds * step
-        line = {"time": at, "step": step, "swarm/samples": 512, "swarm/peers": cell.peers}
+        is_on_time = not is_late or step == cell.steps or (step == 4 and top1 is not None)
+        line = {
+            "time": 1000 + seconds * (step if is_on_time else step + 1),
+            "step": step,
+            "swarm/samples": 512,
+            "swarm/peers": cell.peers,
+        }
         line |= {"perf/swarm_samples_per_second": 512 / seconds, "round/compute_seconds": 1.5}
         line |= {"round/meeting_seconds": 0.1, "round/exchange_seconds": seconds - 1.7}
         line |= {"round/blocked_seconds": waiting}

@@ -29,7 +29,14 @@ from analysis.reporting.tables import (
     survivors_table,
     throughput_table,
 )
-from analysis.reporting.words import answer, lost_shares, lost_warm_up, results_table, time_to_accuracy
+from analysis.reporting.words import (
+    answer,
+    lost_shares,
+    lost_warm_up,
+    order_of_runs,
+    results_table,
+    time_to_accuracy,
+)
 from recipe.registry import DIGITS_FOLDS
 from recipe.run_folder import write_json
 from tests.helpers.measured_cells import CELL, write_run
@@ -106,6 +113,7 @@ def test_the_answer_counts_updates_and_is_the_same_in_whatever_order_files_come(
     assert said == (tmp_path / "other" / "report.md").read_text()
     assert "0.87 to 0.91 times as many updates per second as DDP, accumulated, fp16 hook" in said
     assert "in 2 settings" in said
+    assert "Intervals are not corrected for their number" in said
     left_out = said[said.index("Not counted above") : said.index("Times as fast as DDP")]
     assert "| few | our swarm, 1 local step, fp16 | DDP, accumulated, fp16 hook | 2.00 (n = 2)" in left_out
     assert "| float32 | our swarm, 1 local step, fp16 | DDP, accumulated | 1.82 ± 0.00 (n = 3)" in left_out
@@ -133,6 +141,34 @@ def test_how_long_it_took_to_an_accuracy_is_said_with_how_many_reached_it(tmp_pa
         write_run(tmp_path / "uneven" / uneven.name, uneven, top1=0.97)
     said = time_to_accuracy(Experiment(read(tmp_path / "uneven")))
     assert "Validations came every 2,048 samples: our swarm, 4 local steps; every 2,560 samples: our swarm" in said
+
+
+def test_times_to_an_accuracy_of_the_same_seed_count_once(tmp_path):
+    cell = replace(CELL, target_accuracy=0.95, paced_samples_per_second=None)
+    for seed, repetition, seconds in ((0, 1, 2.0), (0, 2, 2.0), (1, 1, 3.0)):
+        run = replace(cell, changes={"seed": seed}, repetition=repetition)
+        write_run(tmp_path / "run" / run.name, run, seconds, top1=0.97)
+    found = Experiment(read(tmp_path / "run"))
+    assert "our swarm, synchronous 10.0 (3 of 3 reached it)" in time_to_accuracy(found), "8 s and 12 s: two seeds"
+    assert found.summary("seconds_to_accuracy")["n"].tolist() == [2]
+    assert found.summary("samples_per_second")["n"].tolist() == [3]
+
+
+@pytest.mark.parametrize("turns", [False, True])
+def test_it_is_said_where_systems_ran_in_one_order_each_time(tmp_path, turns):
+    for seed in (0, 1):
+        systems = ("swarm", "ddp") if turns and seed else ("ddp", "swarm")
+        for place, system in enumerate(systems):
+            cell = replace(CELL, system=system, changes={"seed": seed})
+            write_run(tmp_path / "run" / cell.name, cell)
+            file = tmp_path / "run" / cell.name / "result.json"
+            result = json.loads(file.read_text())
+            for item in result["all_rounds"]:
+                item["ended_at"] += 3600 * seed + 180 * place
+            write_json(file, result)
+    said = order_of_runs(Experiment(read(tmp_path / "run")))
+    assert said.startswith("The systems of a repetition ran up to 3 min apart")
+    assert ("in one order each time: DDP, accumulated; our swarm, synchronous." in said) == (not turns)
 
 
 def test_how_long_validations_took_is_said(tmp_path):
@@ -352,8 +388,10 @@ def test_what_a_death_costs_those_who_are_left(tmp_path):
     file = tmp_path / "killed" / cell.name / "runs/run/h1/metrics.jsonl"
     lines = [json.loads(line) for line in file.read_text().splitlines()]
     lines[6]["perf/swarm_samples_per_second"] = 512 / 7  # the update after the sixth took seven seconds
-    for line in lines[7:]:
+    for number, line in enumerate(lines[7:], 1):
         line["perf/swarm_samples_per_second"] = 512 / 3
+        line["time"] += 5 + number
+    lines[6]["time"] += 5
     file.write_text("".join(json.dumps(line) + "\n" for line in lines))
     folder = tmp_path / "killed" / cell.name
     write_json(folder / "result.json", measure(folder, cell, rounds_of(folder, cell)))

@@ -321,11 +321,14 @@ def test_a_checkpoint_alone(tmp_path, capfd):
 def finished_run(folder: Path, processes: int, rate: float, **numbers: float | None) -> RunFolder:
     made = RunFolder(folder / f"{processes}-{len(list(folder.iterdir()))}")
     made.path.mkdir()
-    lines = [{"step": step, "perf/samples_per_second": rate if step > 2 else 1.0} for step in range(1, 6)]
+    parts = {"perf/data_seconds": 1.0, "perf/compute_seconds": 8.0}
+    lines = [{"step": step, "perf/samples_per_second": rate, "perf/communication_seconds": 1.0} for step in range(1, 6)]
+    for line in lines[:2]:  # the warm-up
+        line |= {"perf/samples_per_second": 1.0, "perf/communication_seconds": 50.0}
+    lines = [line | parts for line in lines]
     made.metrics.write_text("\n".join(map(json.dumps, lines)))
     summary = {"learning_rate": 0.1, "global_batch": 100, "steps_per_epoch": 4.0, "best_val_loss": 1.0}
-    times = {"data": 1.0, "compute": 8.0, "communication": 1.0}
-    made.summary.write_text(json.dumps({**summary, "test_accuracy": 0.5, "step_time_seconds": times, **numbers}))
+    made.summary.write_text(json.dumps({**summary, "test_accuracy": 0.5, **numbers}))
     return made
 
 

@@ -38,6 +38,18 @@ def test_shipped_experiments_have_cells_that_can_run(name):
             assert system_of(cell) is SYSTEMS[cell.system]
 
 
+def test_systems_run_forwards_and_backwards_in_turn():
+    """Else a machine that slows down would favour the same one each time."""
+    orders: dict[tuple, list[str]] = {}
+    for cell in load_grid("accuracy").cells(repeat=2):
+        orders.setdefault((cell.repetition, cell.changes["seed"], cell.rtt_ms), []).append(cell.system)
+    forwards = orders[1, 0, 0]
+    assert sorted(forwards) == ["ddp-fp16", "swarm-local", "swarm-local-1-fp16"]
+    for rtt_ms in (0, 100, 200):
+        of_setting = [order for (_, _, rtt), order in orders.items() if rtt == rtt_ms]
+        assert (of_setting.count(forwards), of_setting.count(forwards[::-1])) == (3, 3)
+
+
 def test_a_cell_can_be_rebuilt_when_the_file_of_its_topology_is_gone(tmp_path):
     file, folder = tmp_path / "mine.toml", tmp_path / "cell"
     shutil.copy(SHIPPED / "home.toml", file)
@@ -302,6 +314,16 @@ def test_a_cell_that_nobody_watched_is_invalid(tmp_path):
     (tmp_path / "router.jsonl").write_text("")
     found = measure(tmp_path, CELL, rounds_of(tmp_path, CELL))
     assert found["problems"] == ["nobody watched the router meanwhile"]
+
+
+def test_seconds_that_are_not_those_of_the_clock_make_a_cell_invalid(tmp_path):
+    """What a system says of its own speed is not believed."""
+    write_run(tmp_path, CELL)
+    file = tmp_path / "runs/run/h1/metrics.jsonl"
+    lines = [json.loads(line) for line in file.read_text().splitlines()]
+    file.write_text("".join(json.dumps(line | {"perf/swarm_samples_per_second": 512}) + "\n" for line in lines))
+    found = measure(tmp_path, CELL, rounds_of(tmp_path, CELL))
+    assert found["problems"] == ["by its own account its updates took 50% of the time that passed between their ends"]
 
 
 def test_an_update_without_the_first_peer_makes_a_cell_invalid(tmp_path):
