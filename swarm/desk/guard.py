@@ -82,7 +82,16 @@ def _is_here(scope: Scope, only_host: str) -> bool:
     return True
 
 
-def household_of(scope: Scope) -> str | None:
-    """Of who asks; None if the server does not know."""
+def address_of(scope: Scope) -> str | None:
+    """IP address of who asks; None if nobody knows it. A web server in front may pass on what a visitor has made up."""
     client = scope.get("client")
-    return household(client[0]) if client else None
+    try:
+        return str(ipaddress.ip_address(client[0])) if client else None
+    except ValueError:
+        return None
+
+
+def household_of(scope: Scope) -> str | None:
+    """Of who asks; all of whom nobody knows the address share one."""
+    address = address_of(scope)
+    return None if address is None else household(address)

@@ -13,7 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from swarm.desk.app import FORMS_AT_ONCE, build_app
 from swarm.desk.chart import chart, levels
-from swarm.desk.guard import PER_ADDRESS, Guard
+from swarm.desk.guard import PER_ADDRESS, Guard, household_of
 from swarm.desk.health import Kind, Level
 from swarm.desk.history import MAX_POINTS
 from swarm.desk.metrics import MAX_PEERS
@@ -193,6 +193,11 @@ def test_all_together_have_a_limit_as_well(seen):
     guard = Guard(build_app(lambda: seen.desk.newest), TokenBucket(10, 0.001))
     crowd = [TestClient(guard, client=(f"198.51.100.{number}", 1)).get("/badge.svg") for number in range(12)]
     assert [answer.status_code for answer in crowd] == 10 * [200] + 2 * [429]
+
+
+def test_who_makes_up_addresses_has_one_limit_for_all():
+    assert household_of({"client": ("203.0.113.5", 1)}) == "203.0.113.5"
+    assert {household_of({"client": (made_up, 1)}) for made_up in ("one", "two", "\x1b[2J")} == {None}
 
 
 @pytest.mark.parametrize(
