@@ -17,6 +17,7 @@ import uvicorn
 from recipe.errors import InputError
 from swarm.desk.alerts import Alerts
 from swarm.desk.app import build_app
+from swarm.desk.guard import MAX_CONNECTIONS, Connection
 from swarm.desk.health import Finding, findings
 from swarm.desk.history import History
 from swarm.desk.ledger.credits import Credits
@@ -41,7 +42,6 @@ from swarm.protocol.orders import Orders
 SAVE_SECONDS = 30.0
 LEAST_FREE_BYTES = 2**30
 """On the desk's own disk."""
-MAX_CONNECTIONS = 256
 MAX_HEADER_BYTES = 2**14
 END_SECONDS = 3.0
 
@@ -204,7 +204,7 @@ def served(
         access_log=False,
         server_header=False,
         lifespan="off",
-        http="h11",
+        http=Connection,
         ws="none",
         limit_concurrency=MAX_CONNECTIONS,
         timeout_keep_alive=5,

@@ -1,11 +1,14 @@
-"""What stands before the page: how often strangers may ask, and what browsers are told not to do."""
+"""What stands before the page: how often strangers may ask and how long they may wait with it, and what browsers are
+told not to do."""
 
 from __future__ import annotations
 
+import asyncio
 import ipaddress
 from urllib.parse import urlsplit
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from swarm.network.addresses import household
 from swarm.runtime.token_bucket import TokenBucket, TokenBuckets
@@ -13,6 +16,12 @@ from swarm.runtime.token_bucket import TokenBucket, TokenBuckets
 PER_ADDRESS, PER_ADDRESS_A_SECOND = 200, 50
 """Answers at once, and then a second: a class of students may share an address."""
 IN_ALL, IN_ALL_A_SECOND = 1000, 500
+MAX_CONNECTIONS = 256
+"""While there are more, questions are refused; one address has at most half of them."""
+QUESTION_SECONDS = 10.0
+"""From the connection to its first question, complete."""
+IN_FRONT = ("127.0.0.1", "::1")
+"""Where a web server is through which all visitors come."""
 HEADERS = [
     (
         b"content-security-policy",
@@ -28,6 +37,27 @@ REFUSAL = b"Too many questions: ask again in a second.\n"
 ELSEWHERE = (
     b"This desk is shown on its own machine only: start it with --page-url, or with --host, to show it by this name.\n"
 )
+
+
+class Connection(H11Protocol):
+    """Of a visitor: closed at once if its address has too many, and later if it asks nothing."""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:
+        super().connection_made(transport)
+        self._patience = self.loop.call_later(QUESTION_SECONDS, self._end_if_silent)
+        if self.client is not None and self.client[0] not in IN_FRONT:
+            mine = household(self.client[0])
+            of_mine = sum(other.client is not None and household(other.client[0]) == mine for other in self.connections)
+            if of_mine > MAX_CONNECTIONS // 2:
+                transport.abort()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._patience.cancel()
+        super().connection_lost(exc)
+
+    def _end_if_silent(self) -> None:
+        if self.cycle is None:
+            self.transport.abort()
 
 
 class Guard:
@@ -82,7 +112,16 @@ def _is_here(scope: Scope, only_host: str) -> bool:
     return True
 
 
-def household_of(scope: Scope) -> str | None:
-    """Of who asks; None if the server does not know."""
+def address_of(scope: Scope) -> str | None:
+    """IP address of who asks; None if nobody knows it. A web server in front may pass on what a visitor has made up."""
     client = scope.get("client")
-    return household(client[0]) if client else None
+    try:
+        return str(ipaddress.ip_address(client[0])) if client else None
+    except ValueError:
+        return None
+
+
+def household_of(scope: Scope) -> str | None:
+    """Of who asks; all of whom nobody knows the address share one."""
+    address = address_of(scope)
+    return None if address is None else household(address)

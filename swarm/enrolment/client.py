@@ -18,7 +18,7 @@ from hivemind.utils.crypto import RSAPrivateKey
 from recipe.errors import InputError
 from swarm.enrolment.join_line import JoinLine
 from swarm.enrolment.messages import MAX_ANSWER_BYTES, EnrolAnswer, EnrolRequest, Server, printable, subkey_of
-from swarm.enrolment.removed import SAID, Removed
+from swarm.enrolment.removed import SAID, Removed, printed
 from swarm.enrolment.rpc import ENROL, RENEW, SERVICE, load_grpc
 from swarm.enrolment.tls import SERVER_NAME, fingerprint_of
 from swarm.network.addresses import host_and_port
@@ -258,4 +258,4 @@ def _explained(grpc: Any, error: grpc.RpcError) -> Exception:
 
 def _sentence(text: str) -> str:
     """Of somebody else, for a person."""
-    return "".join(letter for letter in text if letter.isprintable())[:MAX_SENTENCE_LENGTH]
+    return printed(text)[:MAX_SENTENCE_LENGTH]

@@ -14,6 +14,7 @@ from hivemind.utils.crypto import RSAPrivateKey, RSAPublicKey
 from msgspec import Meta
 
 from swarm.enrolment.join_line import TOKEN_BYTES
+from swarm.enrolment.removed import printed
 from swarm.network.signed_records import MAX_SUBKEY_BYTES, peer_of
 from swarm.protocol.certificates import MAX_CERTIFICATE_BYTES, MAX_NAME_LENGTH, MAX_REMOVALS_BYTES
 from swarm.protocol.wire import from_wire, to_wire
@@ -130,7 +131,7 @@ class EnrolAnswer:
 
 def printable(name: str) -> str:
     """As a member may be called: at most 64 characters that can be shown; empty if nothing is left."""
-    return "".join(letter for letter in name if letter.isprintable()).strip()[:MAX_NAME_LENGTH].strip()
+    return printed(name).strip()[:MAX_NAME_LENGTH].strip()
 
 
 def subkey_of(key: RSAPrivateKey) -> bytes:

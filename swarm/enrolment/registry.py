@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import math
 import os
 import secrets
 import sqlite3
@@ -24,7 +23,7 @@ from swarm.enrolment.contact import BOOKS_FILE
 from swarm.enrolment.join_line import TOKEN_BYTES
 from swarm.enrolment.messages import printable
 from swarm.enrolment.organiser_key import CLOCK_SECONDS, check_right
-from swarm.enrolment.removed import SAID
+from swarm.enrolment.removed import SAID, printed
 from swarm.protocol import certificates
 from swarm.protocol.certificates import MAX_REMOVED, Authority, Certificate, Removals, Right, Role, Signer, shown_date
 
@@ -354,7 +353,8 @@ class Registry:
         with self._books() as books:
             if list_.number <= _newest(books)[0]:
                 return False
-            _keep(books, list_.number, signed, _removed(books) | list_.removed)
+            theirs = {serial: printed(why) for serial, why in list_.removed.items()}
+            _keep(books, list_.number, signed, _removed(books) | theirs)
             return True
 
     def _sign(self, signer: Signer, authority: Authority, change: Callable[[Removals], Removals]) -> bytes:
@@ -363,22 +363,27 @@ class Registry:
             if why := self._from_the_future(books):
                 raise InputError(why)
             everybody = change(Removals(authority.run_id, _newest(books)[0], _removed(books)))
-            list_ = self._without_ended(books, everybody) if len(everybody.removed) > MAX_REMOVED else everybody
+            list_ = self._fitting(books, everybody) if len(everybody.removed) > MAX_REMOVED else everybody
             signed = list_.signed_by(signer)
             _keep(books, list_.number, signed, everybody.removed)  # who is left out of the list gets no certificate
         return signed
 
-    def _without_ended(self, books: sqlite3.Connection, list_: Removals) -> Removals:
-        """A list that is full leaves out those whose certificates have ended; the books still know them."""
+    def _fitting(self, books: sqlite3.Connection, list_: Removals) -> Removals:
+        """A list that is full leaves out those whose certificates have ended; the books still know them.
+
+        Of serials that are no members here the latest get the rest of the places: a deputy can have invented them all.
+        """
         ends = dict(books.execute("SELECT serial, certificate_ends_at FROM members").fetchall())
-        kept = {serial: why for serial, why in list_.removed.items() if ends.get(serial, math.inf) > self._clock()}
-        if len(kept) > MAX_REMOVED:
+        members = {serial for serial in list_.removed if ends.get(serial, 0) > self._clock()}
+        others = [serial for serial in list_.removed if serial not in ends]
+        places = members.union(others[max(0, len(others) + len(members) - MAX_REMOVED) :])
+        if len(members) > MAX_REMOVED:
             raise InputError(
                 f"{MAX_REMOVED} members of run {list_.run_id} are removed whose certificates still count: more cannot "
                 "be kept. Close all invitations (swarm invite --close), and wait until some have ended, or start "
                 "another run."
             )
-        return replace(list_, removed=kept)
+        return replace(list_, removed={serial: why for serial, why in list_.removed.items() if serial in places})
 
     # ---- the file ---------------------------------------------------------------------------------------------------
 

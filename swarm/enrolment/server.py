@@ -23,6 +23,7 @@ from swarm.enrolment.tls import ensure_tls, fingerprint_in
 from swarm.network.addresses import host_and_port, household
 from swarm.protocol.certificates import Authority, Certificate, NotSigned, Right, Signer
 from swarm.runtime.once import Once
+from swarm.runtime.processes import allow_many_files
 from swarm.runtime.token_bucket import TokenBucket, TokenBuckets
 
 if TYPE_CHECKING:
@@ -150,6 +151,7 @@ class EnrolmentServer:
         Raises:
             InputError: the port cannot be listened on
         """
+        allow_many_files()  # or strangers' connections leave none for the books
         grpc = self._grpc
         server = grpc.server(
             ThreadPoolExecutor(THREADS, "enrolment"), options=_OPTIONS, maximum_concurrent_rpcs=MAX_CALLS

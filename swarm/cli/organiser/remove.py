@@ -36,12 +36,17 @@ ANSWER_SECONDS = 15.0
 """In which the peers that are there have said what they know, and have the new list."""
 
 
+SERIALS = 2**53
+"""Every one is less (`swarm.protocol.certificates`)."""
+
+
 @dataclass(frozen=True)
 class RemoveOptions:
     """Remove a member from your run: the others refuse what it sends from then on, and it leaves."""
 
     who: tyro.conf.Positional[Annotated[str, arg("WHO")]]
-    """Name, peer id or serial number of a member; swarm members --json shows them."""
+    """Name, peer id or serial number of a member; swarm members --json shows them. The serial number is enough, also of
+    one that a deputy has let in elsewhere: swarm ledger verify shows it."""
     why: Annotated[str, arg("TEXT", "no reason given")] = ""
     """The reason, for the member and for your books."""
     restore: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
@@ -72,7 +77,8 @@ class Change:
         registry: the organiser's books
         signer: her key
         authority: the run
-        member: whom it is about
+        serial: of the member that it is about
+        who: it is, for a person
         why: for the member
         restores: whether it may take part again
     """
@@ -80,7 +86,8 @@ class Change:
     registry: Registry
     signer: Signer
     authority: Authority
-    member: Member
+    serial: int
+    who: str
     why: str
     restores: bool
 
@@ -92,8 +99,8 @@ class Change:
             InputError: it cannot be signed or kept
         """
         if self.restores:
-            return self.registry.restore([self.member.serial], self.signer, self.authority)
-        return self.registry.remove([self.member.serial], self.why, self.signer, self.authority)
+            return self.registry.restore([self.serial], self.signer, self.authority)
+        return self.registry.remove([self.serial], self.why, self.signer, self.authority)
 
     def made(self) -> str:
         """Sign the list, if that is not done yet; what has happened, as a sentence.
@@ -102,10 +109,10 @@ class Change:
             InputError: as `signed`
         """
         _ = self.signed
-        who, run_id = f"{self.member.name} ({short(self.member.peer_id)})", self.authority.run_id
+        run_id = self.authority.run_id
         if self.restores:
-            return f"{who} may take part in run {run_id} again."
-        return f"{who} is removed from run {run_id}: {self.why or 'no reason given'}."
+            return f"{self.who} may take part in run {run_id} again."
+        return f"{self.who} is removed from run {run_id}: {self.why or 'no reason given'}."
 
 
 def main(arguments: list[str], say: Callable[[str], None] = print) -> int:
@@ -121,13 +128,13 @@ def _remove(options: RemoveOptions, say: Callable[[str], None]) -> int:
     lookout = None if options.offline else Lookout.of(options.initial_peers, options.organiser)
     change = _change(options, options.organiser.opened())
     if options.close:
-        change.registry.close_invitation_of(change.member.serial)
+        change.registry.close_invitation_of(change.serial)
     status = _make(change, lookout, say)
-    if not options.restore and (uses := change.registry.uses_left_of(change.member.serial)):
+    if not options.restore and (uses := change.registry.uses_left_of(change.serial)):
         people = "one more person" if uses == 1 else f"{uses:,} more people"
         say(
-            f"{change.member.name} came with an invitation that {people} can use: to close that as well, "
-            f"`swarm remove {change.member.serial} --close`."
+            f"{change.who} came with an invitation that {people} can use: to close that as well, "
+            f"`swarm remove {change.serial} --close`."
         )
     return status
 
@@ -175,11 +182,21 @@ def _change(options: RemoveOptions, folder: OrganiserFolder) -> Change:
     if len(options.why) > MAX_REASON_LENGTH or not options.why.isprintable():
         raise InputError(f"--why has to be one line of at most {MAX_REASON_LENGTH} letters: say it more briefly.")
     registry, authority = folder.registry, folder.authority
-    member = find_member(registry, options.who, folder.run_id)
+    why = options.why
+    if _is_serial(options.who) and not registry.find(options.who):
+        serial, who = int(options.who), f"Member {options.who}, who is not in your books,"
+    else:
+        member = find_member(registry, options.who, folder.run_id)
+        serial, who = member.serial, f"{member.name} ({short(member.peer_id)})"
+        why = why or member.why_removed or ""  # who runs the command again need not repeat it
     signer = folder.signer()
     check_right(signer, authority, Right.REMOVE)
-    why = options.why or member.why_removed or ""  # who runs the command again need not repeat it
-    return Change(registry, signer, authority, member, why, options.restore)
+    return Change(registry, signer, authority, serial, who, why, options.restore)
+
+
+def _is_serial(who: str) -> bool:
+    """Whether it can be a member's number: who was let in with other books, such as a deputy's, is not in these."""
+    return who.isascii() and who.isdecimal() and len(who) <= len(str(SERIALS)) and int(who) < SERIALS
 
 
 def find_member(registry: Registry, who: str, run_id: str) -> Member:

@@ -14,7 +14,7 @@ from fastapi import FastAPI, Request, Response
 from starlette.concurrency import run_in_threadpool
 
 from recipe.errors import InputError
-from swarm.desk.guard import REFUSAL, household_of
+from swarm.desk.guard import REFUSAL, address_of, household_of
 from swarm.desk.organiser.controls import COMMANDS, Command, SwarmControls
 from swarm.desk.organiser.door import SESSION_SECONDS, Door, Refused, Session
 from swarm.desk.organiser.login import LOGIN_SECONDS, MAX_LOGIN_BYTES
@@ -262,7 +262,7 @@ def _too_often() -> Response:
 
 
 def _host(request: Request) -> str:
-    return "an unknown place" if request.client is None else request.client.host
+    return address_of(request.scope) or "an unknown place"
 
 
 async def _body(request: Request, most_bytes: int) -> bytes:

@@ -150,6 +150,17 @@ def test_who_calls_himself_as_another_peer_protects_nobody(her_run):
     assert list_of(her_run).keys() == {ada.serial}
 
 
+def test_whom_a_deputy_has_let_in_elsewhere_is_removed_by_the_number(her_run):
+    """A deputy's certificate counts in the swarm, and is in none of her books."""
+    said = ran(her_run.options("1764000000000", "--why", "of Ben", "--offline"))
+    assert said[0] == "Member 1764000000000, who is not in your books, is removed from run digits: of Ben."
+    assert list_of(her_run) == {1764000000000: "of Ben"}
+    ran(her_run.options("1764000000000", "--restore", "--offline"))
+    assert list_of(her_run) == {}
+    ran(her_run.options(str(2**53 - 1), "--offline"))
+    assert list_of(her_run) == {2**53 - 1: ""}
+
+
 def test_nobody_is_called_so(her_run, refusal):
     assert refusal(main, her_run.options("eve")) == (
         "No member of run digits is called 'eve': nobody has become a member yet."

@@ -1,7 +1,9 @@
 """What strangers get to see, and how often."""
 
+import contextlib
 import json
 import re
+import socket
 import time
 from dataclasses import replace
 from typing import get_args
@@ -13,7 +15,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from swarm.desk.app import FORMS_AT_ONCE, build_app
 from swarm.desk.chart import chart, levels
-from swarm.desk.guard import PER_ADDRESS, Guard
+from swarm.desk.desk import open_socket, served
+from swarm.desk.guard import MAX_CONNECTIONS, PER_ADDRESS, Guard, household_of
 from swarm.desk.health import Kind, Level
 from swarm.desk.history import MAX_POINTS
 from swarm.desk.metrics import MAX_PEERS
@@ -180,10 +183,11 @@ def test_what_a_browser_has_already_is_not_sent_again(seen):
     assert web.get("/", headers={"accept-encoding": "identity"}).text == web.get("/").text
 
 
-def test_who_asks_too_often_has_to_wait_and_the_others_do_not(seen):
+def test_who_asks_too_often_has_to_wait_and_the_others_do_not(seen, monkeypatch):
+    monkeypatch.setattr("swarm.desk.guard.PER_ADDRESS_A_SECOND", 0.001)  # on a slow machine it would ask too slowly
     app = build_app(lambda: seen.desk.newest)
     rude, polite = TestClient(app, client=("203.0.113.5", 1)), TestClient(app, client=("203.0.113.6", 1))
-    found = [rude.get("/badge.svg") for _ in range(2 * PER_ADDRESS)]
+    found = [rude.get("/badge.svg") for _ in range(PER_ADDRESS + 5)]
     assert {answer.status_code for answer in found} == {200, 429}
     assert {answer.headers.get("retry-after") for answer in found if answer.status_code == 429} == {"1"}
     assert polite.get("/badge.svg").status_code == 200
@@ -193,6 +197,37 @@ def test_all_together_have_a_limit_as_well(seen):
     guard = Guard(build_app(lambda: seen.desk.newest), TokenBucket(10, 0.001))
     crowd = [TestClient(guard, client=(f"198.51.100.{number}", 1)).get("/badge.svg") for number in range(12)]
     assert [answer.status_code for answer in crowd] == 10 * [200] + 2 * [429]
+
+
+def asked_at(port: int, address: str) -> bytes:
+    with socket.create_connection(("127.0.0.1", port), 10, source_address=(address, 0)) as visitor:
+        visitor.sendall(b"GET /badge.svg HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n")
+        try:
+            return visitor.recv(12)
+        except ConnectionError:
+            return b""
+
+
+def test_who_keeps_connections_open_keeps_nobody_out(seen, monkeypatch):
+    monkeypatch.setattr("swarm.desk.guard.QUESTION_SECONDS", 4.0)
+    listener = open_socket("127.0.0.1", 0)
+    port = listener.getsockname()[1]
+    with served(lambda: seen.desk.newest, listener), contextlib.ExitStack() as held:
+        for number in range(2 * MAX_CONNECTIONS):  # half of them begin to ask
+            silent = socket.create_connection(("127.0.0.1", port), 10, source_address=("127.0.0.2", 0))
+            with contextlib.suppress(ConnectionError):
+                silent.sendall(b"GET / HTTP/1.1\r\nhost: " * (number % 2))
+            held.enter_context(silent)
+        assert asked_at(port, "127.0.0.3") == b"HTTP/1.1 200"
+        until = time.monotonic() + 20
+        while asked_at(port, "127.0.0.2") != b"HTTP/1.1 200":
+            assert time.monotonic() < until
+            time.sleep(0.1)
+
+
+def test_who_makes_up_addresses_has_one_limit_for_all():
+    assert household_of({"client": ("203.0.113.5", 1)}) == "203.0.113.5"
+    assert {household_of({"client": (made_up, 1)}) for made_up in ("one", "two", "\x1b[2J")} == {None}
 
 
 @pytest.mark.parametrize(

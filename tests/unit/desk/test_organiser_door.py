@@ -110,6 +110,16 @@ def test_the_browser_that_shows_the_code_is_let_in_and_no_other(house, signer):
     assert "set-cookie" not in answer.headers
 
 
+@pytest.mark.parametrize("made_up", ["\x1b]0;mine\x07\x1b[2J", "your own browser", "192.0.2.1, 10.0.0.1", ""])
+def test_a_web_server_in_front_may_pass_on_an_address_that_is_none(house, made_up, capsys):
+    browser = house.browser(host=made_up)
+    challenge = house.challenge(browser)
+    asked = TestClient(house.app, base_url=ADDRESS).get(f"/login/{challenge}")
+    assert asked.text == "an unknown place"
+    assert house.send(challenge, house.signed(challenge)).status_code == 200
+    assert "the browser at an unknown place, which" in capsys.readouterr().out
+
+
 def test_a_secret_that_somebody_has_planted_opens_nothing(house):
     """Another page on the same host can set cookies of the organiser's browser: cookies do not care about ports."""
     attacker, browser = house.browser(), house.browser()

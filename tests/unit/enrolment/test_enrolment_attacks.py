@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import resource
 import socket
 import ssl
 import threading
@@ -105,6 +106,19 @@ def test_who_never_sends_a_request_blocks_nobody_for_long(organiser, key, monkey
             never.set()
             for call in calls:
                 call.cancel()
+
+
+def test_strangers_connections_leave_files_for_the_books(organiser, key):
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (256, hard))
+    try:
+        line = organiser.invite(organiser.serve())
+        with contextlib.ExitStack() as held:
+            for _ in range(200):  # each has two ends in this process
+                held.enter_context(socket.create_connection(("127.0.0.1", line.enrolment_port), 10))
+            assert enrol(line, key, "Ana", 30).certificate
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 def test_many_at_once_enrol_or_hear_that_it_is_too_much(organiser, key):

@@ -217,8 +217,37 @@ def test_a_full_list_forgets_those_whose_certificates_have_ended(registry):
     after = Removals.read(registry.remove([cleo.serial], "", SIGNER, AUTHORITY), AUTHORITY).removed
     assert ana.serial in after
     assert ben.serial not in after
+
+
+def test_a_full_list_of_members_takes_no_more(registry, monkeypatch):
+    monkeypatch.setattr("swarm.enrolment.registry.MAX_REMOVED", 2)
+    members = enrolled(registry, 1, 2, 3)
+    for member in members:
+        registry.note_certificate(member.serial, int(time.time() + 1000))
     with pytest.raises(InputError, match="more cannot be kept"):
-        registry.remove([10**6], "", SIGNER, AUTHORITY)
+        registry.remove([member.serial for member in members], "", SIGNER, AUTHORITY)
+
+
+def test_a_deputy_that_fills_the_list_with_inventions_keeps_nobody_in(registry, tmp_path):
+    eve, ben = enrolled(registry, 1, 2)
+    for member in (eve, ben):
+        registry.note_certificate(member.serial, int(time.time() + 1000))
+    deputy = make_deputy(SIGNER, "digits", Right.REMOVE, 1, tmp_path / "bad.pem", None)
+    invented = Removals("digits", int(1000 * time.time()), dict.fromkeys(range(MAX_REMOVED), ""))
+    assert registry.keep_removals(invented.signed_by(deputy), AUTHORITY)
+    for member in (eve, ben):
+        after = Removals.read(registry.remove([member.serial], "", SIGNER, AUTHORITY), AUTHORITY).removed
+        assert len(after) == MAX_REMOVED
+        assert member.serial in after
+    assert list(after)[:-2] == list(range(2, MAX_REMOVED)), "the latest stay, in case that they are true"
+
+
+def test_the_reason_of_a_deputy_moves_no_terminal(registry, tmp_path):
+    (ana,) = enrolled(registry, 1)
+    deputy = make_deputy(SIGNER, "digits", Right.REMOVE, 1, tmp_path / "bad.pem", None)
+    list_ = Removals("digits", int(1000 * time.time()), {ana.serial: "\x1b]0;mine\x07noise\x1b[2J"})
+    assert registry.keep_removals(list_.signed_by(deputy), AUTHORITY)
+    assert registry.member_of(peer(1)).why_removed == "]0;minenoise[2J"
 
 
 def test_lists_of_others_are_not_kept(registry):

@@ -1,6 +1,8 @@
 """What a member does while it trains: hear who was removed, renew its certificate, leave when it has to."""
 
+import time
 from concurrent.futures import Future
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -113,6 +115,16 @@ def test_it_leaves_when_it_was_removed_itself(organiser):
     member.watch.look()
     (why,) = member.ends
     assert (type(why), str(why)) == (Removed, "The organiser has removed this peer from the run: it sent noise.")
+
+
+def test_the_reason_of_a_deputy_moves_no_terminal(organiser):
+    member = Watched(organiser)
+    organiser.removals = replace(
+        organiser.removals, number=1000 * int(time.time()), removed={member.admission.own.serial: "\x1b[2Jnoise"}
+    )
+    member.dht.hears(organiser, organiser.removals.signed_by(organiser.signer))
+    member.watch.look()
+    assert [str(why) for why in member.ends] == ["The organiser has removed this peer from the run: [2Jnoise."]
 
 
 def test_it_renews_its_certificate_when_half_of_it_is_over(organiser):
