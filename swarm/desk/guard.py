@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
+from typing import Any
 from urllib.parse import urlsplit
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -42,6 +43,10 @@ ELSEWHERE = (
 class Connection(H11Protocol):
     """Of a visitor: closed at once if its address has too many, and later if it asks nothing."""
 
+    def __init__(self, *arguments: Any, **options: Any):
+        super().__init__(*arguments, **options)
+        self._patience: asyncio.TimerHandle | None = None
+
     def connection_made(self, transport: asyncio.Transport) -> None:
         super().connection_made(transport)
         self._patience = self.loop.call_later(QUESTION_SECONDS, self._end_if_silent)
@@ -52,7 +57,8 @@ class Connection(H11Protocol):
                 transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._patience.cancel()
+        if self._patience is not None:
+            self._patience.cancel()
         super().connection_lost(exc)
 
     def _end_if_silent(self) -> None:
