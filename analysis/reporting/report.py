@@ -111,8 +111,8 @@ def write_report(sources: Sequence[Path], output: Path, earlier: Sequence[Path] 
     environment.filters |= {"inline": _inline, "html_table": _html_table}
     template = environment.from_string(_TEMPLATE.read_text())
     page = output / "index.html"
-    page.write_text(template.render(sections=sections, title="What decentralised training costs"))
-    (output / "report.md").write_text(_markdown(sections))
+    page.write_text(template.render(sections=sections, title="What decentralised training costs"), encoding="utf-8")
+    (output / "report.md").write_text(_markdown(sections), encoding="utf-8")
     return page
 
 
