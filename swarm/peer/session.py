@@ -32,7 +32,6 @@ from swarm.peer.callbacks.checkpoint_upload import CheckpointUpload
 from swarm.peer.callbacks.evaluation import Evaluation
 from swarm.peer.callbacks.first_contribution import FirstContribution
 from swarm.peer.callbacks.home_pause import HomePause
-from swarm.peer.callbacks.joining_limits import JoiningLimits
 from swarm.peer.callbacks.ledger_keeper import LedgerKeeper
 from swarm.peer.callbacks.plan_keeper import PlanKeeper
 from swarm.peer.callbacks.profile_reporter import ProfileReporter
@@ -131,7 +130,6 @@ class Session:
         self.line = LineUse(options.connection.max_upload_mbps or math.inf)
         self.traffic = TrafficLimit(self.line, options.leaving.max_traffic_gb, stop_requested)
         self.pause = HomePause(lambda: options.leaving.why_spared, stop_requested)
-        self.joining_limits = JoiningLimits(stop_requested)
         self.profile = self._profile()
         self.strategy = self._strategy()
         self._processes = self._own_processes()
@@ -349,7 +347,6 @@ class Session:
                 self.company,
                 self.traffic,
                 self.pause,
-                self.joining_limits,
                 ProfileReporter(self.line, self.profile),
                 self.supervisor,
                 self.review,
@@ -376,8 +373,6 @@ class Session:
             return "traffic limit reached"
         if self.why_ended is not None:
             return "no member any more"
-        if self.joining_limits.time_is_up:
-            return "time is up"
         if self.stop_requested.is_set():
             return "no full peer" if self.company.complaint else "interrupted"
         accuracy = trainer.callback_metrics.get("val/top1", 0.0)

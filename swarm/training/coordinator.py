@@ -122,7 +122,7 @@ class Coordinator:
         self.on_update: Callable[[StepReport], None] = lambda report: None
         """Called for each average that is applied."""
         self.is_to_leave: Callable[[], bool] = lambda: False
-        """Asked while it waits and computes nothing: whether its owner's limits end that."""
+        """Asked while it joins, or waits and computes nothing: whether its owner's limits end that."""
         # Who else is there.
         self.tracker = ProgressTracker(
             dht=dht,
@@ -170,7 +170,7 @@ class Coordinator:
         self._listener = Listener(own)
         self._follower = Follower(own, apply=self._make_up, listener=self._listener, probation=self._probation)
         self._healers = Healers(own, self._probation)
-        self._catching_up = CatchUp(own, self._follower)
+        self._catching_up = CatchUp(own, self._follower, self._may_wait)
 
     def _share(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> tuple[GradientVector, SharedState]:
         """What rounds average, and what newcomers download."""

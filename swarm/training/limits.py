@@ -7,7 +7,7 @@ from lightning.pytorch.callbacks import Timer
 
 
 class Limit(L.Callback):
-    """Makes a peer leave when its owner wishes that; while the peer joins, another thread asks."""
+    """Makes a peer leave when its owner wishes that."""
 
     def look(self, trainer: L.Trainer) -> None:
         """Make it leave if that is so now."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Callable
 
 from hivemind.p2p import PeerID
 
@@ -31,11 +32,12 @@ class CatchUp:
     Args:
         own: this peer
         follower: makes the attempts
+        may_wait: asked while this peer waits, often: it may be asked to leave, and its owner's limits may be reached
     """
 
-    def __init__(self, own: OwnPeer, follower: Follower):
+    def __init__(self, own: OwnPeer, follower: Follower, may_wait: Callable[[], bool]):
         self._follower, self._version, self._tracker = follower, own.version, own.tracker
-        self._options, self._overlaps, self._should_stop = own.options, own.overlaps, own.should_stop
+        self._options, self._overlaps, self._may_wait = own.options, own.overlaps, may_wait
         self._behind_since: float | None = None
         self._polled_at = -math.inf
 
@@ -108,7 +110,7 @@ class CatchUp:
         changes_before = self._version.changes
         deadline = time.monotonic() + wait_seconds
         while (progress := self._follower.poll()) is Progress.NOTHING:
-            if time.monotonic() >= deadline or self._should_stop():
+            if time.monotonic() >= deadline or not self._may_wait():
                 break
             self._follower.wait_a_little()
         self._polled_at = time.monotonic()

@@ -13,7 +13,6 @@ import psutil
 import pytest
 import torch
 from lightning.pytorch import Trainer
-from lightning.pytorch.strategies import SingleDeviceStrategy
 from lightning.pytorch.trainer.states import RunningStage
 from torch import nn
 
@@ -24,7 +23,6 @@ from recipe.training.task import ClassificationTask
 from recipe.training.trainer import build_trainer
 from swarm.peer.callbacks import reachable_peer_check
 from swarm.peer.callbacks.evaluation import Evaluation
-from swarm.peer.callbacks.joining_limits import JoiningLimits
 from swarm.peer.callbacks.slow_line_advice import SlowLineAdvice
 from swarm.peer.callbacks.status_reporter import PatientConsole
 from swarm.peer.callbacks.time_limit import TimeLimit, this_start
@@ -137,12 +135,13 @@ def test_the_time_of_an_evening_before_does_not_count_for_this_one(monkeypatch):
     assert saved["start"] != this_start(), "torchrun makes another process each time"
 
 
-def test_time_in_which_a_peer_waits_for_others_counts(monkeypatch):
+@pytest.mark.parametrize("begins_by", [TimeLimit.on_fit_start, TimeLimit.on_train_batch_end], ids=["join", "wait"])
+def test_time_in_which_a_peer_joins_or_waits_for_others_counts(monkeypatch, begins_by):
     now = 100.0
     monkeypatch.setattr(time, "monotonic", lambda: now)
     limit = TimeLimit(timedelta(seconds=10))
     trainer = Trainer(accelerator="cpu", callbacks=[limit], logger=False, enable_checkpointing=False)
-    assert not is_to_leave(trainer)
+    begins_by(limit, trainer)
     now = 109.0
     limit.on_train_start(trainer, None)
     assert not is_to_leave(trainer)
@@ -161,57 +160,6 @@ def test_a_peer_that_waits_asks_its_limits(is_reached):
     )
     assert not is_to_leave(trainer), "it is asked to stop in another way"
     assert asked.is_set() == is_reached
-
-
-class SlowToJoin(SingleDeviceStrategy):
-    """Stands in for a strategy that waits for a state until it is asked to stop.
-
-    Args:
-        asked: to stop
-        line: by which the state comes
-        limit_seconds: after which it goes on by itself
-    """
-
-    def __init__(self, asked: threading.Event, line: LineUse, limit_seconds: float = 20.0):
-        super().__init__()
-        self.coordinator = SimpleNamespace(step=0, is_averaging=False)
-        self._asked, self._line, self._limit_seconds = asked, line, limit_seconds
-        self.was_stopped = False
-
-    def barrier(self, name: str | None = None) -> None:
-        if name == "run-stage":
-            self._line.receive(2_000_000)
-            self.was_stopped = self._asked.wait(self._limit_seconds)
-            self.lightning_module.trainer.should_stop |= self.was_stopped
-
-
-@pytest.mark.parametrize("limit", ["time", "traffic"])
-def test_a_peer_that_waits_for_a_state_asks_its_limits(tmp_path, limit):
-    asked, line = threading.Event(), LineUse()
-    joining, strategy = JoiningLimits(asked), SlowToJoin(asked, line)
-    of_time = limit == "time"
-    own = TimeLimit(timedelta(seconds=2)) if of_time else TrafficLimit(line, 0.001, asked)
-    recipe = replace(preset("digits"), embed_dim=16, depth=1, num_heads=2, warmup_steps=1, target_batch_size=32)
-    folder = RunFolder.create(tmp_path, "run", "ada")
-    trainer = build_trainer(recipe, folder, accelerator="cpu", strategy=strategy, callbacks=[own, joining])
-    trainer.fit(build_task(recipe), build_data(recipe, batch_size=32))
-    assert strategy.was_stopped
-    assert trainer.global_step == 0, "it has left without training"
-    assert joining.time_is_up == of_time
-
-
-def test_a_peer_that_has_joined_in_time_trains(tmp_path):
-    asked, line = threading.Event(), LineUse()
-    strategy = SlowToJoin(asked, line, limit_seconds=1.5)
-    callbacks = [TimeLimit(timedelta(hours=1)), TrafficLimit(line, 1.0, asked), JoiningLimits(asked)]
-    recipe = replace(preset("digits"), embed_dim=16, depth=1, num_heads=2, warmup_steps=1, target_batch_size=32)
-    recipe = replace(recipe, total_steps=2)
-    folder = RunFolder.create(tmp_path, "run", "ada")
-    trainer = build_trainer(recipe, folder, accelerator="cpu", strategy=strategy, callbacks=callbacks)
-    trainer.fit(build_task(recipe), build_data(recipe, batch_size=32))
-    assert trainer.global_step == 2
-    assert not asked.is_set()
-    assert "limits" not in [thread.name for thread in threading.enumerate()], "nobody looks twice"
 
 
 def test_the_same_start_has_the_same_name_after_the_clock_was_set(monkeypatch):

@@ -1,0 +1,45 @@
+"""How long a peer that catches up waits."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from swarm.training.joining.attempt import Progress
+from swarm.training.joining.catch_up import CatchUp
+
+
+class EndlessAttempt:
+    """Stands in for what takes over a state: it never comes to an end."""
+
+    is_running = True
+
+    def __init__(self):
+        self.waits = 0
+
+    def begin(self, donor, timeout_seconds, **how):
+        pass
+
+    def poll(self):
+        return Progress.NOTHING
+
+    def wait_a_little(self):
+        self.waits += 1
+        assert self.waits < 100, "it waits for ever"
+
+
+@pytest.mark.parametrize("asked_often", [1, 4])
+def test_who_joins_waits_for_the_state_until_its_owner_wants_it_to_leave(asked_often):
+    attempt, asked = EndlessAttempt(), []
+
+    def may_wait():
+        asked.append(True)
+        return len(asked) < asked_often
+
+    own = SimpleNamespace(
+        version=SimpleNamespace(changes=0),
+        tracker=None,
+        options=SimpleNamespace(join_timeout_seconds=60.0),
+        overlaps=False,
+    )
+    CatchUp(own, attempt, may_wait).join()
+    assert (len(asked), attempt.waits) == (asked_often, asked_often - 1)
