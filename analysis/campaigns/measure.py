@@ -34,7 +34,7 @@ PARTS = ("compute_seconds", "meeting_seconds", "exchange_seconds", "waiting_seco
 """Of an update; a system may know only some of them."""
 OF_THE_MACHINE = re.compile(
     r"nobody watched|the machine was saturated|\d+ peers computed on|other programs|the router (was late|missed)|"
-    "it ended without a result"
+    "it ended without a result|by its own account"
 )
 """How a problem begins that the lab has, and not the system in it."""
 _SPEEDS = {"perf/step_seconds", "perf/swarm_samples_per_second"}
