@@ -221,7 +221,7 @@ class Grid:
 
         What is crossed last, the systems in most experiments, comes forwards and backwards in turn, from repetition to
         repetition as well as along each axis, such as that of seeds. So a steady drift favours none of two systems
-        where the number of repetitions, times those values, is even.
+        with an even number of repetitions, or of seeds where those are the repetitions.
         """
         *outer, last = self.axes.values() or [[None]]
         for places in itertools.product(*map(enumerate, (range(1, repeat + 1), *outer))):
