@@ -220,7 +220,8 @@ class Grid:
         """All cells, repetition by repetition, so that slow changes of the machine meet all of them alike.
 
         What is crossed last, the systems in most experiments, comes forwards and backwards in turn, from repetition to
-        repetition as well as along each axis, such as that of seeds. So a steady drift favours none of two systems.
+        repetition as well as along each axis, such as that of seeds. So a steady drift favours none of two systems
+        with an even number of repetitions, or of seeds where those are the repetitions.
         """
         *outer, last = self.axes.values() or [[None]]
         for places in itertools.product(*map(enumerate, (range(1, repeat + 1), *outer))):

@@ -34,7 +34,7 @@ PARTS = ("compute_seconds", "meeting_seconds", "exchange_seconds", "waiting_seco
 """Of an update; a system may know only some of them."""
 OF_THE_MACHINE = re.compile(
     r"nobody watched|the machine was saturated|\d+ peers computed on|other programs|the router (was late|missed)|"
-    "it ended without a result"
+    "it ended without a result|by its own account"
 )
 """How a problem begins that the lab has, and not the system in it."""
 _SPEEDS = {"perf/step_seconds", "perf/swarm_samples_per_second"}
@@ -202,7 +202,7 @@ def problems(cell: Cell, rounds: list[Round], numbers: dict[str, Any]) -> list[s
         found.append("the last host never took part in an update")
     if counted and len(counted) < len(rounds):
         found.append(f"the first peer was not there in {len(rounds) - len(counted)} updates")
-    if cell.target_accuracy is None and abs((share := _own_over_wall(rounds)) - 1) > CLOCK_SHARE:
+    if abs((share := _own_over_wall(rounds)) - 1) > CLOCK_SHARE:
         found.append(f"by its own account its updates took {share:.0%} of the time that passed between their ends")
     return found
 
@@ -210,9 +210,13 @@ def problems(cell: Cell, rounds: list[Round], numbers: dict[str, Any]) -> list[s
 def _own_over_wall(rounds: list[Round]) -> float:
     """Seconds of updates as their system counts them, over those between the times at which their lines were written.
 
-    Of updates that follow each other, without a validation between; 1 where there are none.
+    Of updates that follow each other, and neither of which is next to a validation: those lines are written at other
+    times. 1 where there are none, as where each update is validated.
     """
-    pairs = [(one, item) for one, item in pairwise(rounds) if item.step == one.step + 1 and not item.follows_validation]
+    validated = {item.step - 1 for item in rounds if item.follows_validation}
+    beside = validated | {step + 1 for step in validated}
+    pairs = [(one, item) for one, item in pairwise(rounds) if item.step == one.step + 1]
+    pairs = [(one, item) for one, item in pairs if not {one.step, item.step} & beside]
     wall_seconds = sum(item.ended_at - one.ended_at for one, item in pairs)
     return sum(item.seconds for _, item in pairs) / wall_seconds if wall_seconds else 1.0
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from itertools import combinations
+from typing import Any
 
 import pandas as pd
 
@@ -79,7 +81,7 @@ def machine_drift(experiment: Experiment) -> str | None:
 
 
 def order_of_runs(experiment: Experiment) -> str | None:
-    """How far apart the systems of a repetition ran, and whether always in one order; None with one system."""
+    """How far apart the systems of a repetition ran, and which never in the other order; None with one system."""
     cells = experiment.valid[experiment.valid["all_rounds"].map(bool).astype(bool)]
     cells = cells.assign(first_end=[rounds[0]["ended_at"] for rounds in cells["all_rounds"]]).sort_values("first_end")
     together = cells.groupby([experiment.axis, *(name for name in REPETITIONS if name in cells)])
@@ -88,15 +90,36 @@ def order_of_runs(experiment: Experiment) -> str | None:
         return None
     minutes = max(rows["first_end"].iloc[-1] - rows["first_end"].iloc[0] for rows in blocks) / 60
     said = f"The systems of a repetition ran up to {minutes:.0f} min apart"
-    orders = [tuple(dict.fromkeys(rows["system"])) for rows in blocks]
-    pairs = {pair for order in orders for pair in combinations(order, 2)}
-    if len(blocks) < 2 or any(pair[::-1] in pairs for pair in pairs):
+    if not (fixed := _fixed_orders(experiment.axis, blocks)):
         return f"{said}."
-    labels = "; ".join(SYSTEMS[system].label for system in max(orders, key=len))
+    label = figures.LABELS.get(experiment.axis, experiment.axis)
+    everywhere = not experiment.axes or sum(map(len, fixed.values())) == experiment.valid[experiment.axis].nunique()
+    orders = [
+        order if everywhere and len(fixed) == 1 else f"at {label} = {', '.join(map(str, values))}: {order}"
+        for order, values in fixed.items()
+    ]
     return (
-        f"{said}, and in one order each time: {labels}. So a machine whose speed drifts meanwhile favours the same "
-        "ones each time, which no interval shows. Since then they run forwards and backwards in turn."
+        f"{said}, and these in one order each time: {'; '.join(orders)}. So a machine whose speed drifts meanwhile "
+        "favours the same ones each time, which no interval shows."
     )
+
+
+def _fixed_orders(axis: str, blocks: Sequence[pd.DataFrame]) -> dict[str, list[Any]]:
+    """Which systems ran together more than once at a value of the axis and never the other way round: its values."""
+    counted: dict[Any, Counter[tuple[str, str]]] = {}
+    for rows in blocks:
+        counted.setdefault(rows[axis].iloc[0], Counter()).update(combinations(dict.fromkeys(rows["system"]), 2))
+    found: dict[str, list[Any]] = {}
+    for value, pairs in counted.items():
+        fixed = {pair for pair, times in pairs.items() if times > 1 and pair[::-1] not in pairs}
+        after: dict[str, list[str]] = {}
+        for first, last in (pair for pair in pairs if pair in fixed):
+            if not any((first, other) in fixed and (other, last) in fixed for other in SYSTEMS):  # those say it already
+                after.setdefault(first, []).append(SYSTEMS[last].label)
+        if after:
+            order = "; ".join(f"{SYSTEMS[first].label} before {' and '.join(lasts)}" for first, lasts in after.items())
+            found.setdefault(order, []).append(value)
+    return found
 
 
 def lost_warm_up(experiment: Experiment) -> str | None:

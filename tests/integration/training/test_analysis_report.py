@@ -5,6 +5,7 @@ import json
 import re
 import statistics
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 
 import pandas as pd
@@ -154,21 +155,24 @@ def test_times_to_an_accuracy_of_the_same_seed_count_once(tmp_path):
     assert found.summary("samples_per_second")["n"].tolist() == [3]
 
 
-@pytest.mark.parametrize("turns", [False, True])
+@pytest.mark.parametrize("turns", [(), (100,), (0, 100)])
 def test_it_is_said_where_systems_ran_in_one_order_each_time(tmp_path, turns):
-    for seed in (0, 1):
-        systems = ("swarm", "ddp") if turns and seed else ("ddp", "swarm")
-        for place, system in enumerate(systems):
-            cell = replace(CELL, system=system, changes={"seed": seed})
+    """In each setting by itself: what ran in turn at one round-trip time says nothing of another one."""
+    for place, (rtt_ms, seed) in enumerate(product((0, 100), (0, 1))):
+        systems = ("swarm", "ddp") if seed and rtt_ms in turns else ("ddp", "swarm")
+        for late, system in enumerate(systems):
+            cell = replace(CELL, system=system, rtt_ms=rtt_ms, changes={"seed": seed})
             write_run(tmp_path / "run" / cell.name, cell)
             file = tmp_path / "run" / cell.name / "result.json"
             result = json.loads(file.read_text())
             for item in result["all_rounds"]:
-                item["ended_at"] += 3600 * seed + 180 * place
+                item["ended_at"] += 3600 * place + 180 * late
             write_json(file, result)
     said = order_of_runs(Experiment(read(tmp_path / "run")))
     assert said.startswith("The systems of a repetition ran up to 3 min apart")
-    assert ("in one order each time: DDP, accumulated; our swarm, synchronous." in said) == (not turns)
+    pair = "DDP, accumulated before our swarm, synchronous."
+    wanted = {(): f"each time: {pair}", (100,): f"each time: at round-trip time, ms = 0: {pair}"}
+    assert wanted.get(turns, "apart.") in said
 
 
 def test_how_long_validations_took_is_said(tmp_path):
