@@ -14,6 +14,7 @@ import torch
 
 from analysis.endurance.ledgers import compare
 from recipe.run_folder import RunFolder
+from swarm.ledger.audit import CONFIRMED, audit
 from swarm.runtime.sockets import TEMPORARY
 from tests.helpers.cli import LEAVE_SECONDS, PACED, TINY, PeerProgram, Program, reaping, summary_of, wait_until
 
@@ -29,6 +30,7 @@ class RunningSwarm:
     first: PeerProgram
     second: PeerProgram
     third: PeerProgram
+    killed_at: int = 0
 
     def join(self, name: str, *options: str, prefix: tuple[str, ...] = ()) -> PeerProgram:
         """A newcomer who knows nothing but the second peer's address."""
@@ -134,6 +136,7 @@ def test_a_killed_peer_comes_back_as_the_same_and_leaves_with_its_terminal(swarm
     peer_id, step = swarm.third.peer_id, swarm.third.status.step
     swarm.third.process.kill()
     wait_until(lambda: not swarm.third.alive(), LEAVE_SECONDS, "the killed peer's processes have ended")
+    swarm.killed_at = swarm.second.status.step
     assert left(swarm.third)
     torch.save({"global_step": 10**6}, swarm.third.folder.checkpoints / "last.ckpt")  # half a checkpoint, the newest
 
@@ -155,4 +158,6 @@ def test_the_ledgers_say_what_all_rounds_say(swarm):
     found = compare(swarm.output_dir / "long")
     assert found["problems"] == []
     assert found["samples"] > 0
-    assert found["updates"]["confirmed"] > 0
+    rounds = audit([swarm.output_dir / "long"]).rounds.values()
+    confirmed = [one.step for one in rounds if one.how == CONFIRMED]
+    assert max(confirmed, default=0) > swarm.killed_at, "also after the last kill"

@@ -30,16 +30,16 @@ UPDATES_OF_WORK = 12
 
 
 class Seen(L.Callback):
-    """How many peers were in each update, by step."""
+    """Who was in each update, by step."""
 
     def __init__(self):
-        self.sizes: dict[int, int] = {}
+        self.groups: dict[int, set[str]] = {}
 
     def on_train_start(self, trainer, pl_module):
         trainer.strategy.coordinator.on_update = self._note
 
     def _note(self, report):
-        self.sizes[report.step] = report.num_peers
+        self.groups[report.step] = set(map(str, report.round.group.peer_ids)) if report.round else set()
 
 
 @dataclass
@@ -47,11 +47,12 @@ class Outcome:
     """Of a peer.
 
     Args:
-        sizes: of its groups, by step
+        groups: it was in, by step; those of an update that it has made alone are empty
         checked: for each micro-batch of others that it has computed again, whether it was one before the last update
     """
 
-    sizes: dict[int, int]
+    peer_id: str
+    groups: dict[int, set[str]]
     checked: list[bool]
 
 
@@ -80,7 +81,7 @@ def member(name, initial_peers, line, folder, averaging="overlap", lie=None, upd
         )
         seen = Seen()
         trainer_for(strategy, [seen], max_steps=updates, limit_val_batches=0).fit(task, data)
-        return Outcome(seen.sizes, checked)
+        return Outcome(str(dht.peer_id), seen.groups, checked)
 
 
 def test_who_does_not_say_what_it_has_computed_is_left_out_and_nobody_else(tmp_path):
@@ -93,8 +94,8 @@ def test_who_does_not_say_what_it_has_computed_is_left_out_and_nobody_else(tmp_p
         said = (tmp_path / f"{name}.log").read_text()
         assert f"mallory {Blame.NAMES_NO_WORK}" in said
         assert said.count(Blame.NAMES_NO_WORK) == said.count("is left out"), "and nobody for anything else"
-        assert max(size for step, size in outcome.sizes.items() if step >= LEFT_OUT_AT) == 3
-        assert 4 in outcome.sizes.values()
+        assert max(len(group) for step, group in outcome.groups.items() if step >= LEFT_OUT_AT) == 3
+        assert 4 in map(len, outcome.groups.values())
         assert True in outcome.checked
         assert False in outcome.checked
 
@@ -108,9 +109,10 @@ def test_who_gives_another_gradient_is_proven_guilty_and_nobody_else(tmp_path, c
             peers.start(name, compared, tmp_path, averaging)
         peers.start("mallory", partial(compared, lie="reverse-1"), tmp_path, averaging)
         found = peers.results(*HONEST)
+    honest = {outcome.peer_id for outcome in found.values()}
     for name, outcome in found.items():
         said = (tmp_path / f"{name}.log").read_text()
         assert f"mallory {Blame.GAVE_OTHER_WORK}: it is left out for good" in said
         assert said.count("is left out") == 1, "and nobody else"
-        assert 4 in outcome.sizes.values()
-        assert [*outcome.sizes.values()][-1] < 4
+        assert 4 in map(len, outcome.groups.values())
+        assert [*outcome.groups.values()][-1] <= honest, "the liar is not met any more"
