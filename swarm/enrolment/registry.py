@@ -23,7 +23,7 @@ from swarm.enrolment.contact import BOOKS_FILE
 from swarm.enrolment.join_line import TOKEN_BYTES
 from swarm.enrolment.messages import printable
 from swarm.enrolment.organiser_key import CLOCK_SECONDS, check_right
-from swarm.enrolment.removed import SAID, printed
+from swarm.enrolment.removed import SAID
 from swarm.protocol import certificates
 from swarm.protocol.certificates import MAX_REMOVED, Authority, Certificate, Removals, Right, Role, Signer, shown_date
 
@@ -353,8 +353,7 @@ class Registry:
         with self._books() as books:
             if list_.number <= _newest(books)[0]:
                 return False
-            theirs = {serial: printed(why) for serial, why in list_.removed.items()}
-            _keep(books, list_.number, signed, _removed(books) | theirs)
+            _keep(books, list_.number, signed, _removed(books) | list_.removed)
             return True
 
     def _sign(self, signer: Signer, authority: Authority, change: Callable[[Removals], Removals]) -> bytes:

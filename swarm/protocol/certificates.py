@@ -317,7 +317,7 @@ class Removals:
         if number / 1000 > (now or time.time()) + CLOCK_SECONDS:
             raise NotSigned("was made in the future: are both clocks right?")
         signed.check_time(number / 1000)
-        return cls(run_id, number, dict(removed))
+        return cls(run_id, number, {serial: printed(why) for serial, why in removed})  # a deputy can sign any reason
 
     def why(self, serial: int) -> str:
         """Why this member was removed, as the end of a sentence."""
@@ -326,14 +326,18 @@ class Removals:
     def with_removed(self, serials: Iterable[int], why: str) -> Removals:
         """The list that comes after this one."""
         number = max(self.number + 1, int(1000 * time.time()))
-        reason = "".join(letter for letter in why if letter.isprintable())[:MAX_REASON_LENGTH]
-        return Removals(self.run_id, number, self.removed | dict.fromkeys(serials, reason))
+        return Removals(self.run_id, number, self.removed | dict.fromkeys(serials, printed(why)[:MAX_REASON_LENGTH]))
 
     def without(self, serials: Iterable[int]) -> Removals:
         """The list that comes after this one, in which these may take part again."""
         back = set(serials)
         kept = {serial: why for serial, why in self.removed.items() if serial not in back}
         return Removals(self.run_id, max(self.number + 1, int(1000 * time.time())), kept)
+
+
+def printed(text: str) -> str:
+    """Without what a terminal obeys."""
+    return "".join(letter for letter in text if letter.isprintable())
 
 
 def _text(kind: str, content: bytes) -> bytes:
