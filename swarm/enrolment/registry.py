@@ -11,7 +11,7 @@ import os
 import secrets
 import sqlite3
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Set
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -41,6 +41,7 @@ _TABLES = (
         serial INTEGER PRIMARY KEY, peer_id TEXT NOT NULL UNIQUE, name TEXT NOT NULL, roles INTEGER NOT NULL,
         enrolled_at REAL NOT NULL, certificate_ends_at INTEGER NOT NULL, token_sha256 BLOB NOT NULL)""",
     "CREATE TABLE IF NOT EXISTS removed (place INTEGER PRIMARY KEY, serial INTEGER NOT NULL UNIQUE, why TEXT NOT NULL)",
+    "CREATE TABLE IF NOT EXISTS removed_here (serial INTEGER PRIMARY KEY)",  # the others of `removed` a deputy has said
     """CREATE TABLE IF NOT EXISTS removal_list (
         only_one INTEGER PRIMARY KEY CHECK (only_one = 1), number INTEGER NOT NULL, signed BLOB NOT NULL)""",
 )
@@ -308,7 +309,8 @@ class Registry:
         Raises:
             InputError: as the class, or this key cannot sign the list
         """
-        return self._sign(signer, authority, lambda list_: list_.with_removed(serials, why))
+        chosen = set(serials)
+        return self._sign(signer, authority, lambda list_: list_.with_removed(chosen, why), chosen)
 
     def restore(self, serials: Iterable[int], signer: Signer, authority: Authority) -> bytes:
         """These may take part again; the rest as `remove`."""
@@ -356,32 +358,49 @@ class Registry:
             _keep(books, list_.number, signed, _removed(books) | list_.removed)
             return True
 
-    def _sign(self, signer: Signer, authority: Authority, change: Callable[[Removals], Removals]) -> bytes:
+    def _sign(
+        self,
+        signer: Signer,
+        authority: Authority,
+        change: Callable[[Removals], Removals],
+        chosen: Set[int] = frozenset(),
+    ) -> bytes:
         check_right(signer, authority, Right.REMOVE, self._clock())
         with self._books() as books:
             if why := self._from_the_future(books):
                 raise InputError(why)
             everybody = change(Removals(authority.run_id, _newest(books)[0], _removed(books)))
-            list_ = self._fitting(books, everybody) if len(everybody.removed) > MAX_REMOVED else everybody
+            books.executemany("INSERT OR IGNORE INTO removed_here VALUES (?)", [(serial,) for serial in chosen])
+            list_ = self._fitting(books, everybody, chosen)
             signed = list_.signed_by(signer)
             _keep(books, list_.number, signed, everybody.removed)  # who is left out of the list gets no certificate
         return signed
 
-    def _fitting(self, books: sqlite3.Connection, list_: Removals) -> Removals:
+    def _fitting(self, books: sqlite3.Connection, list_: Removals, chosen: Set[int]) -> Removals:
         """A list that is full leaves out those whose certificates have ended; the books still know them.
 
-        Of serials that are no members here the latest get the rest of the places: a deputy can have invented them all.
+        Of serials that are no members here, those come first that these books have removed, then the latest: a deputy
+        can have invented all the others.
+
+        Args:
+            chosen: who is removed now, and is in the list in any case
         """
         ends = dict(books.execute("SELECT serial, certificate_ends_at FROM members").fetchall())
-        members = {serial for serial in list_.removed if ends.get(serial, 0) > self._clock()}
-        others = [serial for serial in list_.removed if serial not in ends]
-        places = members.union(others[max(0, len(others) + len(members) - MAX_REMOVED) :])
-        if len(members) > MAX_REMOVED:
+        here = {serial for (serial,) in books.execute("SELECT serial FROM removed_here").fetchall()}
+
+        def rank(serial: int) -> int:
+            if serial in chosen or ends.get(serial, 0) > self._clock():
+                return 0
+            return 3 if serial in ends else 1 if serial in here else 2
+
+        ranked = sorted(reversed(list_.removed), key=rank)
+        if len(ranked) > MAX_REMOVED and rank(ranked[MAX_REMOVED]) == 0:
             raise InputError(
                 f"{MAX_REMOVED} members of run {list_.run_id} are removed whose certificates still count: more cannot "
                 "be kept. Close all invitations (swarm invite --close), and wait until some have ended, or start "
                 "another run."
             )
+        places = set(ranked[:MAX_REMOVED])
         return replace(list_, removed={serial: why for serial, why in list_.removed.items() if serial in places})
 
     # ---- the file ---------------------------------------------------------------------------------------------------
@@ -464,3 +483,4 @@ def _keep(books: sqlite3.Connection, number: int, signed: bytes, removed: dict[i
     books.execute("INSERT OR REPLACE INTO removal_list VALUES (1, ?, ?)", (number, signed))
     books.execute("DELETE FROM removed")
     books.executemany("INSERT INTO removed (serial, why) VALUES (?, ?)", removed.items())
+    books.execute("DELETE FROM removed_here WHERE serial NOT IN (SELECT serial FROM removed)")

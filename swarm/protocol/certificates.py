@@ -324,9 +324,10 @@ class Removals:
         return self.removed[serial] or "no reason given"
 
     def with_removed(self, serials: Iterable[int], why: str) -> Removals:
-        """The list that comes after this one."""
-        number = max(self.number + 1, int(1000 * time.time()))
-        return Removals(self.run_id, number, self.removed | dict.fromkeys(serials, printed(why)[:MAX_REASON_LENGTH]))
+        """The list that comes after this one, with these at its end."""
+        added = dict.fromkeys(serials, printed(why)[:MAX_REASON_LENGTH])
+        others = self.without(added)
+        return Removals(self.run_id, others.number, others.removed | added)
 
     def without(self, serials: Iterable[int]) -> Removals:
         """The list that comes after this one, in which these may take part again."""

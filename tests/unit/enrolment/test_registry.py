@@ -242,6 +242,30 @@ def test_a_deputy_that_fills_the_list_with_inventions_keeps_nobody_in(registry, 
     assert list(after)[:-2] == list(range(2, MAX_REMOVED)), "the latest stay, in case that they are true"
 
 
+def test_whom_a_deputy_has_let_in_stays_removed_whatever_numbers_it_invents(registry, tmp_path):
+    """The organiser's books know none of these numbers."""
+    deputy = make_deputy(SIGNER, "digits", Right.REMOVE, 1, tmp_path / "bad.pem", None)
+    registry.remove([7], "let in by the deputy", SIGNER, AUTHORITY)
+    for first in (1000, 2000):
+        invented = dict.fromkeys(range(first, first + MAX_REMOVED), "")
+        number = Removals.read(registry.removals(), AUTHORITY).number + 1
+        assert registry.keep_removals(Removals("digits", number, invented).signed_by(deputy), AUTHORITY)
+        again = Removals.read(registry.remove([7], "once more", SIGNER, AUTHORITY), AUTHORITY).removed
+        assert (len(again), list(again)[-1], again[7]) == (MAX_REMOVED, 7, "once more")
+        other = Removals.read(registry.remove([first], "another", SIGNER, AUTHORITY), AUTHORITY).removed
+        assert again[7] == other[7], "before what the deputy says, also when it is about somebody else"
+    assert other.keys() >= {7, 1000, 2000}
+
+
+def test_who_was_restored_is_not_taken_for_one_that_she_has_removed(registry, tmp_path):
+    deputy = make_deputy(SIGNER, "digits", Right.REMOVE, 1, tmp_path / "bad.pem", None)
+    registry.remove([7], "", SIGNER, AUTHORITY)
+    number = Removals.read(registry.restore([7], SIGNER, AUTHORITY), AUTHORITY).number + 1
+    invented = Removals("digits", number, dict.fromkeys([7, *range(1000, 1000 + MAX_REMOVED - 1)], ""))
+    assert registry.keep_removals(invented.signed_by(deputy), AUTHORITY)
+    assert 7 not in Removals.read(registry.remove([8], "", SIGNER, AUTHORITY), AUTHORITY).removed
+
+
 def test_the_reason_of_a_deputy_moves_no_terminal(registry, tmp_path):
     (ana,) = enrolled(registry, 1)
     deputy = make_deputy(SIGNER, "digits", Right.REMOVE, 1, tmp_path / "bad.pem", None)

@@ -151,6 +151,11 @@ def test_the_list_of_the_removed_grows_and_stays_small():
         removals.with_removed([MAX_REMOVED], "").signed_by(ORGANISER.signer)
 
 
+def test_who_is_removed_again_is_the_latest():
+    removals = Removals("night-1", 0, {3: "why", 4: ""}).with_removed(iter([3]), "again")
+    assert list(removals.removed.items()) == [(4, ""), (3, "again")]
+
+
 SIGNED = ORGANISER.certificate(ADA)
 
 
