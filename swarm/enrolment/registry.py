@@ -13,6 +13,7 @@ import sqlite3
 import time
 from collections.abc import Callable, Iterable, Iterator, Set
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from pathlib import Path
 
 from filelock import FileLock
@@ -25,7 +26,17 @@ from swarm.enrolment.messages import printable
 from swarm.enrolment.organiser_key import CLOCK_SECONDS, check_right
 from swarm.enrolment.removed import SAID
 from swarm.protocol import certificates
-from swarm.protocol.certificates import MAX_REMOVED, Authority, Certificate, Removals, Right, Role, Signer, shown_date
+from swarm.protocol.certificates import (
+    MAX_REASONS_BYTES,
+    MAX_REMOVED,
+    Authority,
+    Certificate,
+    Removals,
+    Right,
+    Role,
+    Signer,
+    shown_date,
+)
 
 VERSION = 1
 BUSY_SECONDS = 10.0
@@ -355,7 +366,9 @@ class Registry:
         with self._books() as books:
             if list_.number <= _newest(books)[0]:
                 return False
-            _keep(books, list_.number, signed, _removed(books) | list_.removed)
+            ours = _removed(books)
+            theirs = {serial: why or ours.get(serial, "") for serial, why in list_.removed.items()}
+            _keep(books, list_.number, signed, ours | theirs)
             return True
 
     def _sign(
@@ -380,7 +393,7 @@ class Registry:
         """A list that is full leaves out those whose certificates have ended; the books still know them.
 
         Of serials that are no members here, those come first that these books have removed, then the latest: a deputy
-        can have invented all the others.
+        can have invented all the others. Where reasons are too long together, the last in this order have none.
 
         Args:
             chosen: who is removed now, and is in the list in any case
@@ -400,8 +413,10 @@ class Registry:
                 "be kept. Close all invitations (swarm invite --close), and wait until some have ended, or start "
                 "another run."
             )
-        places = set(ranked[:MAX_REMOVED])
-        return replace(list_, removed={serial: why for serial, why in list_.removed.items() if serial in places})
+        sizes = accumulate(len(list_.removed[serial].encode()) for serial in ranked)
+        fits = {serial: size <= MAX_REASONS_BYTES for serial, size in zip(ranked[:MAX_REMOVED], sizes, strict=False)}
+        removed = {serial: why if fits[serial] else "" for serial, why in list_.removed.items() if serial in fits}
+        return replace(list_, removed=removed)
 
     # ---- the file ---------------------------------------------------------------------------------------------------
 

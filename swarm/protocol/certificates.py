@@ -32,6 +32,8 @@ MAX_WARRANTS = 256
 """Whose signature is remembered."""
 MAX_CERTIFICATE_BYTES = 896
 MAX_REMOVALS_BYTES = 2**16
+MAX_REASONS_BYTES = MAX_REMOVALS_BYTES - 24 * MAX_REMOVED
+"""Of a list, together: the rest is for the serials, the signature and the warrant."""
 CLOCK_SECONDS = 24 * 3600
 """By which the clock of who signs may be ahead."""
 LATEST_SECONDS = 2**33
@@ -298,11 +300,14 @@ class Removals:
         """As members pass it on, at most 64 KiB.
 
         Raises:
-            ValueError: there are more than 400
+            ValueError: there are more than 400, or their reasons are too long
         """
         if len(self.removed) > MAX_REMOVED:
             raise ValueError(f"more than {MAX_REMOVED} removed members")
-        return signer.sign(REMOVALS, to_wire(self.run_id, self.number, list(self.removed.items())))
+        signed = signer.sign(REMOVALS, to_wire(self.run_id, self.number, list(self.removed.items())))
+        if len(signed) > MAX_REMOVALS_BYTES:
+            raise ValueError(f"a list of {len(signed)} bytes, more than {MAX_REMOVALS_BYTES}")
+        return signed
 
     @classmethod
     def read(cls, data: bytes, authority: Authority, now: float = 0.0) -> Removals:

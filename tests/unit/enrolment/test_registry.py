@@ -18,7 +18,9 @@ from swarm.enrolment.registry import NO_NAME, NotInvited, Registry
 from swarm.protocol.certificates import (
     EVERYTHING,
     MAX_NAME_LENGTH,
+    MAX_REASON_LENGTH,
     MAX_REMOVED,
+    MAX_RUN_ID_BYTES,
     Authority,
     Certificate,
     NotSigned,
@@ -264,6 +266,40 @@ def test_who_was_restored_is_not_taken_for_one_that_she_has_removed(registry, tm
     invented = Removals("digits", number, dict.fromkeys([7, *range(1000, 1000 + MAX_REMOVED - 1)], ""))
     assert registry.keep_removals(invented.signed_by(deputy), AUTHORITY)
     assert 7 not in Removals.read(registry.remove([8], "", SIGNER, AUTHORITY), AUTHORITY).removed
+
+
+def test_reasons_that_are_too_long_together_keep_nobody_in(registry, tmp_path):
+    """A deputy's three lists, of which peers take each one, are one of 190 kB in her books."""
+    (ana,) = enrolled(registry, 1)
+    registry.note_certificate(ana.serial, int(time.time() + 1000))
+    deputy = make_deputy(SIGNER, "digits", Right.REMOVE, 1, tmp_path / "bad.pem", None)
+    for first in (1000, 2000, 3000):
+        invented = dict.fromkeys(range(first, first + 130), "\U0001f600" * MAX_REASON_LENGTH)
+        list_ = Removals("digits", int(1000 * time.time()) + first, invented)
+        assert registry.keep_removals(list_.signed_by(deputy), AUTHORITY)
+    signed = registry.remove([ana.serial], "\u5149" * MAX_REASON_LENGTH, SIGNER, AUTHORITY)
+    after = Removals.read(signed, AUTHORITY).removed
+    assert (len(after), after[ana.serial]) == (391, "\u5149" * MAX_REASON_LENGTH)
+    assert after[1000] == ""
+    assert after[3129] == invented[3129], "of as many as have room"
+    assert Removals.read(registry.remove([1000], "", SIGNER, AUTHORITY), AUTHORITY).removed.keys() == after.keys()
+
+
+def test_the_longest_list_is_one_that_peers_take(registry, tmp_path):
+    authority = Authority("d" * MAX_RUN_ID_BYTES, SIGNER.public_key)
+    deputy = make_deputy(SIGNER, authority.run_id, Right.REMOVE, 1, tmp_path / "ben.pem", None)
+    serials = range(2**53 - MAX_REMOVED, 2**53)
+    signed = registry.remove(serials, "\u5149" * 45, deputy, authority)
+    assert Removals.read(signed, authority).removed == dict.fromkeys(serials, "\u5149" * 45)
+    signed = registry.remove(serials, "\u5149" * 47, deputy, authority)
+    assert list(Removals.read(signed, authority).removed.values()).count("") < 10, "they are too long, and few go"
+
+
+def test_a_list_without_reasons_takes_none_out_of_the_books(registry):
+    (ana,) = enrolled(registry, 1)
+    old = Removals.read(registry.remove([ana.serial], "noise", SIGNER, AUTHORITY), AUTHORITY)
+    assert registry.keep_removals(old.with_removed([ana.serial], "").signed_by(SIGNER), AUTHORITY)
+    assert registry.member_of(peer(1)).why_removed == "noise"
 
 
 def test_the_reason_of_a_deputy_moves_no_terminal(registry, tmp_path):
