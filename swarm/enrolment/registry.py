@@ -332,6 +332,11 @@ class Registry:
         with self._books() as books:
             return _newest(books)[1]
 
+    def why_removed(self, serial: int) -> str | None:
+        """The reason in the books, also for a member whom they do not know; None if this one is not removed."""
+        with self._books() as books:
+            return _removed(books).get(serial)
+
     @property
     def why_peers_refuse_the_list(self) -> str:
         """A sentence, if it was made while this machine's clock was more than a day ahead; else empty."""

@@ -182,13 +182,12 @@ def _change(options: RemoveOptions, folder: OrganiserFolder) -> Change:
     if len(options.why) > MAX_REASON_LENGTH or not options.why.isprintable():
         raise InputError(f"--why has to be one line of at most {MAX_REASON_LENGTH} letters: say it more briefly.")
     registry, authority = folder.registry, folder.authority
-    why = options.why
     if _is_serial(options.who) and not registry.find(options.who):
         serial, who = int(options.who), f"Member {options.who}, who is not in your books,"
     else:
         member = find_member(registry, options.who, folder.run_id)
         serial, who = member.serial, f"{member.name} ({short(member.peer_id)})"
-        why = why or member.why_removed or ""  # who runs the command again need not repeat it
+    why = options.why or registry.why_removed(serial) or ""  # who runs the command again need not repeat it
     signer = folder.signer()
     check_right(signer, authority, Right.REMOVE)
     return Change(registry, signer, authority, serial, who, why, options.restore)

@@ -155,6 +155,8 @@ def test_whom_a_deputy_has_let_in_elsewhere_is_removed_by_the_number(her_run):
     said = ran(her_run.options("1764000000000", "--why", "of Ben", "--offline"))
     assert said[0] == "Member 1764000000000, who is not in your books, is removed from run digits: of Ben."
     assert list_of(her_run) == {1764000000000: "of Ben"}
+    ran(her_run.options("1764000000000", "--offline"))
+    assert list_of(her_run) == {1764000000000: "of Ben"}, "once more: the reason need not be said again"
     ran(her_run.options("1764000000000", "--restore", "--offline"))
     assert list_of(her_run) == {}
     ran(her_run.options(str(2**53 - 1), "--offline"))
