@@ -79,6 +79,7 @@ class Change:
         signer: her key
         authority: the run
         serial: of the member that it is about
+        is_foreign: whether it is not in the books
         who: it is, for a person
         why: for the member
         restores: whether it may take part again
@@ -88,6 +89,7 @@ class Change:
     signer: Signer
     authority: Authority
     serial: int
+    is_foreign: bool
     who: str
     why: str
     restores: bool
@@ -131,6 +133,8 @@ def _remove(options: RemoveOptions, say: Callable[[str], None]) -> int:
     if options.close:
         change.registry.close_invitation_of(change.serial)
     status = _make(change, lookout, say)
+    if options.close and change.is_foreign:
+        say("Its invitation is in the books with which it was let in: close it there.")
     if not options.restore and (uses := change.registry.uses_left_of(change.serial)):
         people = "one more person" if uses == 1 else f"{uses:,} more people"
         say(
@@ -184,7 +188,7 @@ def _change(options: RemoveOptions, folder: OrganiserFolder) -> Change:
         raise InputError(f"--why has to be one line of at most {MAX_REASON_LENGTH} letters: say it more briefly.")
     registry, authority = folder.registry, folder.authority
     serial = _foreign_serial(registry, options.who, options.restore)
-    if serial is not None:
+    if is_foreign := serial is not None:
         who = f"Member {serial}, who is not in your books,"
     else:
         member = find_member(registry, options.who, folder.run_id)
@@ -192,7 +196,7 @@ def _change(options: RemoveOptions, folder: OrganiserFolder) -> Change:
     why = options.why or registry.why_removed(serial) or ""  # who runs the command again need not repeat it
     signer = folder.signer()
     check_right(signer, authority, Right.REMOVE)
-    return Change(registry, signer, authority, serial, who, why, options.restore)
+    return Change(registry, signer, authority, serial, is_foreign, who, why, options.restore)
 
 
 def _foreign_serial(registry: Registry, who: str, restores: bool) -> int | None:

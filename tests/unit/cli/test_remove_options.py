@@ -194,6 +194,14 @@ def test_who_is_called_as_a_number_protects_nobody_with_that_number(her_run, ref
     assert list_of(her_run) == {}
 
 
+def test_the_invitation_of_whom_a_deputy_has_let_in_is_closed_there(her_run):
+    elsewhere = "Its invitation is in the books with which it was let in: close it there."
+    ada = her_run.add("ada")
+    assert ran(her_run.options("1764000000000", "--close", "--offline"))[-1] == elsewhere
+    assert elsewhere not in ran(her_run.options("1764000000000", "--offline"))
+    assert elsewhere not in ran(her_run.options(str(ada.serial), "--close", "--offline"))
+
+
 def test_nobody_is_called_so(her_run, refusal):
     assert refusal(main, her_run.options("eve")) == (
         "No member of run digits is called 'eve': nobody has become a member yet."
