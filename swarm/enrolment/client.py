@@ -18,12 +18,12 @@ from hivemind.utils.crypto import RSAPrivateKey
 from recipe.errors import InputError
 from swarm.enrolment.join_line import JoinLine
 from swarm.enrolment.messages import MAX_ANSWER_BYTES, EnrolAnswer, EnrolRequest, Server, printable, subkey_of
-from swarm.enrolment.removed import SAID, Removed, printed
+from swarm.enrolment.removed import SAID, Removed
 from swarm.enrolment.rpc import ENROL, RENEW, SERVICE, load_grpc
 from swarm.enrolment.tls import SERVER_NAME, fingerprint_of
 from swarm.network.addresses import host_and_port
 from swarm.network.signed_records import peer_of
-from swarm.protocol.certificates import Authority, Certificate, NotSigned, Removals
+from swarm.protocol.certificates import Authority, Certificate, NotSigned, Removals, printed
 
 if TYPE_CHECKING:
     import grpc

@@ -14,9 +14,8 @@ from hivemind.utils.crypto import RSAPrivateKey, RSAPublicKey
 from msgspec import Meta
 
 from swarm.enrolment.join_line import TOKEN_BYTES
-from swarm.enrolment.removed import printed
 from swarm.network.signed_records import MAX_SUBKEY_BYTES, peer_of
-from swarm.protocol.certificates import MAX_CERTIFICATE_BYTES, MAX_NAME_LENGTH, MAX_REMOVALS_BYTES
+from swarm.protocol.certificates import MAX_CERTIFICATE_BYTES, MAX_NAME_LENGTH, MAX_REMOVALS_BYTES, printed
 from swarm.protocol.wire import from_wire, to_wire
 
 KIND = "swarm enrolment 1"

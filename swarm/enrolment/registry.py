@@ -11,8 +11,9 @@ import os
 import secrets
 import sqlite3
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Set
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from pathlib import Path
 
 from filelock import FileLock
@@ -23,9 +24,19 @@ from swarm.enrolment.contact import BOOKS_FILE
 from swarm.enrolment.join_line import TOKEN_BYTES
 from swarm.enrolment.messages import printable
 from swarm.enrolment.organiser_key import CLOCK_SECONDS, check_right
-from swarm.enrolment.removed import SAID, printed
+from swarm.enrolment.removed import SAID
 from swarm.protocol import certificates
-from swarm.protocol.certificates import MAX_REMOVED, Authority, Certificate, Removals, Right, Role, Signer, shown_date
+from swarm.protocol.certificates import (
+    MAX_REASONS_BYTES,
+    MAX_REMOVED,
+    Authority,
+    Certificate,
+    Removals,
+    Right,
+    Role,
+    Signer,
+    shown_date,
+)
 
 VERSION = 1
 BUSY_SECONDS = 10.0
@@ -41,6 +52,7 @@ _TABLES = (
         serial INTEGER PRIMARY KEY, peer_id TEXT NOT NULL UNIQUE, name TEXT NOT NULL, roles INTEGER NOT NULL,
         enrolled_at REAL NOT NULL, certificate_ends_at INTEGER NOT NULL, token_sha256 BLOB NOT NULL)""",
     "CREATE TABLE IF NOT EXISTS removed (place INTEGER PRIMARY KEY, serial INTEGER NOT NULL UNIQUE, why TEXT NOT NULL)",
+    "CREATE TABLE IF NOT EXISTS removed_here (serial INTEGER PRIMARY KEY)",  # the others of `removed` a deputy has said
     """CREATE TABLE IF NOT EXISTS removal_list (
         only_one INTEGER PRIMARY KEY CHECK (only_one = 1), number INTEGER NOT NULL, signed BLOB NOT NULL)""",
 )
@@ -308,7 +320,8 @@ class Registry:
         Raises:
             InputError: as the class, or this key cannot sign the list
         """
-        return self._sign(signer, authority, lambda list_: list_.with_removed(serials, why))
+        chosen = set(serials)
+        return self._sign(signer, authority, lambda list_: list_.with_removed(chosen, why), chosen)
 
     def restore(self, serials: Iterable[int], signer: Signer, authority: Authority) -> bytes:
         """These may take part again; the rest as `remove`."""
@@ -318,6 +331,11 @@ class Registry:
         """The newest list of those who may not take part any more, as it was signed; empty if nobody ever was."""
         with self._books() as books:
             return _newest(books)[1]
+
+    def why_removed(self, serial: int) -> str | None:
+        """The reason in the books, also for a member whom they do not know; None if this one is not removed."""
+        with self._books() as books:
+            return _removed(books).get(serial)
 
     @property
     def why_peers_refuse_the_list(self) -> str:
@@ -353,37 +371,57 @@ class Registry:
         with self._books() as books:
             if list_.number <= _newest(books)[0]:
                 return False
-            theirs = {serial: printed(why) for serial, why in list_.removed.items()}
-            _keep(books, list_.number, signed, _removed(books) | theirs)
+            ours = _removed(books)
+            theirs = {serial: why or ours.get(serial, "") for serial, why in list_.removed.items()}
+            _keep(books, list_.number, signed, ours | theirs)
             return True
 
-    def _sign(self, signer: Signer, authority: Authority, change: Callable[[Removals], Removals]) -> bytes:
+    def _sign(
+        self,
+        signer: Signer,
+        authority: Authority,
+        change: Callable[[Removals], Removals],
+        chosen: Set[int] = frozenset(),
+    ) -> bytes:
         check_right(signer, authority, Right.REMOVE, self._clock())
         with self._books() as books:
             if why := self._from_the_future(books):
                 raise InputError(why)
             everybody = change(Removals(authority.run_id, _newest(books)[0], _removed(books)))
-            list_ = self._fitting(books, everybody) if len(everybody.removed) > MAX_REMOVED else everybody
+            books.executemany("INSERT OR IGNORE INTO removed_here VALUES (?)", [(serial,) for serial in chosen])
+            list_ = self._fitting(books, everybody, chosen)
             signed = list_.signed_by(signer)
             _keep(books, list_.number, signed, everybody.removed)  # who is left out of the list gets no certificate
         return signed
 
-    def _fitting(self, books: sqlite3.Connection, list_: Removals) -> Removals:
+    def _fitting(self, books: sqlite3.Connection, list_: Removals, chosen: Set[int]) -> Removals:
         """A list that is full leaves out those whose certificates have ended; the books still know them.
 
-        Of serials that are no members here the latest get the rest of the places: a deputy can have invented them all.
+        Of serials that are no members here, those come first that these books have removed, then the latest: a deputy
+        can have invented all the others. Where reasons are too long together, the last in this order have none.
+
+        Args:
+            chosen: who is removed now, and is in the list in any case
         """
         ends = dict(books.execute("SELECT serial, certificate_ends_at FROM members").fetchall())
-        members = {serial for serial in list_.removed if ends.get(serial, 0) > self._clock()}
-        others = [serial for serial in list_.removed if serial not in ends]
-        places = members.union(others[max(0, len(others) + len(members) - MAX_REMOVED) :])
-        if len(members) > MAX_REMOVED:
+        here = {serial for (serial,) in books.execute("SELECT serial FROM removed_here").fetchall()}
+
+        def rank(serial: int) -> int:
+            if serial in chosen or ends.get(serial, 0) > self._clock():
+                return 0
+            return 3 if serial in ends else 1 if serial in here else 2
+
+        ranked = sorted(reversed(list_.removed), key=rank)
+        if len(ranked) > MAX_REMOVED and rank(ranked[MAX_REMOVED]) == 0:
             raise InputError(
                 f"{MAX_REMOVED} members of run {list_.run_id} are removed whose certificates still count: more cannot "
                 "be kept. Close all invitations (swarm invite --close), and wait until some have ended, or start "
                 "another run."
             )
-        return replace(list_, removed={serial: why for serial, why in list_.removed.items() if serial in places})
+        sizes = accumulate(len(list_.removed[serial].encode()) for serial in ranked)
+        fits = {serial: size <= MAX_REASONS_BYTES for serial, size in zip(ranked[:MAX_REMOVED], sizes, strict=False)}
+        removed = {serial: why if fits[serial] else "" for serial, why in list_.removed.items() if serial in fits}
+        return replace(list_, removed=removed)
 
     # ---- the file ---------------------------------------------------------------------------------------------------
 
@@ -465,3 +503,4 @@ def _keep(books: sqlite3.Connection, number: int, signed: bytes, removed: dict[i
     books.execute("INSERT OR REPLACE INTO removal_list VALUES (1, ?, ?)", (number, signed))
     books.execute("DELETE FROM removed")
     books.executemany("INSERT INTO removed (serial, why) VALUES (?, ?)", removed.items())
+    books.execute("DELETE FROM removed_here WHERE serial NOT IN (SELECT serial FROM removed)")

@@ -10,11 +10,3 @@ EXIT_STATUS = 3
 
 class Removed(InputError):  # noqa: N818 (reads as what happened)
     """This peer may not take part any more; trying again changes nothing."""
-
-    def __init__(self, sentence: str):
-        super().__init__(printed(sentence))
-
-
-def printed(text: str) -> str:
-    """Without what a terminal obeys: a deputy can sign any reason."""
-    return "".join(letter for letter in text if letter.isprintable())

@@ -32,6 +32,8 @@ MAX_WARRANTS = 256
 """Whose signature is remembered."""
 MAX_CERTIFICATE_BYTES = 896
 MAX_REMOVALS_BYTES = 2**16
+MAX_REASONS_BYTES = MAX_REMOVALS_BYTES - 24 * MAX_REMOVED
+"""Of a list, together: the rest is for the serials, the signature and the warrant."""
 CLOCK_SECONDS = 24 * 3600
 """By which the clock of who signs may be ahead."""
 LATEST_SECONDS = 2**33
@@ -298,11 +300,14 @@ class Removals:
         """As members pass it on, at most 64 KiB.
 
         Raises:
-            ValueError: there are more than 400
+            ValueError: there are more than 400, or their reasons are too long
         """
         if len(self.removed) > MAX_REMOVED:
             raise ValueError(f"more than {MAX_REMOVED} removed members")
-        return signer.sign(REMOVALS, to_wire(self.run_id, self.number, list(self.removed.items())))
+        signed = signer.sign(REMOVALS, to_wire(self.run_id, self.number, list(self.removed.items())))
+        if len(signed) > MAX_REMOVALS_BYTES:
+            raise ValueError(f"a list of {len(signed)} bytes, more than {MAX_REMOVALS_BYTES}")
+        return signed
 
     @classmethod
     def read(cls, data: bytes, authority: Authority, now: float = 0.0) -> Removals:
@@ -317,23 +322,28 @@ class Removals:
         if number / 1000 > (now or time.time()) + CLOCK_SECONDS:
             raise NotSigned("was made in the future: are both clocks right?")
         signed.check_time(number / 1000)
-        return cls(run_id, number, dict(removed))
+        return cls(run_id, number, {serial: printed(why) for serial, why in removed})  # a deputy can sign any reason
 
     def why(self, serial: int) -> str:
         """Why this member was removed, as the end of a sentence."""
         return self.removed[serial] or "no reason given"
 
     def with_removed(self, serials: Iterable[int], why: str) -> Removals:
-        """The list that comes after this one."""
-        number = max(self.number + 1, int(1000 * time.time()))
-        reason = "".join(letter for letter in why if letter.isprintable())[:MAX_REASON_LENGTH]
-        return Removals(self.run_id, number, self.removed | dict.fromkeys(serials, reason))
+        """The list that comes after this one, with these at its end."""
+        added = dict.fromkeys(serials, printed(why)[:MAX_REASON_LENGTH])
+        others = self.without(added)
+        return Removals(self.run_id, others.number, others.removed | added)
 
     def without(self, serials: Iterable[int]) -> Removals:
         """The list that comes after this one, in which these may take part again."""
         back = set(serials)
         kept = {serial: why for serial, why in self.removed.items() if serial not in back}
         return Removals(self.run_id, max(self.number + 1, int(1000 * time.time())), kept)
+
+
+def printed(text: str) -> str:
+    """Without what a terminal obeys."""
+    return "".join(letter for letter in text if letter.isprintable())
 
 
 def _text(kind: str, content: bytes) -> bytes:

@@ -10,6 +10,7 @@ You sign a new list of removed members. The peers of the run pass it on among th
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Callable
 from concurrent.futures import CancelledError
 from dataclasses import dataclass, field
@@ -34,10 +35,10 @@ if TYPE_CHECKING:
 
 ANSWER_SECONDS = 15.0
 """In which the peers that are there have said what they know, and have the new list."""
-
-
-SERIALS = 2**53
-"""Every one is less (`swarm.protocol.certificates`)."""
+FIRST_SERIAL = 10**12
+"""Milliseconds since 1970, in 2001: no member came earlier."""
+DAY_SECONDS = 24 * 3600
+"""By which the clock of who enrols may be ahead."""
 
 
 @dataclass(frozen=True)
@@ -78,6 +79,7 @@ class Change:
         signer: her key
         authority: the run
         serial: of the member that it is about
+        is_foreign: whether it is not in the books
         who: it is, for a person
         why: for the member
         restores: whether it may take part again
@@ -87,6 +89,7 @@ class Change:
     signer: Signer
     authority: Authority
     serial: int
+    is_foreign: bool
     who: str
     why: str
     restores: bool
@@ -130,6 +133,8 @@ def _remove(options: RemoveOptions, say: Callable[[str], None]) -> int:
     if options.close:
         change.registry.close_invitation_of(change.serial)
     status = _make(change, lookout, say)
+    if options.close and change.is_foreign:
+        say("Its invitation is in the books with which it was let in: close it there.")
     if not options.restore and (uses := change.registry.uses_left_of(change.serial)):
         people = "one more person" if uses == 1 else f"{uses:,} more people"
         say(
@@ -182,21 +187,39 @@ def _change(options: RemoveOptions, folder: OrganiserFolder) -> Change:
     if len(options.why) > MAX_REASON_LENGTH or not options.why.isprintable():
         raise InputError(f"--why has to be one line of at most {MAX_REASON_LENGTH} letters: say it more briefly.")
     registry, authority = folder.registry, folder.authority
-    why = options.why
-    if _is_serial(options.who) and not registry.find(options.who):
-        serial, who = int(options.who), f"Member {options.who}, who is not in your books,"
+    serial = _foreign_serial(registry, options.who, options.restore)
+    if is_foreign := serial is not None:
+        who = f"Member {serial}, who is not in your books,"
     else:
         member = find_member(registry, options.who, folder.run_id)
         serial, who = member.serial, f"{member.name} ({short(member.peer_id)})"
-        why = why or member.why_removed or ""  # who runs the command again need not repeat it
+    why = options.why or registry.why_removed(serial) or ""  # who runs the command again need not repeat it
     signer = folder.signer()
     check_right(signer, authority, Right.REMOVE)
-    return Change(registry, signer, authority, serial, who, why, options.restore)
+    return Change(registry, signer, authority, serial, is_foreign, who, why, options.restore)
 
 
-def _is_serial(who: str) -> bool:
-    """Whether it can be a member's number: who was let in with other books, such as a deputy's, is not in these."""
-    return who.isascii() and who.isdecimal() and len(who) <= len(str(SERIALS)) and int(who) < SERIALS
+def _foreign_serial(registry: Registry, who: str, restores: bool) -> int | None:
+    """The number that this is, of a member who was let in with other books, such as a deputy's; None if it is none.
+
+    Raises:
+        InputError: a member in these books is called so
+    """
+    if not (who.isascii() and who.isdecimal() and len(who) <= 16 and who[0] != "0"):
+        return None
+    serial = int(who)
+    latest = 1000 * (time.time() + DAY_SECONDS)
+    found = registry.find(who)
+    is_one = registry.why_removed(serial) is not None if restores else FIRST_SERIAL <= serial <= latest
+    if not is_one or any(member.serial == serial for member in found):
+        return None
+    if called_so := [str(member.peer_id) for member in found if (member.why_removed is not None) == restores]:
+        done = "restored" if restores else "removed"
+        raise InputError(
+            f"{who} is the name of a member in your books, and may be the number of one who is not there: give a peer "
+            f"id, {listed(called_so)}. Once that one is {done}, {who} means the number."
+        )
+    return serial
 
 
 def find_member(registry: Registry, who: str, run_id: str) -> Member:

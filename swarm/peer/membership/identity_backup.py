@@ -20,7 +20,6 @@ from msgspec import Meta
 from recipe.errors import InputError
 from recipe.run_folder import RunFolder, check_name, write_private
 from swarm.enrolment.organiser_key import MAX_PASSPHRASE_BYTES
-from swarm.enrolment.removed import printed
 from swarm.peer.membership.credentials import Credentials
 from swarm.peer.membership.sealed import (
     MAX_SEALED_BYTES,
@@ -71,7 +70,7 @@ class Kept:
         except NotSigned:
             return None
         serial = self.certificate.serial
-        return printed(removals.why(serial)) if serial in removals.removed else None
+        return removals.why(serial) if serial in removals.removed else None
 
 
 @dataclass(frozen=True)

@@ -155,10 +155,51 @@ def test_whom_a_deputy_has_let_in_elsewhere_is_removed_by_the_number(her_run):
     said = ran(her_run.options("1764000000000", "--why", "of Ben", "--offline"))
     assert said[0] == "Member 1764000000000, who is not in your books, is removed from run digits: of Ben."
     assert list_of(her_run) == {1764000000000: "of Ben"}
+    ran(her_run.options("1764000000000", "--offline"))
+    assert list_of(her_run) == {1764000000000: "of Ben"}, "once more: the reason need not be said again"
     ran(her_run.options("1764000000000", "--restore", "--offline"))
     assert list_of(her_run) == {}
-    ran(her_run.options(str(2**53 - 1), "--offline"))
-    assert list_of(her_run) == {2**53 - 1: ""}
+
+
+def test_numbers_that_are_no_members_are_refused(her_run, refusal):
+    """A serial number is when its member enrolled, in milliseconds."""
+    now = int(1000 * time.time())
+    for number in (7, 10**12 - 1, now + 1000 * (DAY + 60), 2**53 - 1, 10**30):
+        sentence = refusal(main, her_run.options(str(number), "--offline"))
+        assert sentence.startswith(f"No member of run digits is called '{number}'")
+    assert refusal(main, her_run.options("1764000000000", "--restore", "--offline")).startswith("No member of run")
+    assert her_run.folder.registry.removals() == b""
+    ran(her_run.options(str(now + 1000 * (DAY - 60)), "--offline"))
+    her_run.folder.registry.remove([7], "invented by a deputy", her_run.signer, her_run.folder.authority)
+    ran(her_run.options("7", "--restore", "--offline"))
+    assert 7 not in list_of(her_run)
+
+
+def test_who_is_called_as_a_number_protects_nobody_with_that_number(her_run, refusal):
+    eve = her_run.add("1764000000000")
+    by_number, by_peer_id = (
+        her_run.options("1764000000000", "--offline"),
+        her_run.options(str(eve.peer_id), "--offline"),
+    )
+    assert refusal(main, by_number) == (
+        "1764000000000 is the name of a member in your books, and may be the number of one who is not there: give a "
+        f"peer id, {eve.peer_id}. Once that one is removed, 1764000000000 means the number."
+    )
+    ran(by_peer_id)
+    ran(by_number)
+    assert list_of(her_run).keys() == {eve.serial, 1764000000000}
+    assert f"give a peer id, {eve.peer_id}. Once that one is restored" in refusal(main, [*by_number, "--restore"])
+    ran([*by_peer_id, "--restore"])
+    ran([*by_number, "--restore"])
+    assert list_of(her_run) == {}
+
+
+def test_the_invitation_of_whom_a_deputy_has_let_in_is_closed_there(her_run):
+    elsewhere = "Its invitation is in the books with which it was let in: close it there."
+    ada = her_run.add("ada")
+    assert ran(her_run.options("1764000000000", "--close", "--offline"))[-1] == elsewhere
+    assert elsewhere not in ran(her_run.options("1764000000000", "--offline"))
+    assert elsewhere not in ran(her_run.options(str(ada.serial), "--close", "--offline"))
 
 
 def test_nobody_is_called_so(her_run, refusal):

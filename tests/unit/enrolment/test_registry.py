@@ -18,7 +18,9 @@ from swarm.enrolment.registry import NO_NAME, NotInvited, Registry
 from swarm.protocol.certificates import (
     EVERYTHING,
     MAX_NAME_LENGTH,
+    MAX_REASON_LENGTH,
     MAX_REMOVED,
+    MAX_RUN_ID_BYTES,
     Authority,
     Certificate,
     NotSigned,
@@ -240,6 +242,64 @@ def test_a_deputy_that_fills_the_list_with_inventions_keeps_nobody_in(registry, 
         assert len(after) == MAX_REMOVED
         assert member.serial in after
     assert list(after)[:-2] == list(range(2, MAX_REMOVED)), "the latest stay, in case that they are true"
+
+
+def test_whom_a_deputy_has_let_in_stays_removed_whatever_numbers_it_invents(registry, tmp_path):
+    """The organiser's books know none of these numbers."""
+    deputy = make_deputy(SIGNER, "digits", Right.REMOVE, 1, tmp_path / "bad.pem", None)
+    registry.remove([7], "let in by the deputy", SIGNER, AUTHORITY)
+    for first in (1000, 2000):
+        invented = dict.fromkeys(range(first, first + MAX_REMOVED), "")
+        number = Removals.read(registry.removals(), AUTHORITY).number + 1
+        assert registry.keep_removals(Removals("digits", number, invented).signed_by(deputy), AUTHORITY)
+        again = Removals.read(registry.remove([7], "once more", SIGNER, AUTHORITY), AUTHORITY).removed
+        assert (len(again), list(again)[-1], again[7]) == (MAX_REMOVED, 7, "once more")
+        other = Removals.read(registry.remove([first], "another", SIGNER, AUTHORITY), AUTHORITY).removed
+        assert again[7] == other[7], "before what the deputy says, also when it is about somebody else"
+    assert other.keys() >= {7, 1000, 2000}
+
+
+def test_who_was_restored_is_not_taken_for_one_that_she_has_removed(registry, tmp_path):
+    deputy = make_deputy(SIGNER, "digits", Right.REMOVE, 1, tmp_path / "bad.pem", None)
+    registry.remove([7], "", SIGNER, AUTHORITY)
+    number = Removals.read(registry.restore([7], SIGNER, AUTHORITY), AUTHORITY).number + 1
+    invented = Removals("digits", number, dict.fromkeys([7, *range(1000, 1000 + MAX_REMOVED - 1)], ""))
+    assert registry.keep_removals(invented.signed_by(deputy), AUTHORITY)
+    assert 7 not in Removals.read(registry.remove([8], "", SIGNER, AUTHORITY), AUTHORITY).removed
+
+
+def test_reasons_that_are_too_long_together_keep_nobody_in(registry, tmp_path):
+    """A deputy's three lists, of which peers take each one, are one of 190 kB in her books."""
+    (ana,) = enrolled(registry, 1)
+    registry.note_certificate(ana.serial, int(time.time() + 1000))
+    deputy = make_deputy(SIGNER, "digits", Right.REMOVE, 1, tmp_path / "bad.pem", None)
+    for first in (1000, 2000, 3000):
+        invented = dict.fromkeys(range(first, first + 130), "\U0001f600" * MAX_REASON_LENGTH)
+        list_ = Removals("digits", int(1000 * time.time()) + first, invented)
+        assert registry.keep_removals(list_.signed_by(deputy), AUTHORITY)
+    signed = registry.remove([ana.serial], "\u5149" * MAX_REASON_LENGTH, SIGNER, AUTHORITY)
+    after = Removals.read(signed, AUTHORITY).removed
+    assert (len(after), after[ana.serial]) == (391, "\u5149" * MAX_REASON_LENGTH)
+    assert after[1000] == ""
+    assert after[3129] == invented[3129], "of as many as have room"
+    assert Removals.read(registry.remove([1000], "", SIGNER, AUTHORITY), AUTHORITY).removed.keys() == after.keys()
+
+
+def test_the_longest_list_is_one_that_peers_take(registry, tmp_path):
+    authority = Authority("d" * MAX_RUN_ID_BYTES, SIGNER.public_key)
+    deputy = make_deputy(SIGNER, authority.run_id, Right.REMOVE, 1, tmp_path / "ben.pem", None)
+    serials = range(2**53 - MAX_REMOVED, 2**53)
+    signed = registry.remove(serials, "\u5149" * 45, deputy, authority)
+    assert Removals.read(signed, authority).removed == dict.fromkeys(serials, "\u5149" * 45)
+    signed = registry.remove(serials, "\u5149" * 47, deputy, authority)
+    assert list(Removals.read(signed, authority).removed.values()).count("") < 10, "they are too long, and few go"
+
+
+def test_a_list_without_reasons_takes_none_out_of_the_books(registry):
+    (ana,) = enrolled(registry, 1)
+    old = Removals.read(registry.remove([ana.serial], "noise", SIGNER, AUTHORITY), AUTHORITY)
+    assert registry.keep_removals(old.with_removed([ana.serial], "").signed_by(SIGNER), AUTHORITY)
+    assert registry.member_of(peer(1)).why_removed == "noise"
 
 
 def test_the_reason_of_a_deputy_moves_no_terminal(registry, tmp_path):

@@ -1,6 +1,7 @@
 """Who may take part in a run by invitation, and who is told that it may not."""
 
 import logging
+import time
 from functools import partial
 
 import pytest
@@ -8,7 +9,7 @@ import pytest
 from swarm.network.signed_records import peer_of
 from swarm.protocol import admission, signed_lists
 from swarm.protocol.admission import OPEN, SHOWN_BYTES, Admission, NotAMember
-from swarm.protocol.certificates import NotSigned, Role
+from swarm.protocol.certificates import NotSigned, Removals, Role
 from swarm.protocol.signed_lists import REMOVED
 from tests.helpers.owners import Organiser, subkey_of
 
@@ -73,6 +74,17 @@ def test_a_removed_member_is_refused_and_told_why(here):
     assert ada.lists.take(REMOVED, signed)
     assert ada.why_this_peer_was_removed == "it sent noise"
     assert bob.why_this_peer_was_removed is None
+
+
+def test_the_reason_of_a_deputy_moves_no_terminal(here, caplog):
+    ada = ORGANISER.admission(ADA)
+    list_ = Removals("run", int(1000 * time.time()), {ada.own.serial: "\x1b]0;mine\x07noise\x1b[2J"})
+    here.lists.take(REMOVED, list_.signed_by(ORGANISER.signer))
+    with caplog.at_level(logging.WARNING), pytest.raises(NotAMember, match="]0;minenoise"):
+        here.admit(ada.show(b""), ADA)
+    (said,) = caplog.messages
+    assert said.isprintable()
+    assert "organiser: ]0;minenoise[2J (said once)" in said
 
 
 def test_whom_another_list_removes_gives_nobody_time_again(here, monkeypatch):

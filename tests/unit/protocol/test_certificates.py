@@ -149,6 +149,13 @@ def test_the_list_of_the_removed_grows_and_stays_small():
     assert 7 not in back.removed
     with pytest.raises(ValueError, match="more than 400"):
         removals.with_removed([MAX_REMOVED], "").signed_by(ORGANISER.signer)
+    with pytest.raises(ValueError, match="bytes, more than 65536"):
+        removals.with_removed(range(MAX_REMOVED), "\u5149" * 60).signed_by(ORGANISER.signer)
+
+
+def test_who_is_removed_again_is_the_latest():
+    removals = Removals("night-1", 0, {3: "why", 4: ""}).with_removed(iter([3]), "again")
+    assert list(removals.removed.items()) == [(4, ""), (3, "again")]
 
 
 SIGNED = ORGANISER.certificate(ADA)
