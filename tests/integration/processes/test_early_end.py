@@ -28,3 +28,9 @@ def left_early(tmp_path_factory):
 def test_a_peer_that_waits_for_a_state_leaves_when_its_time_is_up(left_early):
     summary = summary_of(left_early.folder)
     assert (summary["outcome"], summary["steps"], summary["samples"]) == ("time is up", 0, 0), left_early.output
+
+
+def test_a_peer_without_the_swarms_weights_keeps_none(left_early):
+    assert not list(left_early.folder.checkpoints.glob("*.ckpt"))
+    assert "Weights: none yet" in left_early.output
+    assert "To use:" not in left_early.output
