@@ -56,8 +56,18 @@ def test_a_full_disk_is_said_in_one_sentence(command):
         done = run(*command, "--help", stdout=full)
     assert done.returncode == 2
     assert done.stderr.decode().splitlines() == [
-        "error: The output cannot be written (No space left on device): send it elsewhere."
+        "error: No space left on device: make room, or send the output elsewhere."
     ]
+
+
+@pytest.mark.parametrize(("file", "named"), [("", ""), (", '/runs/a'", " (/runs/a)")], ids=["unknown", "known"])
+def test_another_file_that_is_full_is_not_taken_for_the_output(file, named):
+    main = f"def main():\n    print('[1]')\n    raise OSError(28, 'No space left on device'{file})\n"
+    done = run("-c", f"from recipe.interrupts import run_to_end\n{main}run_to_end(main)")
+    assert (done.returncode, done.stdout) == (2, b"[1]\n"), "others may read that: nothing is added"
+    assert done.stderr.decode() == (
+        f"error: No space left on device{named}: make room, or send the output elsewhere.\n"
+    )
 
 
 def test_nobody_reads_the_help_of_the_baseline():
