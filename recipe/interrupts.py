@@ -51,6 +51,9 @@ def status_of(main: Callable[[], int | None]) -> int:
             status = main() or 0
         except SystemExit as end:  # a help was printed
             status = end.code or 0
+            if isinstance(status, str):  # a sentence, which Python itself would print
+                print(status, file=sys.stderr)
+                status = 1
         sys.stdout.flush()
         return status
     except OSError as error:

@@ -70,6 +70,11 @@ def test_another_file_that_is_full_is_not_taken_for_the_output(file, named):
     )
 
 
+def test_a_program_that_ends_with_a_sentence_says_it():
+    done = run("-c", "import sys\nfrom recipe.interrupts import run_to_end\nrun_to_end(lambda: sys.exit('so it is'))")
+    assert (done.returncode, done.stdout, done.stderr) == (1, b"", b"so it is\n")
+
+
 def test_nobody_reads_the_help_of_the_baseline():
     reading, writing = os.pipe()
     os.close(reading)
