@@ -80,7 +80,9 @@ def print_anywhere() -> None:
     codecs.register_error("look-alikes", _look_alikes)
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:  # else the next file that is opened would take its number
-            setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115
+            nothing = open(os.devnull, mode)  # noqa: SIM115
+            os.set_inheritable(nothing.fileno(), True)  # in a program that this one starts as well
+            setattr(sys, name, nothing)
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):  # not what a notebook puts there
             stream.reconfigure(errors="look-alikes")

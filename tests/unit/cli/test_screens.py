@@ -94,6 +94,19 @@ def test_a_program_runs_without_the_usual_files(closed):
     assert bool(done.stderr) == (2 not in closed)
 
 
+def test_programs_that_such_a_program_starts_have_the_usual_files():
+    """Else the next file that they open would take the number, and what they print."""
+
+    def close() -> None:
+        for number in range(3):
+            os.close(number)
+
+    asks = "import sys; sys.exit(3 if None in (sys.stdin, sys.stdout, sys.stderr) else 7)"
+    main = f"lambda: subprocess.run([sys.executable, '-c', {asks!r}]).returncode"
+    program = f"import subprocess, sys\nfrom recipe.interrupts import run_to_end\nrun_to_end({main})"
+    assert run("-c", program, preexec_fn=close).returncode == 7
+
+
 @pytest.mark.parametrize("encoding", ["ascii", "latin-1", "utf-8", None])
 def test_a_qr_code_is_drawn_only_where_the_terminal_has_its_blocks(encoding, her_run, monkeypatch):
     class Terminal:
