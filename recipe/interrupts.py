@@ -12,11 +12,10 @@ import signal
 import sys
 from collections.abc import Callable
 from types import FrameType
-from typing import TextIO
 
 LOOK_ALIKES = str.maketrans("…–−×·±→“”‘’", ".--x-~>\"\"''") | str.maketrans({"⁹": "^9"})
 """Letters for a terminal that has only ASCII: nearly always one for each, so that tables keep their columns."""
-_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def end_silently() -> None:
@@ -43,8 +42,8 @@ def run_to_end(main: Callable[[], int]) -> None:
 def status_of(main: Callable[[], int | None]) -> int:
     """Run a program that may print on any terminal, and into a file or a pipe; returns its exit status.
 
-    Where nobody reads its output any more, as after `head`, it ends in silence, with the status of SIGPIPE. Where the
-    output cannot be written, as on a full disk, it says so in one sentence, with status 2.
+    Where nobody reads its output any more, as after `head`, it ends in silence, with the status of SIGPIPE. Where a
+    disk is full, perhaps that of the output, it says so in one sentence, with status 2.
     """
     print_anywhere()
     try:
@@ -52,14 +51,21 @@ def status_of(main: Callable[[], int | None]) -> int:
             status = main() or 0
         except SystemExit as end:  # a help was printed
             status = end.code or 0
+            if isinstance(status, str):  # a sentence, which Python itself would print
+                print(status, file=sys.stderr)
+                status = 1
         sys.stdout.flush()
         return status
     except OSError as error:
         if isinstance(error, BrokenPipeError) and _nobody_reads():
             status = 128 + signal.SIGPIPE
-        elif error.errno in _FULL and (_is_full(sys.stdout) or _is_full(sys.stderr)):
+        elif error.errno in _FULL:
+            where = "" if error.filename is None else f" ({error.filename})"
+            sentence = f"error: {error.strerror}{where}: make room, or send the output elsewhere."
             with contextlib.suppress(OSError):  # it may be on the same disk
-                print(f"error: The output cannot be written ({error.strerror}): send it elsewhere.", file=sys.stderr)
+                sys.stdout.flush()
+            with contextlib.suppress(OSError):
+                print(sentence, file=sys.stderr)
             status = 2
         else:
             raise
@@ -74,7 +80,9 @@ def print_anywhere() -> None:
     codecs.register_error("look-alikes", _look_alikes)
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:  # else the next file that is opened would take its number
-            setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115
+            nothing = open(os.devnull, mode)  # noqa: SIM115
+            os.set_inheritable(nothing.fileno(), True)  # in a program that this one starts as well
+            setattr(sys, name, nothing)
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):  # not what a notebook puts there
             stream.reconfigure(errors="look-alikes")
@@ -91,16 +99,6 @@ def _nobody_reads() -> bool:
     poll = select.poll()
     poll.register(sys.stdout.fileno(), 0)
     return any(event & select.POLLERR for _, event in poll.poll(0))
-
-
-def _is_full(stream: TextIO) -> bool:
-    """Another file may be: that is an error like any other."""
-    try:
-        stream.write("\n")
-        stream.flush()
-    except OSError:
-        return True
-    return False
 
 
 def _end(signal_number: int, _frame: FrameType | None) -> None:

@@ -18,9 +18,10 @@ PER_ADDRESS, PER_ADDRESS_A_SECOND = 200, 50
 """Answers at once, and then a second: a class of students may share an address."""
 IN_ALL, IN_ALL_A_SECOND = 1000, 500
 MAX_CONNECTIONS = 256
-"""While there are more, questions are refused; one address has at most half of them."""
+"""While there are more, questions are refused."""
+PER_ADDRESS_CONNECTIONS = MAX_CONNECTIONS // 4
 QUESTION_SECONDS = 10.0
-"""From the connection to its first question, complete."""
+"""In which a visitor asks something, completely, and takes the answer."""
 IN_FRONT = ("127.0.0.1", "::1")
 """Where a web server is through which all visitors come."""
 HEADERS = [
@@ -41,29 +42,49 @@ ELSEWHERE = (
 
 
 class Connection(H11Protocol):
-    """Of a visitor: closed at once if its address has too many, and later if it asks nothing."""
+    """Of a visitor: closed at once if its address has too many, and later if no question of it is answered.
+
+    A look now and then finds all that keep it open without end: who asks nothing, or half a question, also after others
+    that were answered, and who does not read.
+    """
 
     def __init__(self, *arguments: Any, **options: Any):
         super().__init__(*arguments, **options)
-        self._patience: asyncio.TimerHandle | None = None
+        self._has_answered, self._next_look = False, None
 
     def connection_made(self, transport: asyncio.Transport) -> None:
         super().connection_made(transport)
-        self._patience = self.loop.call_later(QUESTION_SECONDS, self._end_if_silent)
+        self._look_later()
         if self.client is not None and self.client[0] not in IN_FRONT:
             mine = household(self.client[0])
             of_mine = sum(other.client is not None and household(other.client[0]) == mine for other in self.connections)
-            if of_mine > MAX_CONNECTIONS // 2:
+            if of_mine > PER_ADDRESS_CONNECTIONS:
                 transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        if self._patience is not None:
-            self._patience.cancel()
+        self._next_look.cancel()
         super().connection_lost(exc)
 
-    def _end_if_silent(self) -> None:
-        if self.cycle is None:
+    def on_response_complete(self) -> None:
+        self._has_answered = True
+        super().on_response_complete()
+
+    def _look_later(self) -> None:
+        self._has_answered = False
+        self._next_look = self.loop.call_later(QUESTION_SECONDS, self._look)
+
+    def _look(self) -> None:
+        if self._has_answered or self._is_answering:
+            self._look_later()
+        else:
             self.transport.abort()
+
+    @property
+    def _is_answering(self) -> bool:
+        """Whether the visitor waits for this desk, and not the other way round."""
+        cycle = self.cycle
+        is_asked = cycle is not None and not cycle.more_body and not cycle.response_complete
+        return is_asked and not self.flow.write_paused
 
 
 class Guard:

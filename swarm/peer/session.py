@@ -229,7 +229,8 @@ class Session:
             # Lightning raises it after SIGTERM; this peer leaves in order, as after Ctrl-C
             with contextlib.suppress(SIGTERMException):
                 trainer.fit(self.work.task, self.work.data, ckpt_path=self.work.checkpoint)
-            trainer.save_checkpoint(self.folder.checkpoints / "last.ckpt", weights_only=False)
+            if self._has_weights(trainer.global_step):
+                trainer.save_checkpoint(self.folder.checkpoints / "last.ckpt", weights_only=False)
             outcome = self.outcome(trainer)
         except Exception as error:
             if isinstance(error, IslandLost):
@@ -253,6 +254,10 @@ class Session:
         if complaint := self.company.complaint:
             raise InputError(complaint)
         return self._farewell(final, seconds)
+
+    def _has_weights(self, step: int) -> bool:
+        """Not if it has joined others and left before it had theirs: with its own it would go on alone later."""
+        return step > 0 or not self.joins
 
     def _current_processes(self) -> dict[str, psutil.Process]:
         """What this peer consists of beside itself, while it trains."""
@@ -418,11 +423,13 @@ class Session:
                 f"You gave {metrics.contributed:,} samples to {metrics.updates} updates, which is {percent(share)} of "
                 "what the swarm computed for them."
             )
+        weights = "Weights: none yet, since this peer left before it had the swarm's"
+        if self._has_weights(final.step):
+            weights = f"Weights: {self.folder.checkpoints}\nTo use:  {how_to_use(self.recipe, self.folder)}"
         return (
             f"{ended}{how}.\n"
             f"{gave} Rounds and states took {self.traffic.num_bytes / 1e9:.2f} GB of your line.\n"
-            f"Weights: {self.folder.checkpoints}\n"
-            f"To use:  {how_to_use(self.recipe, self.folder)}\n"
+            f"{weights}\n"
             f"Curves:  {tensorboard_command(self.folder.path)}"
         )
 

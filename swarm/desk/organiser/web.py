@@ -12,6 +12,7 @@ from urllib.parse import parse_qs
 
 from fastapi import FastAPI, Request, Response
 from starlette.concurrency import run_in_threadpool
+from starlette.requests import ClientDisconnect
 
 from recipe.errors import InputError
 from swarm.desk.guard import REFUSAL, address_of, household_of
@@ -269,13 +270,16 @@ async def _body(request: Request, most_bytes: int) -> bytes:
     """What was sent.
 
     Raises:
-        Refused: it is longer than it can be
+        Refused: it is longer than it can be, or ends too early
     """
     body = b""
-    async for piece in request.stream():
-        body += piece
-        if len(body) > most_bytes:
-            raise Refused("That is too long.")
+    try:
+        async for piece in request.stream():
+            body += piece
+            if len(body) > most_bytes:
+                raise Refused("That is too long.")
+    except ClientDisconnect:
+        raise Refused("The rest has not come.") from None
     return body
 
 

@@ -56,8 +56,23 @@ def test_a_full_disk_is_said_in_one_sentence(command):
         done = run(*command, "--help", stdout=full)
     assert done.returncode == 2
     assert done.stderr.decode().splitlines() == [
-        "error: The output cannot be written (No space left on device): send it elsewhere."
+        "error: No space left on device: make room, or send the output elsewhere."
     ]
+
+
+@pytest.mark.parametrize(("file", "named"), [("", ""), (", '/runs/a'", " (/runs/a)")], ids=["unknown", "known"])
+def test_another_file_that_is_full_is_not_taken_for_the_output(file, named):
+    main = f"def main():\n    print('[1]')\n    raise OSError(28, 'No space left on device'{file})\n"
+    done = run("-c", f"from recipe.interrupts import run_to_end\n{main}run_to_end(main)")
+    assert (done.returncode, done.stdout) == (2, b"[1]\n"), "others may read that: nothing is added"
+    assert done.stderr.decode() == (
+        f"error: No space left on device{named}: make room, or send the output elsewhere.\n"
+    )
+
+
+def test_a_program_that_ends_with_a_sentence_says_it():
+    done = run("-c", "import sys\nfrom recipe.interrupts import run_to_end\nrun_to_end(lambda: sys.exit('so it is'))")
+    assert (done.returncode, done.stdout, done.stderr) == (1, b"", b"so it is\n")
 
 
 def test_nobody_reads_the_help_of_the_baseline():
@@ -77,6 +92,19 @@ def test_a_program_runs_without_the_usual_files(closed):
     done = run(*SWARM, "nothing like that", preexec_fn=close, encoding="ascii")
     assert done.returncode == 2
     assert bool(done.stderr) == (2 not in closed)
+
+
+def test_programs_that_such_a_program_starts_have_the_usual_files():
+    """Else the next file that they open would take the number, and what they print."""
+
+    def close() -> None:
+        for number in range(3):
+            os.close(number)
+
+    asks = "import sys; sys.exit(3 if None in (sys.stdin, sys.stdout, sys.stderr) else 7)"
+    main = f"lambda: subprocess.run([sys.executable, '-c', {asks!r}]).returncode"
+    program = f"import subprocess, sys\nfrom recipe.interrupts import run_to_end\nrun_to_end({main})"
+    assert run("-c", program, preexec_fn=close).returncode == 7
 
 
 @pytest.mark.parametrize("encoding", ["ascii", "latin-1", "utf-8", None])

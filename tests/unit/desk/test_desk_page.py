@@ -1,5 +1,6 @@
 """What strangers get to see, and how often."""
 
+import asyncio
 import contextlib
 import json
 import re
@@ -12,6 +13,8 @@ from xml.etree import ElementTree
 import pytest
 from fastapi.testclient import TestClient
 from prometheus_client.parser import text_string_to_metric_families
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse
 
 from swarm.desk.app import FORMS_AT_ONCE, build_app
 from swarm.desk.chart import chart, levels
@@ -208,21 +211,83 @@ def asked_at(port: int, address: str) -> bytes:
             return b""
 
 
-def test_who_keeps_connections_open_keeps_nobody_out(seen, monkeypatch):
-    monkeypatch.setattr("swarm.desk.guard.QUESTION_SECONDS", 4.0)
+QUESTION = b"GET /desk.css HTTP/1.1\r\nhost: localhost\r\n\r\n"
+FORM = b"POST /order HTTP/1.1\r\nhost: localhost\r\ncontent-length: 100\r\n\r\n"
+
+
+@pytest.mark.parametrize(
+    ("asked", "then"),
+    [
+        (b"", b""),
+        (b"GET / HTTP/1.1\r\nhost: ", b""),
+        (QUESTION, b"G"),
+        (QUESTION, FORM),
+        (QUESTION + FORM, b""),
+        (FORM, b""),
+    ],
+    ids=["nothing", "half", "half-after-another", "no-form-after-another", "no-form-behind", "no-form"],
+)
+def test_who_keeps_connections_open_keeps_nobody_out(seen, monkeypatch, asked, then):
+    async def answer_forms(scope, receive, send):
+        await Request(scope, receive).body()
+        await PlainTextResponse("done")(scope, receive, send)
+
+    monkeypatch.setattr("swarm.desk.guard.QUESTION_SECONDS", 2.0)
+    monkeypatch.setattr("swarm.desk.desk.build_app", lambda *arguments, **options: answer_forms)
     listener = open_socket("127.0.0.1", 0)
     port = listener.getsockname()[1]
     with served(lambda: seen.desk.newest, listener), contextlib.ExitStack() as held:
-        for number in range(2 * MAX_CONNECTIONS):  # half of them begin to ask
-            silent = socket.create_connection(("127.0.0.1", port), 10, source_address=("127.0.0.2", 0))
+        for _ in range(MAX_CONNECTIONS):
+            visitor = socket.create_connection(("127.0.0.1", port), 10, source_address=("127.0.0.2", 0))
+            held.enter_context(visitor)
             with contextlib.suppress(ConnectionError):
-                silent.sendall(b"GET / HTTP/1.1\r\nhost: " * (number % 2))
-            held.enter_context(silent)
+                visitor.sendall(asked)
+                if then:
+                    visitor.recv(100_000)
+                    visitor.sendall(then)
         assert asked_at(port, "127.0.0.3") == b"HTTP/1.1 200"
         until = time.monotonic() + 20
         while asked_at(port, "127.0.0.2") != b"HTTP/1.1 200":
             assert time.monotonic() < until
             time.sleep(0.1)
+
+
+def test_three_addresses_that_keep_connections_open_keep_nobody_out(seen):
+    listener = open_socket("127.0.0.1", 0)
+    port = listener.getsockname()[1]
+    with served(lambda: seen.desk.newest, listener), contextlib.ExitStack() as held:
+        for number in range(MAX_CONNECTIONS):
+            address = f"127.0.0.{2 + number % 3}"
+            held.enter_context(socket.create_connection(("127.0.0.1", port), 10, source_address=(address, 0)))
+        assert asked_at(port, "127.0.0.9") == b"HTTP/1.1 200"
+
+
+def test_who_asks_without_end_and_reads_nothing_is_not_waited_for(seen, monkeypatch):
+    monkeypatch.setattr("swarm.desk.guard.QUESTION_SECONDS", 1.0)
+    monkeypatch.setattr("swarm.desk.guard.PER_ADDRESS", 10_000)
+    listener = open_socket("127.0.0.1", 0)
+    with served(lambda: seen.desk.newest, listener), socket.socket() as visitor:
+        visitor.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        visitor.settimeout(0.5)
+        visitor.connect(listener.getsockname())
+        sent, until = 0, time.monotonic() + 20
+        with contextlib.suppress(ConnectionError):
+            while True:
+                assert time.monotonic() < until
+                with contextlib.suppress(TimeoutError):
+                    sent += visitor.send((100 * QUESTION)[sent % len(QUESTION) :])
+
+
+def test_a_visitor_waits_for_an_answer_as_long_as_it_takes(seen, monkeypatch):
+    async def answer_slowly(scope, receive, send):
+        await asyncio.sleep(1.0)
+        await PlainTextResponse("here")(scope, receive, send)
+
+    monkeypatch.setattr("swarm.desk.guard.QUESTION_SECONDS", 0.2)
+    monkeypatch.setattr("swarm.desk.desk.build_app", lambda *arguments, **options: answer_slowly)
+    listener = open_socket("127.0.0.1", 0)
+    with served(lambda: seen.desk.newest, listener):
+        assert asked_at(listener.getsockname()[1], "127.0.0.2") == b"HTTP/1.1 200"
 
 
 def test_who_makes_up_addresses_has_one_limit_for_all():

@@ -1,5 +1,6 @@
 """Who may give orders at a desk, and who may not."""
 
+import asyncio
 import re
 import time
 from dataclasses import replace
@@ -348,6 +349,21 @@ def test_who_tries_again_and_again_has_to_wait(house):
     greedy = [house.browser(host="198.51.100.3").get("/login").status_code for _ in range(2 * TRIES_AT_ONCE)]
     assert set(greedy) == {200, 429}
     house.logged_in()
+
+
+def test_who_sends_half_a_form_and_goes_leaves_no_traceback(house):
+    path, sent = f"/login/{'0' * 16}", []
+    headers = [(b"host", b"desk.example.org"), (b"content-length", b"100")]
+    scope = {"type": "http", "method": "POST", "scheme": "https", "path": path, "query_string": b"", "headers": headers}
+
+    async def gone():
+        return {"type": "http.disconnect"}
+
+    async def send(message):
+        sent.append(message)
+
+    asyncio.run(house.app(scope | {"client": ("203.0.113.5", 1)}, gone, send))
+    assert sent[0]["status"] == 403
 
 
 def test_what_strangers_leave_behind_is_bounded():
