@@ -219,7 +219,7 @@ class Session:
             a few sentences for the person who gave the machine
 
         Raises:
-            InputError: this peer is outbound-only, and nobody is left whom it could call; its weights are saved
+            InputError: this peer is outbound-only, and nobody is left whom it could call; what it got is saved
         """
         trainer = self._trainer()
         _silence_lightning()

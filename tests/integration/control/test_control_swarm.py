@@ -101,7 +101,8 @@ class TimeInPhase(TimeLimit):
         self._phase = phase
 
     def on_train_start(self, trainer, pl_module):
-        if trainer.strategy.coordinator.tracker.own.phase == self._phase:
+        coordinator = trainer.strategy.coordinator  # None as long as this peer has not begun to join
+        if coordinator is not None and coordinator.tracker.own.phase == self._phase:
             super().on_train_start(trainer, pl_module)
 
 
