@@ -15,6 +15,7 @@ from tests.helpers.cli import Program, reaping
 pytestmark = pytest.mark.timeout(300)
 
 
+@pytest.mark.long
 def test_two_peers_are_the_same_after_some_rounds(tmp_path):
     options = ["--rounds", "6", "--peers", "2", "--averaging", "local", "--codec", "topk", "--fragments", "4"]
     options.append("--output-dir")
