@@ -106,6 +106,12 @@ def at_least(options: object, least: int, *names: str) -> None:
             raise InputError(f"--{name.replace('_', '-')} is {value}: it has to be at least {least}.")
 
 
+def check_port(option: str, port: int, what_0_is: str = "any free port") -> None:
+    """Raises InputError: no port has this number."""
+    if not 0 <= port <= 65535:
+        raise InputError(f"{option} is {port}: give 0 ({what_0_is}) to 65535.")
+
+
 def check_stops(max_time: str | None, target_accuracy: float | None) -> None:
     """Raises InputError for a time or an accuracy that nothing can stop at."""
     if max_time is not None:

@@ -223,7 +223,7 @@ class Grid:
         repetition as well as along each axis, such as that of seeds. So a steady drift favours none of two systems
         with an even number of repetitions, or of seeds where those are the repetitions.
         """
-        *outer, last = self.axes.values() or [[None]]
+        *outer, last = self.axes.values() or [[None]]  # without axes there is one cell for each repetition
         for places in itertools.product(*map(enumerate, (range(1, repeat + 1), *outer))):
             turns, (repetition, *values) = zip(*places, strict=True)
             for system in last[:: -1 if sum(turns) % 2 else 1]:

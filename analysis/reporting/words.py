@@ -93,6 +93,7 @@ def order_of_runs(experiment: Experiment) -> str | None:
     if not (fixed := _fixed_orders(experiment.axis, blocks)):
         return f"{said}."
     label = figures.LABELS.get(experiment.axis, experiment.axis)
+    # The same order at all values: these are not listed.
     everywhere = not experiment.axes or sum(map(len, fixed.values())) == experiment.valid[experiment.axis].nunique()
     orders = [
         order if everywhere and len(fixed) == 1 else f"at {label} = {', '.join(map(str, values))}: {order}"

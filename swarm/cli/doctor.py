@@ -24,7 +24,7 @@ from rich import box
 from rich.markup import escape
 from rich.table import Table
 
-from recipe.command_line import arg, read_options
+from recipe.command_line import arg, check_port, read_options
 from recipe.errors import InputError
 from recipe.run_folder import RunFolder
 from swarm.cli.checks import (
@@ -224,8 +224,10 @@ def table(checks: list[Check]) -> Table:
 def main(arguments: list[str] | None = None, say: Callable[[str], None] = print) -> int:
     """Returns the exit status: 0, 1 if joining would fail, or 2 for input that cannot work."""
     options = read_options(DoctorOptions, arguments, "swarm doctor", description=__doc__)
-    if not 0 <= options.port <= 65535:
-        print(f"error: --port is {options.port}: give 0 (any free port) to 65535.", file=sys.stderr)
+    try:
+        check_port("--port", options.port)
+    except InputError as error:
+        print(f"error: {error}", file=sys.stderr)
         return 2
     silence_libraries()
     yield_cores()  # as a peer does, before anything imports torch: else a busy machine seems to be many times slower

@@ -409,7 +409,9 @@ class Registry:
         def rank(serial: int) -> int:
             if serial in chosen or ends.get(serial, 0) > self._clock():
                 return 0
-            return 3 if serial in ends else 1 if serial in here else 2
+            if serial in ends:  # a member whose certificate has ended
+                return 3
+            return 1 if serial in here else 2
 
         ranked = sorted(reversed(list_.removed), key=rank)
         if len(ranked) > MAX_REMOVED and rank(ranked[MAX_REMOVED]) == 0:

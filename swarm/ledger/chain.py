@@ -23,6 +23,7 @@ from swarm.ledger.lines import (
     is_signed,
     read_line,
 )
+from swarm.protocol.certificates import printed
 from swarm.protocol.run_names import has_organiser
 
 
@@ -145,7 +146,7 @@ class Chain:
     @property
     def name(self) -> str:
         """Under which the peer wants to be shown."""
-        return _printable(self.start.name)
+        return printed(self.start.name)
 
     def follow(self, line: AnyLine, data: bytes, place: Place) -> None:
         """One more line, as it was read."""
@@ -224,7 +225,7 @@ def read_chains(path: Path, given: dict[bytes, Given], find: Find) -> list[Chain
     chains: list[Chain] = []
     chain: Chain | None = None
     is_headless = False
-    name = _printable(f"{path.parent.name}/{path.name}")  # a peer's file is called as all others
+    name = printed(f"{path.parent.name}/{path.name}")  # a peer's file is called as all others
     for number, data, has_end in _lines_of(path):
         place, whose = Place(name, number), chain.peer if chain else ""
         try:
@@ -243,11 +244,6 @@ def read_chains(path: Path, given: dict[bytes, Given], find: Find) -> list[Chain
         if chain is not None:
             chain.follow(line, data, place)
     return chains
-
-
-def _printable(text: str) -> str:
-    """A stranger's, without what a terminal obeys."""
-    return "".join(letter for letter in text if letter.isprintable())
 
 
 def _begin(start: Start, place: Place, given: dict[bytes, Given], find: Find) -> Chain | None:
@@ -271,4 +267,4 @@ def _lines_of(path: Path) -> Iterator[tuple[int, bytes, bool]]:
                     data, has_end = b"", more.endswith(b"\n")
                 yield number, data.removesuffix(b"\n"), has_end
     except OSError as error:
-        raise InputError(f"{_printable(str(path))} cannot be read ({error.strerror}).") from None
+        raise InputError(f"{printed(str(path))} cannot be read ({error.strerror}).") from None

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 import tyro
 
-from recipe.command_line import arg, at_least, check_stops, read_options
+from recipe.command_line import arg, at_least, check_port, check_stops, read_options
 from recipe.config import Recipe
 from recipe.errors import InputError
 from recipe.overrides import RecipeOverrides, apply_overrides
@@ -19,12 +19,6 @@ from swarm.network.home.sparing import never_spared, why_spared
 MAX_INVITE_DAYS = 3650
 MIN_UPLOAD_MBPS = 4.0
 """Twice what a round is given time for: there is more than its bytes."""
-
-
-def _check_port(option: str, port: int, what_0_is: str = "any free port") -> None:
-    """Raises InputError: no port has this number"""
-    if not 0 <= port <= 65535:
-        raise InputError(f"{option} is {port}: give 0 ({what_0_is}) to 65535.")
 
 
 @dataclass(frozen=True)
@@ -95,7 +89,7 @@ class RoleOptions:
         """Raises InputError: a value cannot work"""
         if self.data_digest is not None and not self.helps:
             raise InputError("--data-digest is for a helper, which has no data: leave it out, or add --role helper.")
-        _check_port("--desk-port", self.desk_port or 0)
+        check_port("--desk-port", self.desk_port or 0)
 
 
 @dataclass(frozen=True)
@@ -158,7 +152,7 @@ class ConnectionOptions:
 
     def check(self) -> None:
         """Raises InputError: a value cannot work"""
-        _check_port("--port", self.port)
+        check_port("--port", self.port)
         if self.max_upload_mbps is not None and not self.max_upload_mbps >= MIN_UPLOAD_MBPS:
             raise InputError(
                 f"--max-upload-mbps is {self.max_upload_mbps:g}: give {MIN_UPLOAD_MBPS:g} or more, the others would "
@@ -239,7 +233,7 @@ class MembershipOptions:
         at_least(self, 0, "invite")
         if not 0 < self.invite_days <= MAX_INVITE_DAYS:
             raise InputError(f"--invite-days is {self.invite_days:g}: give more than 0 and at most {MAX_INVITE_DAYS}.")
-        _check_port("--enrolment-port", self.enrolment_port, "chosen for you")
+        check_port("--enrolment-port", self.enrolment_port, "chosen for you")
 
 
 @dataclass(frozen=True)

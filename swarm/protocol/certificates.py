@@ -342,7 +342,7 @@ class Removals:
 
 
 def printed(text: str) -> str:
-    """Without what a terminal obeys."""
+    """A stranger's text, without what a terminal obeys."""
     return "".join(letter for letter in text if letter.isprintable())
 
 

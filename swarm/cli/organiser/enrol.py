@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
-from recipe.command_line import arg, exit_status, read_options
+from recipe.command_line import arg, check_port, exit_status, read_options
 from recipe.errors import InputError
 from swarm.cli.organiser.organiser_options import OrganiserOptions
 from swarm.network.addresses import host_and_port
@@ -47,8 +47,7 @@ class EnrolOptions:
 
     def check(self) -> None:
         """Raises InputError: a value cannot work"""
-        if self.port is not None and not 0 <= self.port <= 65535:
-            raise InputError(f"--port is {self.port}: give 0 (any free port) to 65535.")
+        check_port("--port", self.port or 0)
         if not self.certificate_days > 0:
             raise InputError(f"--certificate-days is {self.certificate_days:g}: it has to be more than 0.")
 

@@ -37,8 +37,6 @@ ANSWER_SECONDS = 15.0
 """In which the peers that are there have said what they know, and have the new list."""
 FIRST_SERIAL = 10**12
 """Milliseconds since 1970, in 2001: no member came earlier."""
-DAY_SECONDS = 24 * 3600
-"""By which the clock of who enrols may be ahead."""
 
 
 @dataclass(frozen=True)
@@ -205,10 +203,12 @@ def _foreign_serial(registry: Registry, who: str, restores: bool) -> int | None:
     Raises:
         InputError: a member in these books is called so
     """
+    from swarm.protocol.certificates import CLOCK_SECONDS
+
     if not (who.isascii() and who.isdecimal() and len(who) <= 16 and who[0] != "0"):
         return None
     serial = int(who)
-    latest = 1000 * (time.time() + DAY_SECONDS)
+    latest = 1000 * (time.time() + CLOCK_SECONDS)
     found = registry.find(who)
     is_one = registry.why_removed(serial) is not None if restores else FIRST_SERIAL <= serial <= latest
     if not is_one or any(member.serial == serial for member in found):
