@@ -7,7 +7,6 @@ does not hold is left out for a while.
 
 from __future__ import annotations
 
-import math
 import threading
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
@@ -18,11 +17,9 @@ from hivemind.p2p import PeerID
 from hivemind.utils import get_dht_time, get_logger
 
 from swarm.membership.attestations import Attestations
-from swarm.membership.backoff import BLAME_SECONDS, MAX_BLAME_SECONDS, Backoff, BlameBackoff
 from swarm.membership.claim_bounds import MAX_APART
 from swarm.membership.global_progress import GlobalProgress
 from swarm.membership.liveness_probe import LivenessProbe
-from swarm.membership.no_shows import NoShows
 from swarm.membership.progress_record import (
     JOINING,
     TRAINING,
@@ -31,16 +28,17 @@ from swarm.membership.progress_record import (
 )
 from swarm.membership.progress_store import ProgressStore
 from swarm.membership.record_exchange import RecordExchange
+from swarm.membership.trust import Trust
 from swarm.network.signed_records import PROGRESS
 from swarm.protocol.admission import OPEN, Admission
 from swarm.protocol.attestation import Attestation
 from swarm.protocol.batch_target import BatchTarget
 from swarm.protocol.certificates import Role
-from swarm.protocol.messages import MAX_GROUP_SIZE, Blame, Group, RoundEnded, WentBack
+from swarm.protocol.messages import Blame, Group, RoundEnded, WentBack
 from swarm.protocol.notes import FailedRound
 from swarm.protocol.wire import MAX_STEP
 from swarm.runtime.once import Once
-from swarm.runtime.timeouts import DEFAULT_TIMEOUTS, Timeouts, seconds_since_boot
+from swarm.runtime.timeouts import DEFAULT_TIMEOUTS, Timeouts
 
 TOLD_STEPS = 50
 """Steps for which a record still says why an earlier round failed."""
@@ -74,23 +72,14 @@ class ProgressTracker:
     ):
         self._dht, self._timeouts, self._admission = dht, timeouts, admission
         self._target, self._max_step = target, max_step
-        self.has_trained = False
-        """Whether this peer has been in a group since it started: then it knows itself about where the swarm is."""
-        self._in_group_at = seconds_since_boot()
+        self.trust = Trust()
         self.peer_id: PeerID = dht.peer_id
         now = get_dht_time()
         self._own = PeerProgress(name, 0, 0, 0.0, now, now, bool(dht.client_mode), JOINING)
         self._others: dict[PeerID, PeerProgress] = {}
         self._held: dict[tuple[int, bytes], None] = {}
         """Which weights this peer has held lately."""
-        self._last_group: frozenset[PeerID] = frozenset()
-        self._proven: dict[PeerID, float] = {}
-        self._trained_with: set[PeerID] = set()
-        """Also before this peer came back: who has been in a group with it is no stranger."""
-        self.distrusted, self._unreachable = Backoff(), Backoff()
-        self.blamed, self._false_donors = BlameBackoff(), Backoff(MAX_BLAME_SECONDS)
-        self._went_alone: set[PeerID] = set()
-        self._no_shows, self._attestations = NoShows(), Attestations()
+        self._attestations = Attestations()
         self._computing_since, self._recounted = now, 0.0
         self._lock = threading.Lock()
         self._called_impossible = Once()
@@ -141,13 +130,7 @@ class ProgressTracker:
 
     def _note(self, group: frozenset[PeerID]) -> None:
         """These have finished a step with us: when they joined is not only what they say."""
-        self._last_group, records = group, self._others | {self.peer_id: self._own}
-        before = self._proven if len(self._proven) < 2 * MAX_GROUP_SIZE else {}
-        self._proven = before | {peer: records[peer].joined for peer in group & records.keys()}
-        met_before = self._trained_with if len(self._trained_with) < 2 * MAX_GROUP_SIZE else set()
-        self._trained_with = met_before | group
-        if len(group) > 1:
-            self.has_trained, self._in_group_at = True, seconds_since_boot()
+        self.trust.finished_step(group, _joined(self._others | {self.peer_id: self._own}))
         self._liveness.met(group)
         self._dht.meet(group)
 
@@ -178,8 +161,7 @@ class ProgressTracker:
 
     def came_back(self) -> None:
         """This peer has taken over the swarm's state: the others have a leader, and it is the newest member now."""
-        self._no_shows.forget()
-        self._proven.clear()
+        self.trust.came_back()
         self.report(urgent=True, joined=get_dht_time())
 
     # ---- what the others say ----------------------------------------------------------------------------------------
@@ -207,19 +189,9 @@ class ProgressTracker:
     def blame(self, blamed: Mapping[PeerID, Blame]) -> None:
         """These have spoilt a round or held it up: they are not met for a while, each further time for longer."""
         for peer, what in blamed.items():
-            self.blamed.blame(peer, what)
-            if what is Blame.GOES_ON_ALONE:
-                self._went_alone.add(peer)
-            self._trained_with.discard(peer)
-            self._proven.pop(peer, None)  # its word counts again when it has been in a group again
+            self.trust.blame(peer, what)
             how_long = "for good" if what.is_proven else "for a while"
             logger.warning(f"{self.name_of(peer)} {what}: it is left out {how_long}")
-
-    @property
-    def left_out_leaders(self) -> frozenset[PeerID]:
-        """Who has said that the swarm has gone on, which all denied, and is left out now."""
-        self._went_alone = {peer for peer in self._went_alone if peer in self.blamed}
-        return frozenset(self._went_alone)
 
     def note_failure(self, step: int, error: RoundEnded) -> None:
         """A round has given no average: people can read why.
@@ -243,27 +215,23 @@ class ProgressTracker:
     @property
     def swarm(self) -> GlobalProgress:
         """How far the swarm is now, as this peer sees it."""
-        own, others = self._own, self.others
+        own, others, trust = self._own, self.others, self.trust
         return GlobalProgress(
             me=self.peer_id,
             own=own,
-            records={
-                peer: record
-                for peer, record in others.items()
-                if peer not in self.distrusted and peer not in self.blamed
-            },
-            doubted=self._liveness.doubted(own, others, self.has_trained),
-            silent=self._liveness.silent(own, others, self.has_trained),
-            proven=self._proven,
+            records={peer: record for peer, record in others.items() if not trust.is_left_out(peer)},
+            doubted=self._liveness.doubted(own, others, trust.has_trained),
+            silent=self._liveness.silent(own, others, trust.has_trained),
+            proven=trust.proven,
             member_since=self._member_since(others),
-            last_group=self._last_group,
-            false_donors=self._false_donors,
+            last_group=trust.last_group,
+            false_donors=trust.false_donors,
             unreachable={
-                peer for peer in others if peer in self._unreachable or not self._admission.may(peer, Role.SERVE)
+                peer for peer in others if peer in trust.unreachable or not self._admission.may(peer, Role.SERVE)
             },
-            no_shows=self._no_shows,
-            has_trained=self.has_trained,
-            away_seconds=seconds_since_boot() - self._in_group_at,
+            no_shows=trust.no_shows,
+            has_trained=trust.has_trained,
+            away_seconds=trust.away_seconds,
             max_step=self._max_step,
             target=self._target,
             now=get_dht_time(),
@@ -279,7 +247,7 @@ class ProgressTracker:
     @property
     def knows_nobody(self) -> bool:
         """Whether the others can be anybody: names cost nothing in an open run, and this peer has trained with none."""
-        return self._admission.is_open and not self.has_trained
+        return self._admission.is_open and not self.trust.has_trained
 
     def attestations(self, step: int, lineage: bytes, sources: Collection[PeerID]) -> dict[PeerID, Attestation]:
         """What others say of these weights. Who has trained asks only those with whom it has.
@@ -288,15 +256,15 @@ class ProgressTracker:
             sources: from whom this peer has the weights: their own word says nothing
         """
         asked = self.swarm.records.keys() - set(sources)
-        if self.has_trained:
-            asked &= self._trained_with
+        if self.trust.has_trained:
+            asked &= self.trust.trained_with
         said = self._attestations.of(step, lineage)
         return {peer: attestation for peer, attestation in said.items() if peer in asked}
 
     def holders(self, step: int, lineage: bytes, sources: Collection[PeerID]) -> set[PeerID]:
         """Others with whom this peer has trained, who have said lately that they hold these weights."""
-        asked = {peer for peer in self.others if peer not in self.blamed} - set(sources)
-        return asked & self._trained_with & self._attestations.holders(step, lineage)
+        asked = {peer for peer in self.others if peer not in self.trust.blamed} - set(sources)
+        return asked & self.trust.trained_with & self._attestations.holders(step, lineage)
 
     @property
     def shares_weights(self) -> bool:
@@ -309,7 +277,7 @@ class ProgressTracker:
     def is_odd_one_out(self) -> bool:
         """Whether two others who train, and have trained with this peer, hold the same weights as each other, which are
         of a history that is not its own."""
-        known = {peer: record for peer, record in self.swarm.records.items() if peer in self._trained_with}
+        known = {peer: record for peer, record in self.swarm.records.items() if peer in self.trust.trained_with}
         at_work = [record for record in known.values() if record.phase not in (JOINING, WAITING) and not record.helps]
         held = Counter((record.step, record.lineage) for record in at_work)
         least_step = self._own.step - MAX_APART
@@ -326,18 +294,14 @@ class ProgressTracker:
             else:
                 logger.warning(f"{said}: nobody else is near that")
 
-    def met(self, group: Iterable[PeerID], expected: Collection[PeerID], lost: Collection[PeerID] = ()) -> None:
+    def met(self, group: Collection[PeerID], expected: Collection[PeerID], lost: Collection[PeerID] = ()) -> None:
         """A group has met to end the present step: not all who were expected have come, and some were lost then."""
-        for peer in group:
-            self._no_shows.came(peer)
+        self.trust.came(group)
         self.missed({*expected, *lost} - ({*group} - {*lost}))
 
-    def missed(self, peers: Iterable[PeerID]) -> None:
+    def missed(self, peers: Collection[PeerID]) -> None:
         """These are not there to end the present step."""
-        records = self.others
-        for peer in peers:
-            joined = records[peer].joined if peer in records else math.nan
-            self._no_shows.note(peer, self._own.step, joined, self._proven.get(peer) == joined)
+        self.trust.missed(peers, self._own.step, _joined(self.others))
 
     def recount(self, group: Group) -> None:
         """The group has met too early: these are its true numbers of samples, and everybody computes on."""
@@ -352,21 +316,13 @@ class ProgressTracker:
 
     def has_handed_over(self, peer: PeerID) -> None:
         """It has kept its word."""
-        self.distrusted.end(peer)
-        self._unreachable.end(peer)
+        self.trust.handed_over(peer)
         self._liveness.met([peer])
 
-    def has_handed_over_false(self, peer: PeerID) -> None:
-        """What it gave is not what others hold: it is not asked again for a while. As a member it is met all the same,
-        since others follow it if it leads."""
-        self._false_donors.add(peer, BLAME_SECONDS)
-
     def cannot_hand_over(self, peer: PeerID) -> None:
-        """It was asked for its state in vain: nothing can be said against who cannot be dialled."""
-        if peer in self._false_donors:
-            return
+        """It was asked for its state in vain."""
         record = self.others.get(peer)
-        (self._unreachable if record is not None and record.client_mode else self.distrusted).add(peer)
+        self.trust.did_not_hand_over(peer, is_outbound_only=record is not None and record.client_mode)
 
     # ---- the exchange of records ------------------------------------------------------------------------------------
 
@@ -378,7 +334,7 @@ class ProgressTracker:
         with self._lock:
             self._others = corrected
         self._attestations.note(others)
-        self._liveness.check(self._own, others, self.has_trained)
+        self._liveness.check(self._own, others, self.trust.has_trained)
         swarm = self.swarm
         for peer in swarm.impossible:
             self._call_impossible_once(peer, swarm.records[peer])
@@ -386,3 +342,8 @@ class ProgressTracker:
     def close(self) -> None:
         """Stop, and tell the others that this peer has left."""
         self.exchange.close(says_goodbye=self._dht.is_alive())
+
+
+def _joined(records: Mapping[PeerID, PeerProgress]) -> dict[PeerID, float]:
+    """When each joined, as it says."""
+    return {peer: record.joined for peer, record in records.items()}

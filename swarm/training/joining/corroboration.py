@@ -116,7 +116,7 @@ class Corroboration:
         tracker, oldest = self._tracker, get_dht_time() - SILENT_SECONDS
         present = {}
         for peer, record in tracker.others.items():
-            is_heard = record.time > oldest and peer not in tracker.blamed
+            is_heard = record.time > oldest and peer not in tracker.trust.blamed
             if peer in self._witnesses and is_heard and not (tracker.own.helps and record.helps):
                 present[peer] = record
         return present

@@ -79,4 +79,4 @@ class Healers:
                 "--initial-peers and nothing else)."
             )
         logger.warning(f"Ignoring {name}, who wants to lead and says that it averages another model")
-        self._tracker.distrusted.add(leader)
+        self._tracker.trust.distrusted.add(leader)

@@ -134,7 +134,7 @@ class Probation:
         if self._judge(received, others, [donor], is_as_received=True) is StateVerdict.REFUTED:
             self._refused += 1
             names = self._names_apart(received, others)
-            self._tracker.has_handed_over_false(donor)
+            self._tracker.trust.handed_over_false(donor)
             raise RoundFailed(f"what it gives as step {received.step} is not what {names} hold")
         return received
 
@@ -217,7 +217,7 @@ class Probation:
             sources = self._names(self.sources)
             logger.warning(f"The weights from {sources} are not those of the group: they are dropped")
             for source in self.sources:
-                self._tracker.has_handed_over_false(source)
+                self._tracker.trust.handed_over_false(source)
 
     def _refute(self, own: Attestation, others: Mapping[PeerID, Attestation]) -> None:
         self.refuters = frozenset(peer for peer, said in others.items() if not are_alike(own, said))
@@ -226,7 +226,7 @@ class Probation:
         self._version.is_refuted = self._has_state  # what it has trained itself is worth keeping
         self._refused += 1
         for source in self.sources:
-            self._tracker.has_handed_over_false(source)
+            self._tracker.trust.handed_over_false(source)
 
     @property
     def _is_late(self) -> bool:

@@ -103,7 +103,7 @@ class OwnRound:
             target=self._control.target(ticket.step),
             sound=self._going_back.steps,
             work=statement,
-            left_out=self._tracker.left_out_leaders,
+            left_out=self._tracker.trust.left_out_leaders,
         )
         self._inflight = InflightRound(self._averager, order, self._options, self._contribution.give())
         if self._overlaps:

@@ -8,7 +8,7 @@ import pytest
 from hivemind.p2p import PeerID
 from hivemind.utils import ValueWithExpiration, get_dht_time
 
-from swarm.membership import progress_tracker
+from swarm.membership import trust
 from swarm.membership.claim_bounds import MAX_AHEAD
 from swarm.membership.no_shows import MAX_WAITED_FOR
 from swarm.membership.progress_record import (
@@ -266,7 +266,7 @@ def test_a_member_that_claims_to_be_the_oldest_does_not_lead():
 def test_who_has_handed_over_something_false_is_not_asked_again_and_met_all_the_same(swarm):
     liar, ben = swarm.says("liar", step=8), swarm.says("ben", step=7)
     assert swarm.tracker.swarm.donors(7) == [liar, ben]
-    swarm.tracker.has_handed_over_false(liar)
+    swarm.tracker.trust.handed_over_false(liar)
     swarm.tracker.cannot_hand_over(liar)
     assert swarm.tracker.swarm.donors(7) == [ben]
     assert swarm.tracker.swarm.latest_step == 7
@@ -321,7 +321,7 @@ def test_a_claim_makes_a_donor_until_it_proves_false(swarm):
     liar = swarm.says("liar", step=10**6)
     assert swarm.tracker.swarm.latest_step == 10**6
     assert swarm.tracker.swarm.donors(min_step=1) == [liar]
-    swarm.tracker.distrusted.add(liar)
+    swarm.tracker.trust.distrusted.add(liar)
     assert swarm.tracker.swarm.latest_step == 0
     assert swarm.tracker.swarm.donors(min_step=1) == []
     assert liar not in swarm.members
@@ -413,8 +413,8 @@ def test_who_was_away_for_a_night_believes_that_others_went_on(swarm, monkeypatc
     swarm.tracker.begin_step(10, LINEAGE, frozenset({own, ben}))
     swarm.says("ben", step=20_000, joined=joined + 1)
     assert swarm.tracker.swarm.latest_step == 10
-    now = progress_tracker.seconds_since_boot()
-    monkeypatch.setattr(progress_tracker, "seconds_since_boot", lambda: now + 8 * 3600)
+    now = trust.seconds_since_boot()
+    monkeypatch.setattr(trust, "seconds_since_boot", lambda: now + 8 * 3600)
     assert swarm.tracker.swarm.latest_step == 20_000
     assert swarm.tracker.swarm.donors(min_step=11) == [ben]
     swarm.tracker.begin_step(20_000, LINEAGE, frozenset({own, ben}))
@@ -429,7 +429,7 @@ def test_the_word_of_who_has_spoilt_a_round_counts_again_after_a_group_with_it(s
     swarm.says("liar", step=20, joined=joined)
     assert swarm.tracker.swarm.latest_step == 20
     swarm.tracker.blame({liar: Blame.SENT_NONSENSE})
-    swarm.tracker.blamed.end(liar)  # as when its time is over
+    swarm.tracker.trust.blamed.end(liar)  # as when its time is over
     assert swarm.tracker.swarm.latest_step == 10
 
 
@@ -482,9 +482,9 @@ def test_who_has_another_history_than_two_who_agree_is_the_odd_one_out(swarm):
 def test_who_went_on_alone_does_not_lead_while_it_is_left_out(swarm):
     anna, ben = swarm.says("anna"), swarm.says("ben")
     swarm.tracker.blame({anna: Blame.GOES_ON_ALONE, ben: Blame.TOO_SLOW})
-    assert swarm.tracker.left_out_leaders == {anna}
-    swarm.tracker.blamed.end(anna)  # as when its time is over
-    assert swarm.tracker.left_out_leaders == frozenset()
+    assert swarm.tracker.trust.left_out_leaders == {anna}
+    swarm.tracker.trust.blamed.end(anna)  # as when its time is over
+    assert swarm.tracker.trust.left_out_leaders == frozenset()
 
 
 def test_who_holds_weights_is_known_for_a_while(swarm):
@@ -513,13 +513,13 @@ def test_who_fails_again_is_distrusted_for_longer(swarm, monkeypatch):
     anna, now = swarm.says("anna", step=7), 100.0
     monkeypatch.setattr("swarm.membership.backoff.time.monotonic", lambda: now)
     for seconds in (10, 20, 40, 60, 60):
-        swarm.tracker.distrusted.add(anna)
+        swarm.tracker.trust.distrusted.add(anna)
         now += seconds - 1
         assert swarm.tracker.swarm.donors(min_step=1) == []
         now += 2
         assert swarm.tracker.swarm.donors(min_step=1) == [anna]
-    swarm.tracker.distrusted.end(anna)
-    swarm.tracker.distrusted.add(anna)
+    swarm.tracker.trust.distrusted.end(anna)
+    swarm.tracker.trust.distrusted.add(anna)
     now += 11
     assert swarm.tracker.swarm.donors(min_step=1) == [anna]
 

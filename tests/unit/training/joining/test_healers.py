@@ -13,8 +13,8 @@ from tests.helpers.donors import version_at
 
 def tracker_of(*others: str) -> SimpleNamespace:
     """All others have a state to hand over."""
-    swarm = SimpleNamespace(donors=lambda min_step: [*others])
-    return SimpleNamespace(others=dict.fromkeys(others), swarm=swarm, name_of=str, distrusted=set())
+    swarm, trust = SimpleNamespace(donors=lambda min_step: [*others]), SimpleNamespace(distrusted=set())
+    return SimpleNamespace(others=dict.fromkeys(others), swarm=swarm, name_of=str, trust=trust)
 
 
 def healers(version: StateVersion, tracker: SimpleNamespace, sources=(), refuters=()) -> Healers:
@@ -53,7 +53,7 @@ def test_a_leader_with_another_model_ends_newcomers_only():
     newcomer, member, tracker = version_at(0), version_at(5), tracker_of("anna")
     with pytest.raises(InputError, match="anna averages another model"):
         healers(newcomer, tracker).refused_by("anna")
-    assert not tracker.distrusted
+    assert not tracker.trust.distrusted
     member.advance(b"a round")
     healers(member, tracker).refused_by("anna")
-    assert tracker.distrusted == {"anna"}
+    assert tracker.trust.distrusted == {"anna"}

@@ -65,6 +65,7 @@ class Tracker:
     def __init__(self):
         self.said, self.others, self.told, self.given_up = {}, {}, [], []
         self.knows_nobody = False
+        self.trust = SimpleNamespace(handed_over_false=self.given_up.append)
 
     def say(self, peer: str, attestation: Attestation | None) -> None:
         self.others[peer] = SimpleNamespace(attested=attestation)
@@ -82,9 +83,6 @@ class Tracker:
 
     def report(self, **changes) -> None:
         self.told.append(changes)
-
-    def has_handed_over_false(self, peer: str) -> None:
-        self.given_up.append(peer)
 
 
 class Attester:
