@@ -99,7 +99,7 @@ class LeavingOptions:
     max_steps: Annotated[int | None, arg("UPDATES", "the recipe's total steps")] = None
     """Leave when the swarm has made so many global updates, before the end of the run."""
     max_time: Annotated[str | None, arg("HH:MM:SS", "no limit")] = None
-    """Leave after so long."""
+    """Leave so long after the command, joining and pauses included."""
     target_accuracy: Annotated[float | None, arg("FRACTION", "none")] = None
     """Leave when the validation accuracy reaches this fraction, such as 0.95."""
     max_traffic_gb: Annotated[float | None, arg("GB", "no limit")] = None

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from dataclasses import dataclass, field
-from datetime import timedelta
 from functools import partial
 
 import pytest
@@ -15,11 +15,11 @@ from hivemind.dht.routing import DHTID
 from swarm.membership.progress_record import PAUSED, WAITING
 from swarm.network.record_push import push_list
 from swarm.network.signed_records import records_of
-from swarm.peer.callbacks.time_limit import TimeLimit
 from swarm.protocol.certificates import Authority, Right, Signer, warrant
 from swarm.protocol.order_book import OrderBook, merged, revoke
 from swarm.protocol.orders import Order, Orders, What
 from swarm.protocol.signed_lists import ORDERS
+from swarm.training.limits import Limit
 from swarm.training.options import CoordinatorOptions
 from swarm.training.strategy import SwarmStrategy
 from tests.helpers.owners import admission_of, signer_of
@@ -93,17 +93,17 @@ class TimedTask(Task):
         return super().training_step(batch, batch_idx)
 
 
-class TimeInPhase(TimeLimit):
+class TimeInPhase(Limit):
     """A second, which begins when the peer is in this phase, however long it took to come there."""
 
     def __init__(self, phase: str):
-        super().__init__(timedelta(seconds=1))
-        self._phase = phase
+        self._phase, self._until = phase, math.inf
 
-    def on_train_start(self, trainer, pl_module):
+    def look(self, trainer):
         coordinator = trainer.strategy.coordinator  # None as long as this peer has not begun to join
         if coordinator is not None and coordinator.tracker.own.phase == self._phase:
-            super().on_train_start(trainer, pl_module)
+            self._until = min(self._until, time.monotonic() + 1)
+        trainer.should_stop |= time.monotonic() >= self._until
 
 
 def train(name, initial_peers, line, plan: Steered):

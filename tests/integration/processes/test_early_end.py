@@ -18,7 +18,7 @@ def left_early(tmp_path_factory):
         donor = PeerProgram(output_dir, "early", "donor", *options, module=SILENT, **PACED)
         programs.append(donor)
         donor.wait_until(lambda: donor.status.step >= 2, "it has a state to hand over")
-        limit = ["--initial-peers", donor.address, "--max-time", "00:00:03"]
+        limit = ["--initial-peers", donor.address, "--max-time", "00:00:10"]
         peer = PeerProgram(output_dir, "early", "hasty", *limit)
         programs.append(peer)
         assert peer.wait(START_SECONDS + LEAVE_SECONDS) == 0, peer.output

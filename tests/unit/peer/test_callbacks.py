@@ -13,7 +13,6 @@ import psutil
 import pytest
 import torch
 from lightning.pytorch import Trainer
-from lightning.pytorch.trainer.states import RunningStage
 from torch import nn
 
 from recipe.presets import preset
@@ -21,13 +20,14 @@ from recipe.registry import build_data, build_task
 from recipe.run_folder import RunFolder, read_metrics
 from recipe.training.task import ClassificationTask
 from recipe.training.trainer import build_trainer
-from swarm.peer.callbacks import reachable_peer_check
+from swarm.peer.callbacks import reachable_peer_check, time_limit
 from swarm.peer.callbacks.evaluation import Evaluation
 from swarm.peer.callbacks.slow_line_advice import SlowLineAdvice
 from swarm.peer.callbacks.status_reporter import PatientConsole
-from swarm.peer.callbacks.time_limit import TimeLimit, this_start
+from swarm.peer.callbacks.time_limit import TimeLimit, seconds_since_command
 from swarm.peer.callbacks.traffic_limit import TrafficLimit
 from swarm.runtime.line_use import LineUse
+from swarm.runtime.timeouts import seconds_since_boot
 from swarm.training.averaging_mode import Averaging
 from swarm.training.limits import is_to_leave
 
@@ -122,31 +122,23 @@ def test_a_peer_leaves_when_its_traffic_is_used_up(monkeypatch):
     assert TrafficLimit(LineUse(), 0.001, asked).num_bytes == 1_000_000, "a peer that starts itself again counts on"
 
 
-def test_the_time_of_an_evening_before_does_not_count_for_this_one(monkeypatch):
-    """The last checkpoint has it. A peer that starts itself again counts on: it is the same process."""
-    elapsed = {"time_elapsed": {stage.value: 3600.0 for stage in RunningStage}}
-    saved = TimeLimit(timedelta(hours=1)).state_dict() | elapsed
-    before, again, of_torchrun = (TimeLimit(timedelta(hours=1)) for _ in range(3))
-    before.load_state_dict(saved | {"start": "1 2.0"})
-    again.load_state_dict(saved)
-    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
-    of_torchrun.load_state_dict(TimeLimit(timedelta(hours=1)).state_dict() | elapsed)
-    assert [limit.time_remaining() for limit in (before, again, of_torchrun)] == [3600.0, 0.0, 0.0]
-    assert saved["start"] != this_start(), "torchrun makes another process each time"
+def waiting_trainer(*limits) -> Trainer:
+    return Trainer(accelerator="cpu", callbacks=[*limits], logger=False, enable_checkpointing=False)
 
 
-@pytest.mark.parametrize("begins_by", [TimeLimit.on_fit_start, TimeLimit.on_train_batch_end], ids=["join", "wait"])
-def test_time_in_which_a_peer_joins_or_waits_for_others_counts(monkeypatch, begins_by):
-    now = 100.0
-    monkeypatch.setattr(time, "monotonic", lambda: now)
-    limit = TimeLimit(timedelta(seconds=10))
-    trainer = Trainer(accelerator="cpu", callbacks=[limit], logger=False, enable_checkpointing=False)
-    begins_by(limit, trainer)
-    now = 109.0
-    limit.on_train_start(trainer, None)
+def test_time_counts_from_the_command_on_also_while_a_peer_joins(monkeypatch):
+    trainer = waiting_trainer(TimeLimit(timedelta(seconds=seconds_since_command() + 10)))
     assert not is_to_leave(trainer)
-    now = 110.0
+    boot = seconds_since_boot()
+    monkeypatch.setattr(time_limit, "seconds_since_boot", lambda: boot + 11)
     assert is_to_leave(trainer)
+
+
+def test_time_goes_on_where_torchrun_starts_a_peer_again(monkeypatch):
+    own = seconds_since_command()
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
+    assert seconds_since_command() == pytest.approx(time.time() - psutil.Process().parent().create_time(), abs=5)
+    assert seconds_since_command() >= own, "it has made this process"
 
 
 @pytest.mark.parametrize("is_reached", [False, True])
@@ -162,11 +154,11 @@ def test_a_peer_that_waits_asks_its_limits(is_reached):
     assert asked.is_set() == is_reached
 
 
-def test_the_same_start_has_the_same_name_after_the_clock_was_set(monkeypatch):
+def test_a_clock_that_is_set_gives_nobody_more_time(monkeypatch):
     """A laptop sets its clock when it wakes up; psutil tells the time of a start by the clock."""
-    before = this_start()
-    monkeypatch.setattr(psutil.Process, "create_time", lambda self: time.time() + 7)
-    assert this_start() == before
+    before = seconds_since_command()
+    monkeypatch.setattr(psutil.Process, "create_time", lambda self: time.time() + 3600)
+    assert before <= seconds_since_command() < before + 60
 
 
 def test_weights_are_tested_after_validations_and_nothing_is_chosen_by_that(tmp_path):
