@@ -243,9 +243,10 @@ def read_manifests(
         return {manifest.run_id: manifest for manifest in sorted(said.values(), key=lambda manifest: manifest.made)}
     by_trusted = {peer: manifest for peer, manifest in said.items() if peer in peers}
     votes = Counter((by_trusted or said).values())
-    return {
-        manifest.run_id: manifest for manifest, _ in reversed(votes.most_common())
-    }  # of one name, what most say comes last
+    chosen: dict[str, RunManifest] = {}
+    for manifest, _ in votes.most_common():
+        chosen.setdefault(manifest.run_id, manifest)  # of one name, what most say
+    return chosen
 
 
 def choose_manifest(manifests: Mapping[str, RunManifest], run_id: str | None, organiser: bytes = b"") -> RunManifest:

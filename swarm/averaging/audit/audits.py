@@ -190,10 +190,22 @@ class Audits:
         complete, accused = self._complete, [*self._proofs]
         if complete is not None and complete.group.group_id == ticket.lineage:
             ticket = replace(ticket, receipts=_hash_of_receipts(complete.signed))
-        before = [[kept for kept in sound if kept <= step] for step in self._spoilt.values()]
-        wanted = [max(kept) for kept in before if kept] + [ticket.back_to] * (ticket.back_to != NOWHERE)
-        ticket = replace(ticket, back_to=min(wanted, default=NOWHERE))
+        ticket = replace(ticket, back_to=self._back_to(ticket.back_to, sound))
         return replace(ticket, accuses=short_name(accused[ticket.step % len(accused)])) if accused else ticket
+
+    def _back_to(self, wanted: int, sound: Sequence[int]) -> int:
+        """The earliest state to which this peer has a reason to go back; `NOWHERE` if it has none.
+
+        Args:
+            wanted: to which it wants to go back for another reason, or `NOWHERE`
+            sound: as of `annotate`
+        """
+        reasons = [] if wanted == NOWHERE else [wanted]
+        for spoilt in self._spoilt.values():
+            before = [step for step in sound if step <= spoilt]
+            if before:
+                reasons.append(max(before))
+        return min(reasons, default=NOWHERE)
 
     async def liars_since(self, step: int, group: Group) -> frozenset[PeerID]:
         """Whose false averages the group undoes that goes back to this step, as its members show.
