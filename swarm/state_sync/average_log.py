@@ -22,6 +22,7 @@ MAX_AVERAGES, MAX_HELD_BYTES = 64, 2**29
 MIN_AVERAGES = 6
 """Kept however large they are: a peer whose link is faster than the updates has at most so many to make up for."""
 PLACE_AND_NUMBER_BYTES = 8
+FIRST_NUMBERS = 1024
 MAX_BATCH_BYTES = 2**24
 """Averages that follow each other travel together up to this size: for a small model one by one takes too long."""
 
@@ -60,12 +61,14 @@ def shrunk(vector: torch.Tensor) -> tuple[torch.Tensor, ...]:
     """
     bits = vector.view(torch.int32)  # minus zero is not zero here
     num_others = int(torch.count_nonzero(bits))
-    half = vector.half()  # what the codec fp16 has decoded, fits
-    kept = half if torch.equal(half.float(), vector) else vector
+    kept, first = vector, vector[:FIRST_NUMBERS]
+    if torch.equal(first.half().float(), first):  # most averages that do not fit, do not fit from the beginning on
+        half = vector.half()  # what the codec fp16 has decoded, fits
+        kept = half if torch.equal(half.float(), vector) else vector
     if num_others * PLACE_AND_NUMBER_BYTES < kept.nbytes / 2:
         places = bits.nonzero().view(-1)
         return places.to(torch.int32), vector[places]
-    return (kept if kept is half else vector.clone(),)
+    return (vector.clone() if kept is vector else kept,)
 
 
 def averages_in(tensors: Sequence[torch.Tensor], sizes: Iterable[int]) -> Iterator[tuple[torch.Tensor, ...]]:
