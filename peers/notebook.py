@@ -30,7 +30,7 @@ POLL_SECONDS = 0.5
 LEAVE_SECONDS = 20.0
 INTERRUPTED = (130, -signal.SIGINT)  # the second one while Python itself starts
 SPARE_SECONDS = 600.0  # a session that ends by itself takes the goodbye along
-LEAST_SECONDS = 60.0  # for less it is not worth joining
+LEAST_SECONDS = 300.0  # for less it is not worth joining: the start takes a minute or two of it
 
 
 class CannotJoin(InputError):  # noqa: N818 (reads as what happened)
@@ -229,7 +229,7 @@ def _kept_name(folder: Path, public_name: str | None) -> str:
 
 
 def _before_the_end(platform: Platform) -> str | None:
-    """Time to train, as HH:MM:SS; None without a limit, or where the longest session should be over already."""
+    """Time from the peer's start on, as HH:MM:SS; None without a limit, or where the longest session is over soon."""
     left = platform.seconds_left()
     if left is None:
         return None

@@ -49,6 +49,7 @@ if TYPE_CHECKING:
 
 HELPS = "Helper: it averages for the others, hands over the weights and keeps checkpoints. It trains nothing."
 LEAVE_SECONDS = 10.0
+TIME_IS_UP = "Time is up (--max-time)."
 """For an orderly end without one of its processes; then this peer starts again without a checkpoint of this moment."""
 
 
@@ -94,7 +95,12 @@ def run(read: Callable[[], PeerOptions]) -> int:
             stored = before[1] if alone else None
             return Peer(replace(options, run_id=before[0]) if alone else options, clock, stored, line, channel)
 
-        return come_back(make_peer, clock.again, before is not None, _leave_at_once)
+        status = come_back(
+            make_peer, clock.again, before is not None, _leave_at_once, lambda: options.leaving.is_time_up
+        )
+        if status is None:
+            _say(TIME_IS_UP)
+        return status or 0
     except InputError as error:
         with one_voice():
             print(f"error: {error}", file=sys.stderr, flush=True)
@@ -114,22 +120,29 @@ def _may_begin(options: PeerOptions, again: bool) -> bool:
         again: this peer started again by itself, perhaps because it was to be spared
 
     Returns:
-        False: a peer that has trained before was asked to leave meanwhile
+        False: its time is up, or a peer that has trained before was asked to leave meanwhile
 
     Raises:
         KeyboardInterrupt: any other peer was
     """
-    for sentence in [] if again else options.leaving.never_spared:
+    leaving, before = options.leaving, trained_before(options) if again else None
+    for sentence in [] if again else leaving.never_spared:
         print(sentence, flush=True)
+    ended = TIME_IS_UP
     try:
-        wait_while_spared(lambda: options.leaving.why_spared)
+        wait_while_spared(lambda: "" if leaving.is_time_up else leaving.why_spared)
     except KeyboardInterrupt:
-        if not again or (before := trained_before(options)) is None:
+        if before is None:
             raise
+        ended = "Ended while it waited for better times."
+    else:
+        if not leaving.is_time_up:
+            return True
+    _say(ended)
+    if before is not None:
         folder = options.machine.output_dir.expanduser() / before[0] / options.machine.public_name
-        _say(f"Ended while it waited for better times.\nWeights: {RunFolder(folder).checkpoints}")
-        return False
-    return True
+        _say(f"Weights: {RunFolder(folder).checkpoints}")
+    return False
 
 
 class Peer:

@@ -10,11 +10,13 @@ import tyro
 
 from recipe.command_line import arg, at_least, check_port, check_stops, read_options
 from recipe.config import Recipe
+from recipe.durations import parse_duration
 from recipe.errors import InputError
 from recipe.overrides import RecipeOverrides, apply_overrides
 from recipe.presets import PRESETS, named_recipe
 from recipe.training.compiler import check_compiler
 from swarm.network.home.sparing import never_spared, why_spared
+from swarm.peer.startup_timer import seconds_since_command
 
 MAX_INVITE_DAYS = 3650
 MIN_UPLOAD_MBPS = 4.0
@@ -109,6 +111,11 @@ class LeavingOptions:
     """Leave while this machine runs on its battery, and come back when it does not."""
     pause_on_metered: bool = False
     """Leave while the line costs by the byte, and come back when it does not. Only Linux with NetworkManager tells."""
+
+    @property
+    def is_time_up(self) -> bool:
+        """Whether it is so long after the command that this peer is to leave."""
+        return self.max_time is not None and seconds_since_command() >= parse_duration(self.max_time).total_seconds()
 
     @property
     def why_spared(self) -> str:

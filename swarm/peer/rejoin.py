@@ -90,7 +90,13 @@ def resumed(options: PeerOptions) -> PeerOptions:
     return replace(options, run_id=run_id, recipe=recipe, machine=replace(options.machine, public_name=name))
 
 
-def come_back(make_peer: Callable[[bool], Any], again: bool, has_trained: bool, leave: Callable) -> int:
+def come_back(
+    make_peer: Callable[[bool], Any],
+    again: bool,
+    has_trained: bool,
+    leave: Callable,
+    is_time_up: Callable[[], bool] = lambda: False,
+) -> int | None:
     """Run a peer, and try again if nobody is there to read why it cannot join, or nobody answers one that was there.
 
     Args:
@@ -98,6 +104,10 @@ def come_back(make_peer: Callable[[bool], Any], again: bool, has_trained: bool, 
         again: it started again by itself; what is in its way, such as its own port, may pass
         has_trained: there is a state that it can go on with alone
         leave: handles a signal while everything is imported, which would swallow an exception
+        is_time_up: whether it is not worth trying again
+
+    Returns:
+        the exit status; None if its time is up before it could join
 
     Raises:
         InputError: it cannot join, has not been able to for ten minutes, or its training ended by this
@@ -129,3 +139,5 @@ def come_back(make_peer: Callable[[bool], Any], again: bool, has_trained: bool, 
         with quick_imports():
             importlib.import_module("swarm.peer.session")  # takes seconds, which are not lost now
         time.sleep(RETRY_SECONDS)
+        if is_time_up():
+            return None

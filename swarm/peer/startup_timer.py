@@ -1,14 +1,33 @@
-"""How long a volunteer waited from the command to the first contribution, and for what."""
+"""How long ago the command was that a volunteer gave, and what it waited for until its first contribution."""
 
 from __future__ import annotations
 
 import os
 import time
+from pathlib import Path
 
 import psutil
 
+from swarm.runtime.timeouts import seconds_since_boot
+
 STARTED = "SWARM_STARTED"
 """Environment variable: the time at which a peer started again, as another program in the same process."""
+_TICKS_AFTER_NAME = 19
+"""Where `/proc/PID/stat` has the time of a process's start, in ticks since the machine's (`proc_pid_stat(5)`)."""
+
+
+def seconds_since_command() -> float:
+    """Since a person started this peer, which may have started itself again in place, or been started by torchrun.
+
+    A clock that is set meanwhile changes nothing on Linux.
+    """
+    is_of_torchrun = "TORCHELASTIC_RESTART_COUNT" in os.environ
+    stat = Path(f"/proc/{os.getppid()}/stat" if is_of_torchrun else "/proc/self/stat")
+    try:
+        ticks = int(stat.read_text().rpartition(")")[2].split()[_TICKS_AFTER_NAME])
+        return seconds_since_boot() - ticks / os.sysconf("SC_CLK_TCK")
+    except OSError:  # this system is no Linux
+        return time.time() - psutil.Process(os.getppid() if is_of_torchrun else None).create_time()
 
 
 class StartupTimer:

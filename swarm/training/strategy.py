@@ -50,7 +50,7 @@ from swarm.training.island.channel import Channel
 from swarm.training.island.crew import Crew
 from swarm.training.island.lead import Lead
 from swarm.training.island.sharded.divided import Divided
-from swarm.training.limits import is_to_leave
+from swarm.training.limits import Limit, is_to_leave
 from swarm.training.local_steps import LocalCoordinator
 from swarm.training.options import CoordinatorOptions
 
@@ -206,7 +206,7 @@ class SwarmStrategy(SingleDeviceStrategy):
         """This process computes, and does nothing else; the first one says when that is over."""
         self._trainer.limit_val_batches = 0
         self._trainer.fit_loop.max_epochs = self._trainer.fit_loop.epoch_loop.max_steps = -1
-        decides = (Checkpoint, EarlyStopping, Timer)
+        decides = (Checkpoint, EarlyStopping, Timer, Limit)
         self._trainer.callbacks = [one for one in self._trainer.callbacks if not isinstance(one, decides)]
         warnings.filterwarnings("ignore", message=".training_step. returned .None.")
 
@@ -325,6 +325,7 @@ class SwarmStrategy(SingleDeviceStrategy):
         self._begin_to_listen()
         self.coordinator.join()
         self._adopt_step(completed=self.coordinator.step)
+        is_to_leave(self._trainer)  # its owner's time may be over, and nothing is begun then
         self._trainer.should_stop |= self.stop_requested.is_set()
 
     def _begin_to_listen(self) -> None:

@@ -22,7 +22,7 @@ from swarm.protocol.messages import MAX_LINE_KBPS
 MEASURED = 3
 """Latest rounds, of which the middle one counts."""
 SHORT_SECONDS = 2.0
-"""An exchange that takes no longer is as much a matter of round trips and processors: five peers on two cores, with
+"""An exchange that takes no longer is a matter of round trips and processors as well: five peers on two cores, with
 equal lines and exchanges of a second, measured lines that differed threefold."""
 LEAST_BYTES = 2**18
 FIRST_GROWTH = 2.0

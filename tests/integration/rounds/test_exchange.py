@@ -150,13 +150,13 @@ def repeat(name, initial_peers, line, vector, samples, codec, rounds, max_upload
 def test_a_slow_line_reduces_less_from_round_to_round():
     vectors = {name: contribution(name, 200_000, 0) for name in "abc"}
     contributions = {name: (vector, samples, "none", 3) for name, (vector, samples) in vectors.items()}
-    found = run_one_round(contributions | {"c": (*contributions["c"], 4.0)}, repeat)
+    found = run_one_round(contributions | {"c": (*contributions["c"], 2.5)}, repeat)
     assert all(torch.equal(found["a"][0], other) for other, _ in found.values()), "the same bits everywhere"
     assert all(torch.equal(average, found["a"][0][0]) for average in found["a"][0]), "whoever reduces which part"
     slow = found["c"][1]
     assert slow[0].share == pytest.approx(1 / 3)
     assert slow[-1].share < slow[0].share / 2, "a tenth, or more on a busy machine, where all lines are slow"
-    assert 0 < slow[-1].line_kbps < 4800, "4000, or less on a busy machine"
+    assert 0 < slow[-1].line_kbps < 3000, "2500, or less on a busy machine"
     assert all(report.complete for _, reports in found.values() for report in reports)
     for shares in zip(*([report.share for report in reports] for _, reports in found.values()), strict=True):
         assert sum(shares) == pytest.approx(1)

@@ -4,12 +4,10 @@ import errno
 import io
 import os
 import threading
-import time
 from dataclasses import replace
 from datetime import timedelta
 from types import SimpleNamespace
 
-import psutil
 import pytest
 import torch
 from lightning.pytorch import Trainer
@@ -24,8 +22,9 @@ from swarm.peer.callbacks import reachable_peer_check, time_limit
 from swarm.peer.callbacks.evaluation import Evaluation
 from swarm.peer.callbacks.slow_line_advice import SlowLineAdvice
 from swarm.peer.callbacks.status_reporter import PatientConsole
-from swarm.peer.callbacks.time_limit import TimeLimit, seconds_since_command
+from swarm.peer.callbacks.time_limit import TimeLimit
 from swarm.peer.callbacks.traffic_limit import TrafficLimit
+from swarm.peer.startup_timer import seconds_since_command
 from swarm.runtime.line_use import LineUse
 from swarm.runtime.timeouts import seconds_since_boot
 from swarm.training.averaging_mode import Averaging
@@ -122,23 +121,13 @@ def test_a_peer_leaves_when_its_traffic_is_used_up(monkeypatch):
     assert TrafficLimit(LineUse(), 0.001, asked).num_bytes == 1_000_000, "a peer that starts itself again counts on"
 
 
-def waiting_trainer(*limits) -> Trainer:
-    return Trainer(accelerator="cpu", callbacks=[*limits], logger=False, enable_checkpointing=False)
-
-
 def test_time_counts_from_the_command_on_also_while_a_peer_joins(monkeypatch):
-    trainer = waiting_trainer(TimeLimit(timedelta(seconds=seconds_since_command() + 10)))
+    limit = TimeLimit(timedelta(seconds=seconds_since_command() + 10))
+    trainer = Trainer(accelerator="cpu", callbacks=[limit], logger=False, enable_checkpointing=False)
     assert not is_to_leave(trainer)
     boot = seconds_since_boot()
     monkeypatch.setattr(time_limit, "seconds_since_boot", lambda: boot + 11)
     assert is_to_leave(trainer)
-
-
-def test_time_goes_on_where_torchrun_starts_a_peer_again(monkeypatch):
-    own = seconds_since_command()
-    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
-    assert seconds_since_command() == pytest.approx(time.time() - psutil.Process().parent().create_time(), abs=5)
-    assert seconds_since_command() >= own, "it has made this process"
 
 
 @pytest.mark.parametrize("is_reached", [False, True])
@@ -152,13 +141,6 @@ def test_a_peer_that_waits_asks_its_limits(is_reached):
     )
     assert not is_to_leave(trainer), "it is asked to stop in another way"
     assert asked.is_set() == is_reached
-
-
-def test_a_clock_that_is_set_gives_nobody_more_time(monkeypatch):
-    """A laptop sets its clock when it wakes up; psutil tells the time of a start by the clock."""
-    before = seconds_since_command()
-    monkeypatch.setattr(psutil.Process, "create_time", lambda self: time.time() + 3600)
-    assert before <= seconds_since_command() < before + 60
 
 
 def test_weights_are_tested_after_validations_and_nothing_is_chosen_by_that(tmp_path):

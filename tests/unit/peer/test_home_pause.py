@@ -13,7 +13,7 @@ from recipe.presets import preset
 from recipe.run_folder import RunFolder
 from swarm.network.home import sparing
 from swarm.network.home.sparing import is_on_battery, never_spared, wait_while_spared, why_spared
-from swarm.peer import main
+from swarm.peer import main, options
 from swarm.peer.callbacks import home_pause
 from swarm.peer.callbacks.home_pause import HomePause
 from swarm.peer.options import parse_options
@@ -124,6 +124,26 @@ def test_who_is_ended_during_a_pause_hears_where_its_weights_are(monkeypatch, ca
     else:
         assert begin(monkeypatch, words) == 130
         assert capsys.readouterr().err == "Interrupted before the training began.\n"
+
+
+@pytest.mark.parametrize("has_trained", [True, False])
+def test_a_pause_ends_when_time_is_up(monkeypatch, capsys, tmp_path, has_trained):
+    """The machine runs on its battery all night."""
+    monkeypatch.setattr(psutil, "sensors_battery", lambda: SimpleNamespace(power_plugged=False))
+    monkeypatch.setattr(sparing, "LOOK_SECONDS", 0.0)
+    seconds = iter([3599.0, 3600.0, 3600.0])
+    monkeypatch.setattr(options, "seconds_since_command", lambda: next(seconds))
+    words = ["--output-dir", str(tmp_path), "--run-id", "home", "--public-name", "ada", "--pause-on-battery"]
+    if has_trained:
+        monkeypatch.setenv(STARTED, str(time.time()))
+        folder = RunFolder.create(tmp_path, "home", "ada")
+        folder.write_recipe(preset("digits"))
+        (folder.checkpoints / "last.ckpt").touch()
+    assert begin(monkeypatch, [*words, "--max-time", "01:00:00"]) == 0
+    said = capsys.readouterr().out.splitlines()
+    assert said[0].startswith("This machine runs on its battery: this peer waits")
+    weights = [f"Weights: {tmp_path / 'home' / 'ada' / 'checkpoints'}"]
+    assert said[1:] == ["Time is up (--max-time).", *(weights if has_trained else [])]
 
 
 class Looks:

@@ -118,3 +118,16 @@ def test_who_was_removed_does_not_try_to_come_back():
 
     with pytest.raises(Removed):
         come_back(make_peer, again=True, has_trained=True, leave=lambda _: None)
+
+
+def test_who_cannot_join_gives_up_when_its_time_is_up(monkeypatch, capsys):
+    monkeypatch.setattr("swarm.peer.rejoin.RETRY_SECONDS", 0.0)
+    tried, looks = [], iter([False, True])
+
+    def make_peer(alone: bool):
+        tried.append(alone)
+        raise InputError("Its port is taken.")
+
+    assert come_back(make_peer, True, False, lambda _: None, is_time_up=lambda: next(looks)) is None
+    assert len(tried) == 2
+    assert "Its port is taken." in capsys.readouterr().err

@@ -1,8 +1,11 @@
-"""What a start took, and for what."""
+"""What a start took, and for what; and how long ago the command was."""
 
+import time
+
+import psutil
 import pytest
 
-from swarm.peer.startup_timer import STARTED, StartupTimer
+from swarm.peer.startup_timer import STARTED, StartupTimer, seconds_since_command
 
 
 @pytest.fixture
@@ -29,3 +32,17 @@ def test_who_does_not_wait_has_no_such_part(clock):
     clock.ends("state")
     clock.ends("imports")
     assert list(clock.seconds) == ["imports", "state"]
+
+
+def test_time_goes_on_where_torchrun_starts_a_peer_again(monkeypatch):
+    own = seconds_since_command()
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
+    assert seconds_since_command() == pytest.approx(time.time() - psutil.Process().parent().create_time(), abs=5)
+    assert seconds_since_command() >= own, "it has made this process"
+
+
+def test_a_clock_that_is_set_gives_nobody_more_time(monkeypatch):
+    """A laptop sets its clock when it wakes up; psutil tells the time of a start by the clock."""
+    before = seconds_since_command()
+    monkeypatch.setattr(psutil.Process, "create_time", lambda self: time.time() + 3600)
+    assert before <= seconds_since_command() < before + 60

@@ -124,8 +124,8 @@ def test_who_saves_a_notebook_on_kaggle_is_told_that_a_key_is_in_it(monkeypatch)
             "--max-time 10:50:00",
             "This peer leaves after 10:50:00, ten minutes before the longest session on Kaggle",
         ),
-        (11.8, "--max-time 00:02:00", "This peer leaves after 00:02:00"),
-        (11.85, "", "lasts 12 h at most, and 9 min of them are left. So no limit is set"),
+        (11.7, "--max-time 00:08:00", "This peer leaves after 00:08:00"),
+        (11.8, "", "lasts 12 h at most, and 12 min of them are left. So no limit is set"),
         (14.0, "", "and 0 min of them are left. So no limit is set"),
     ],
 )
