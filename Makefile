@@ -27,7 +27,7 @@ demo: setup ## three volunteers train a ViT together on this machine
 test: setup ## run the tests, all but the long ones
 	@$(RUN) -m pytest -m "not long"
 
-test-long: setup ## run the long ones: a soak, the lab, attacks, exactness, memory, footprint, many models
+test-long: setup ## run the long ones: a soak, the lab, exactness, memory, footprint, many models, some slow programs and attacks
 	@$(RUN) -m pytest -m long
 
 test-fast: setup ## run the unit tests without the fuzzing, under two minutes

@@ -11,6 +11,7 @@ from tests.helpers.cli import START_SECONDS, TINY, PeerProgram, Program, reaping
 pytestmark = pytest.mark.timeout(300)
 
 
+@pytest.mark.long
 def test_parts_are_looked_after_while_a_peer_waits_for_company(tmp_path):
     """One after the other: the second one is looked after in a peer that has started again."""
     with reaping() as programs:

@@ -89,6 +89,7 @@ def in_image(image: Path, text: str) -> str:
     return re.sub(r"(?<![\w.])/(opt/swarm|runs|data)\b", rf"{image}/\1", text)
 
 
+@pytest.mark.long
 def test_the_image_s_entrypoint_joins_and_is_healthy(image, first, tmp_path):
     (entrypoint,) = instructions("ENTRYPOINT", 2)
     _, *arguments = json.loads(entrypoint)

@@ -83,6 +83,7 @@ def test_samples_keep_their_order_whatever_the_size():
 
 
 @pytest.mark.timeout(200)
+@pytest.mark.long
 def test_in_a_real_run(tmp_path, capsys, monkeypatch):
     """A peer whose measurement found a machine so busy that it chose single samples; the clock alone is made up."""
     from swarm.peer import main as peer

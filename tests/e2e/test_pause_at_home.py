@@ -9,6 +9,7 @@ from tests.helpers.cli import PACED, START_SECONDS, TINY, PeerProgram, reaping, 
 pytestmark = pytest.mark.timeout(300)
 
 
+@pytest.mark.long
 def test_it_waits_while_its_line_is_metered_and_goes_on_where_it_was(tmp_path):
     says, program = tmp_path / "says", tmp_path / "busctl"
     program.write_text(f'#!/bin/sh\ncat "{says}"\n')

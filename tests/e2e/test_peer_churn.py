@@ -73,6 +73,7 @@ def test_a_setting_that_contradicts_the_swarm_is_refused(swarm, refused):
     assert "--initial-peers" in error
 
 
+@pytest.mark.long
 def test_peers_that_lose_a_part_start_again_as_the_same(swarm):
     """Two at the same time, each another part; the third one trains on."""
     lost = {"The averaging process": swarm.first, "p2pd": swarm.third}

@@ -137,7 +137,9 @@ def updates_given(peer: Peer) -> int:
     return sum(own_samples > 0 for *_, own_samples in peer.messages)
 
 
-@pytest.mark.parametrize("lie", ["nan", "overflow", "bad-average", "slow", "stuck"])
+@pytest.mark.parametrize(
+    "lie", ["nan", "overflow", "bad-average", "slow", pytest.param("stuck", marks=pytest.mark.long)]
+)
 def test_a_member_that_spoils_rounds_is_left_out(tmp_path, lie):
     plan = (WidePlan if lie == "slow" else Plan)(compute_seconds=0.03)
     with Peers(timeout_seconds=120) as peers:
@@ -156,7 +158,7 @@ def test_a_member_that_spoils_rounds_is_left_out(tmp_path, lie):
     assert "mallory" in said, "the liar is named"
 
 
-@pytest.mark.parametrize("lie", ["ahead", "made-up-state"])
+@pytest.mark.parametrize("lie", [pytest.param("ahead", marks=pytest.mark.long), "made-up-state"])
 def test_who_has_trained_is_not_misled_by_a_member_that_says_it_is_ahead(tmp_path, lie):
     """It has been in a group, so its word counts for more than a stranger's; its state would come slowly, or be of no
     use. Updates are slow enough that all read each other's records meanwhile."""

@@ -17,6 +17,7 @@ from swarm.runtime.processes import descendants
 pytestmark = pytest.mark.timeout(180)
 
 
+@pytest.mark.long
 def test_both_take_turns_and_leave_nothing(capfd):
     turns = compare(BenchOptions(recipe="digits", pairs=2, updates=2, batch_size=1, micro_batches=2))
     living = [process for process in descendants(os.getpid()) if process.status() != psutil.STATUS_ZOMBIE]

@@ -76,7 +76,11 @@ def meet(arguments: dict) -> tuple[dict, dict]:
         return peers.results(), {name: str(member.peer_id) for name, member in members.items()}
 
 
-@pytest.mark.parametrize("first", [0.0, 0.5], ids=["the senior gives up first", "the junior gives up first"])
+@pytest.mark.parametrize(
+    "first",
+    [0.0, pytest.param(0.5, marks=pytest.mark.long)],
+    ids=["the senior gives up first", "the junior gives up first"],
+)
 def test_a_leader_whose_trainer_does_not_come_is_followed_once(first):
     """Its averaging process lets everybody in and says nothing, as when a disk or a GPU holds the trainer up; or it
     is a liar, and would do so at every step."""

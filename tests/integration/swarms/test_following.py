@@ -108,7 +108,7 @@ def take_part(
         ("a", Averaging.sync()),
         ("ab", Averaging.overlap("int8")),
         ("a", Averaging.local(2, "none", 0.7, 0.9, fragments=3)),
-        ("ab", Averaging.local(2, "topk")),
+        pytest.param("ab", Averaging.local(2, "topk"), marks=pytest.mark.long),
     ],
     ids=["synchronous", "alone", "overlapped", "local fragments, alone", "largest numbers"],
 )

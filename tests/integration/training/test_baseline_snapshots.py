@@ -69,7 +69,7 @@ def train_and_die(options: list[str], rank: int, step: int, micro_batch: int) ->
     return train(options)
 
 
-@pytest.mark.parametrize("strategy", ["single", "ddp", "fsdp"])
+@pytest.mark.parametrize("strategy", ["single", pytest.param("ddp", marks=pytest.mark.long), "fsdp"])
 def test_killed_and_resumed_bit_by_bit(tmp_path, strategy):
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     whole.mkdir()

@@ -37,6 +37,7 @@ def launch_lines(*options: object) -> list[list[str]]:
 
 
 @pytest.mark.timeout(280)
+@pytest.mark.long
 def test_two_nodes_learn_digits_although_a_worker_is_killed(tmp_path):
     options = ["--run-id", "it", "--batch-size", 64, "--snapshot-every", 5, "--target-accuracy", 0.93]
     lines = launch_lines("--max-restarts", 1, "--output-dir", tmp_path, *options)

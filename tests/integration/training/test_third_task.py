@@ -6,11 +6,14 @@ import shutil
 import subprocess
 import sys
 
+import pytest
+
 from tests.helpers.paths import ROOT
 
 PAGE = ROOT / "docs" / "howto" / "own-task.md"
 
 
+@pytest.mark.long
 def test_a_third_task_is_a_file_and_a_line(tmp_path):
     page = PAGE.read_text()
     file = re.search(r"```python\n(.*?)```", page, re.DOTALL)[1]
