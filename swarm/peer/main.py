@@ -35,7 +35,7 @@ from swarm.peer.bootstrap import resolve_bootstrap, unfolded
 from swarm.peer.island.launch import check_one_process, connected, is_island, offer, one_voice, settled, speaks
 from swarm.peer.membership.entry import Entry, how_to_join, open_door
 from swarm.peer.options import PeerOptions, own_recipe, parse_options
-from swarm.peer.rejoin import come_back, resumed, trained_before
+from swarm.peer.rejoin import TIME_IS_UP, come_back, resumed, trained_before
 from swarm.peer.startup_timer import StartupTimer
 from swarm.runtime.hivemind_version import check_hivemind_version
 from swarm.runtime.imports import quick_imports
@@ -49,7 +49,6 @@ if TYPE_CHECKING:
 
 HELPS = "Helper: it averages for the others, hands over the weights and keeps checkpoints. It trains nothing."
 LEAVE_SECONDS = 10.0
-TIME_IS_UP = "Time is up (--max-time)."
 """For an orderly end without one of its processes; then this peer starts again without a checkpoint of this moment."""
 
 
@@ -95,12 +94,7 @@ def run(read: Callable[[], PeerOptions]) -> int:
             stored = before[1] if alone else None
             return Peer(replace(options, run_id=before[0]) if alone else options, clock, stored, line, channel)
 
-        status = come_back(
-            make_peer, clock.again, before is not None, _leave_at_once, lambda: options.leaving.is_time_up
-        )
-        if status is None:
-            _say(TIME_IS_UP)
-        return status or 0
+        return come_back(make_peer, clock.again, before is not None, _leave_at_once, lambda: options.leaving.is_time_up)
     except InputError as error:
         with one_voice():
             print(f"error: {error}", file=sys.stderr, flush=True)
@@ -125,21 +119,20 @@ def _may_begin(options: PeerOptions, again: bool) -> bool:
     Raises:
         KeyboardInterrupt: any other peer was
     """
-    leaving, before = options.leaving, trained_before(options) if again else None
+    leaving = options.leaving
     for sentence in [] if again else leaving.never_spared:
         print(sentence, flush=True)
-    ended = TIME_IS_UP
     try:
         wait_while_spared(lambda: "" if leaving.is_time_up else leaving.why_spared)
     except KeyboardInterrupt:
-        if before is None:
+        if not again or trained_before(options) is None:
             raise
-        ended = "Ended while it waited for better times."
+        _say("Ended while it waited for better times.")
     else:
         if not leaving.is_time_up:
             return True
-    _say(ended)
-    if before is not None:
+        _say(TIME_IS_UP)
+    if again and (before := trained_before(options)) is not None:
         folder = options.machine.output_dir.expanduser() / before[0] / options.machine.public_name
         _say(f"Weights: {RunFolder(folder).checkpoints}")
     return False

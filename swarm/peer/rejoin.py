@@ -25,6 +25,7 @@ from swarm.network.known_peers import books_of
 from swarm.peer.options import PeerOptions
 from swarm.runtime.imports import quick_imports
 
+TIME_IS_UP = "Time is up (--max-time)."
 RETURN_SECONDS, RETRY_SECONDS = 600.0, 2.0
 """How long, and how often, a peer tries to come back."""
 ALONE_SECONDS = 30.0
@@ -95,8 +96,8 @@ def come_back(
     again: bool,
     has_trained: bool,
     leave: Callable,
-    is_time_up: Callable[[], bool] = lambda: False,
-) -> int | None:
+    is_time_up: Callable[[], bool],
+) -> int:
     """Run a peer, and try again if nobody is there to read why it cannot join, or nobody answers one that was there.
 
     Args:
@@ -107,7 +108,7 @@ def come_back(
         is_time_up: whether it is not worth trying again
 
     Returns:
-        the exit status; None if its time is up before it could join
+        the exit status
 
     Raises:
         InputError: it cannot join, has not been able to for ten minutes, or its training ended by this
@@ -140,4 +141,5 @@ def come_back(
             importlib.import_module("swarm.peer.session")  # takes seconds, which are not lost now
         time.sleep(RETRY_SECONDS)
         if is_time_up():
-            return None
+            print(TIME_IS_UP, flush=True)
+            return 0

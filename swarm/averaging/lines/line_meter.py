@@ -23,7 +23,7 @@ MEASURED = 3
 """Latest rounds, of which the middle one counts."""
 SHORT_SECONDS = 2.0
 """An exchange that takes no longer is a matter of round trips and processors as well: five peers on two cores, with
-equal lines and exchanges of a second, measured lines that differed threefold."""
+equal lines and exchanges of one to two seconds, measured lines that differed threefold."""
 LEAST_BYTES = 2**18
 FIRST_GROWTH = 2.0
 """Times what it did that an idle line is taken to carry, as long as its bounds were never seen."""

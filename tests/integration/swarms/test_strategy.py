@@ -14,6 +14,7 @@ from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from recipe.errors import InputError
 from swarm.runtime.processes import descendants
 from swarm.training.averaging_mode import Averaging
+from swarm.training.limits import Limit
 from swarm.training.strategy import SwarmStrategy
 from tests.helpers.strategy_runs import (
     MICRO_BATCH,
@@ -33,6 +34,27 @@ from tests.helpers.swarm_peers import Peers, running_dht
 
 pytestmark = pytest.mark.timeout(180)
 TOLERANCE = 2e-6  # absolute, of losses around 1 and weights below 1: about ten times what was seen
+
+
+class TimeIsUp(Limit):
+    """From the beginning on."""
+
+    def look(self, trainer):
+        trainer.should_stop = True
+
+
+def train_without_time(name, initial_peers, line):
+    """Returns what it has computed before it left."""
+    with running_dht(initial_peers, line) as dht:
+        task = Task(Plan())
+        trainer_for(SwarmStrategy(16, "test", dht=dht), [TimeIsUp()], max_steps=3).fit(task, loader(1))
+        return task.indices
+
+
+def test_a_peer_whose_time_is_up_when_it_has_joined_computes_nothing():
+    with Peers() as peers:
+        peers.start("a", train_without_time)
+        assert peers.results()["a"] == []
 
 
 # ---- one peer against a plain Trainer ------------------------------------------------------------------------------

@@ -117,7 +117,7 @@ def test_who_was_removed_does_not_try_to_come_back():
         raise Removed("The organiser has removed this peer from the run: it sent noise.")
 
     with pytest.raises(Removed):
-        come_back(make_peer, again=True, has_trained=True, leave=lambda _: None)
+        come_back(make_peer, again=True, has_trained=True, leave=lambda _: None, is_time_up=lambda: False)
 
 
 def test_who_cannot_join_gives_up_when_its_time_is_up(monkeypatch, capsys):
@@ -128,6 +128,8 @@ def test_who_cannot_join_gives_up_when_its_time_is_up(monkeypatch, capsys):
         tried.append(alone)
         raise InputError("Its port is taken.")
 
-    assert come_back(make_peer, True, False, lambda _: None, is_time_up=lambda: next(looks)) is None
+    assert come_back(make_peer, True, False, lambda _: None, is_time_up=lambda: next(looks)) == 0
     assert len(tried) == 2
-    assert "Its port is taken." in capsys.readouterr().err
+    said = capsys.readouterr()
+    assert "Its port is taken." in said.err
+    assert said.out == "Time is up (--max-time).\n"
