@@ -28,7 +28,7 @@ from swarm.averaging.commands import RunRound
 from swarm.averaging.compression.codec import Codec, bytes_of_member
 from swarm.averaging.compression.error_feedback import ErrorFeedback
 from swarm.averaging.compression.fragments import Fragments
-from swarm.averaging.lines.division import fractions_of
+from swarm.averaging.lines.division import fractions_of, shares_of
 from swarm.averaging.lines.line_meter import LineMeter
 from swarm.averaging.meeting.matchmaking import Matchmaking
 from swarm.averaging.robust_mean import Combination
@@ -490,12 +490,12 @@ class Rounds:
         self, stripes: StripedAllReduce, group: Group, exchange_seconds: float, compute_seconds: float, trouble: Trouble
     ) -> None:
         """Who has spoilt this exchange, or held it up, is blamed. If it was this peer, its line is slow."""
+        others, num_members, shares = self._others(group), len(group.peer_ids), fractions_of(group)
         num_bytes = sum(runner.bytes_sent for runner in stripes.runners)
-        self._line_meter.end(num_bytes, exchange_seconds, len(group.peer_ids), is_whole=not stripes.lost)
-        others, num_members = self._others(group), len(group.peer_ids)
+        equal_bytes = bytes_of_member(self._vector, self._codec, num_members, 1 / max(1, len(shares_of(group))))
+        self._line_meter.end(num_bytes, exchange_seconds, num_members, equal_bytes, is_whole=not stripes.lost)
         to_send = {
-            peer: bytes_of_member(self._vector, self._codec, num_members, share)
-            for peer, share in fractions_of(group).items()
+            peer: bytes_of_member(self._vector, self._codec, num_members, share) for peer, share in shares.items()
         }
         slow = self._slow_members.note(others, stripes.waited_seconds, exchange_seconds, compute_seconds, to_send)
         self._blame(dict.fromkeys(slow, Blame.TOO_SLOW) | stripes.blamed, trouble)

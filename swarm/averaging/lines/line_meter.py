@@ -7,6 +7,10 @@ all else that uses it. Reducers say with each average whether it is that one, si
 
 A line that nobody waits for can carry more than it did. It counts for a little more than that, gets a larger share the
 next time, and so shows more: until others wait for it, or have nothing more to give it.
+
+In a short exchange members wait for processors and round trips, not for lines. So it shows no bounds. And a line that
+carries an equal share in so short a time is fast enough: faster ones say the same, so that shares stay equal among
+them, whatever a busy processor has made of the first exchanges.
 """
 
 from __future__ import annotations
@@ -23,7 +27,8 @@ MEASURED = 3
 """Latest rounds, of which the middle one counts."""
 SHORT_SECONDS = 2.0
 """An exchange that takes no longer is a matter of round trips and processors as well: five peers on two cores, with
-equal lines and exchanges of one to two seconds, measured lines that differed threefold."""
+equal lines and exchanges of one to two seconds, measured lines that differed threefold. A line that sends an equal
+share in this time is fast enough."""
 LEAST_BYTES = 2**18
 FIRST_GROWTH = 2.0
 """Times what it did that an idle line is taken to carry, as long as its bounds were never seen."""
@@ -82,7 +87,7 @@ class LineMeter:
         self._found: deque[float] = deque(maxlen=MEASURED)
         self._has_shown_its_bounds = False
         self.kbps = 0
-        """What this peer says of its line, in kbit/s; 0 as long as it is not known."""
+        """What this peer says of its line, in kbit/s, or what would be enough; 0 as long as it is not known."""
         self.waits = Waits()
         """Of the present exchange."""
 
@@ -90,18 +95,21 @@ class LineMeter:
         """An exchange begins."""
         self.waits = Waits()
 
-    def end(self, num_bytes: int, seconds: float, num_members: int, is_whole: bool = True) -> None:
+    def end(
+        self, num_bytes: int, seconds: float, num_members: int, equal_bytes: float, is_whole: bool = True
+    ) -> None:
         """It is over.
 
         Args:
             num_bytes: that this peer has sent
             seconds: that it took
+            equal_bytes: that it would have sent if all shares were equal
             is_whole: nobody was lost; else it tells only of a line for which others waited
         """
-        if seconds < SHORT_SECONDS or num_bytes < LEAST_BYTES:
+        if num_bytes < LEAST_BYTES:
             return
         carried = 8 * num_bytes / 1000 / seconds
-        if self.waits.were_for_me(num_members):
+        if seconds >= SHORT_SECONDS and self.waits.were_for_me(num_members):
             self._has_shown_its_bounds = True
         elif not is_whole:
             return
@@ -109,6 +117,7 @@ class LineMeter:
             before = median_low(self._found) if self._found else 0.0
             carried = max(before, carried * (GROWTH if self._has_shown_its_bounds else FIRST_GROWTH))
         self._found.append(min(carried, self._most))
-        middle = median_low(self._found)
+        enough = 8 * equal_bytes / 1000 / SHORT_SECONDS
+        middle = min(median_low(self._found), enough)
         if abs(middle - self.kbps) > CHANGED * self.kbps:
             self.kbps = max(1, round(middle))

@@ -1,5 +1,6 @@
 """What rounds show of a line, and where shares go that follow it."""
 
+import math
 from statistics import mean
 
 import pytest
@@ -24,12 +25,14 @@ def waits_of(told: dict[int, float], seen: dict[int, float] | None = None) -> Wa
     return waits
 
 
-def round_of(meter: LineMeter, mbps: float, is_waited_for: bool, seconds: float = 10.0) -> int:
+def round_of(
+    meter: LineMeter, mbps: float, is_waited_for: bool, seconds: float = 10.0, equal_bytes: float = math.inf
+) -> int:
     """What it says after an exchange in which so much was sent."""
     meter.begin()
     for number in (1, 2, 3):
         meter.waits.told(PEERS[number], is_waited_for)
-    meter.end(int(mbps * MBPS * seconds), seconds, 4)
+    meter.end(int(mbps * MBPS * seconds), seconds, 4, equal_bytes)
     return meter.kbps
 
 
@@ -74,12 +77,29 @@ def test_small_changes_are_not_told():
     assert [round_of(meter, mbps, True) for mbps in (42, 43, 44, 43, 39, 38)] == [40_000] * 6
 
 
-@pytest.mark.parametrize(("num_bytes", "seconds"), [(10 * LEAST_BYTES, SHORT_SECONDS / 2), (LEAST_BYTES / 2, 10.0)])
-def test_short_exchanges_and_few_bytes_show_nothing(num_bytes, seconds):
+def test_few_bytes_show_nothing():
     meter = LineMeter()
     meter.begin()
-    meter.end(num_bytes, seconds, 4)
+    meter.end(LEAST_BYTES // 2, 10.0, 4, math.inf)
     assert meter.kbps == 0
+
+
+def test_a_short_exchange_shows_no_bounds():
+    assert round_of(LineMeter(), 10, True, SHORT_SECONDS / 2) == 20_000
+
+
+def test_lines_that_are_fast_enough_say_the_same_whatever_the_first_exchange_has_shown():
+    """The first one takes long, since processors are busy; all others take as long as processors and round trips do."""
+    vector, meters, first = 3.2e6, [LineMeter() for _ in range(5)], (13, 13, 20, 25, 37)
+    for meter, mbps in zip(meters, first, strict=True):
+        round_of(meter, mbps, True, 3.0, equal_bytes=1.6 * vector)
+    assert len(set(divide(tuple(meter.kbps for meter in meters), (True,) * 5, 5))) > 1
+    for _ in range(3):
+        shares = divide(tuple(meter.kbps for meter in meters), (True,) * 5, 5)
+        for meter, share in zip(meters, shares, strict=True):
+            sent = vector * (1 + 3 * share / sum(shares))
+            round_of(meter, sent / MBPS / 1.5, True, 1.5, equal_bytes=1.6 * vector)
+    assert divide(tuple(meter.kbps for meter in meters), (True,) * 5, 5) == (1,) * 5
 
 
 def test_a_round_in_which_somebody_was_lost_tells_of_a_line_only_if_it_was_in_the_way():
@@ -88,7 +108,7 @@ def test_a_round_in_which_somebody_was_lost_tells_of_a_line_only_if_it_was_in_th
         meter = LineMeter()
         meter.begin()
         meter.waits.told(PEERS[1], is_waited_for)
-        meter.end(10 * MBPS * 10, 10.0, 4, is_whole=False)
+        meter.end(10 * MBPS * 10, 10.0, 4, math.inf, is_whole=False)
         assert meter.kbps == kbps
 
 
@@ -141,7 +161,8 @@ class ModelSwarm:
         for meter, num_bytes, own in zip(self._meters, sent, needed, strict=True):
             meter.begin()
             meter.waits.told(PEERS[0], own > 0.95 * seconds)
-            meter.end(int(num_bytes), seconds, self._num_members)
+            equal_bytes = self.VECTOR * (1 + (self._num_members - 2) / len(self.lines))
+            meter.end(int(num_bytes), seconds, self._num_members, equal_bytes)
         return seconds
 
     def best(self, with_equal_shares: bool = False) -> float:
