@@ -41,7 +41,6 @@ from swarm.averaging.audit.judge import is_faithful
 from swarm.averaging.audit.seals import Seals
 from swarm.averaging.audit.statements import hash_of
 from swarm.averaging.compression.error_feedback import ErrorFeedback
-from swarm.averaging.lines.division import shares_of
 from swarm.averaging.lines.line_meter import Waits
 from swarm.averaging.robust_mean import Combination
 from swarm.averaging.send_window import PartsOnTheWay, SendWindow
@@ -128,7 +127,7 @@ class AllReduce:
         self.stub_of, self._line, self._stream_seconds = stub_of, line, stream_seconds
         self._waits = waits or Waits()
         self._on_the_way = {peer: PartsOnTheWay(window, stripes) for peer, window in windows.items()}
-        self._parts = partition(vector, shares_of(group), stripes, codec, seals is not None, num_buffers)
+        self._parts = partition(vector, group, stripes, codec, seals is not None, num_buffers)
         self._average = torch.empty_like(vector)
         """Shape [n], fp32: the parts of the average that have come, each in its place."""
         self._num_averages: Counter[PeerID] = Counter()

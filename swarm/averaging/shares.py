@@ -24,8 +24,16 @@ STRIPE_BYTES = 2**18
 MAX_STRIPES = 8
 MIN_PART_BYTES = 2**14
 """Of one part, however many there are."""
-MAX_PART_BYTES = 2**19
-"""Of one part of every stream together."""
+BURST_BYTES = 2**19
+"""Of one part of every stream together, if the slowest line carries `USUAL_KBPS`."""
+USUAL_KBPS = 10_000
+"""What a line is taken to carry that has not been measured, and one that is slower."""
+MAX_PART_BYTES = 3 * 2**16
+"""Of one part over faster lines: a new stream lets it through at once."""
+MAX_SHOWN_BYTES = 2**23
+"""Of one part of all members over faster lines: what an average was made of is shown in one answer."""
+LEAST_PARTS = 4
+"""Of a share, over all its stripes: averages come back while later parts are on their way."""
 MAX_PART_NUMBERS = 2**20
 """Of one part of every stream together: a reducer holds some parts of each member, decoded."""
 
@@ -74,14 +82,21 @@ def stripe_of(group: Group, turn: int, stripe: int) -> Group:
     return replace(group, group_id=name[:LINEAGE_BYTES])
 
 
-def part_size_bytes(total_bytes: int, num_reducers: int, stripes: int) -> int:
-    """Size of a part, in bytes: small vectors are still spread over all reducers.
+def part_size_bytes(stripe_bytes: int, num_reducers: int, stripes: int, num_members: int, line_kbps: int) -> int:
+    """Size of a part, in bytes.
 
-    One part of every stream is 512 KiB together. They share a line, on which a record or an answer has to get through
-    between them: at 10 Mbit/s that is less than half a second.
+    The streams share a line, on which a record or an answer has to get through between their parts. So one part of each
+    takes less than half a second together. Fast lines carry larger parts in this time: fewer messages, which is less
+    work for processors. A member that says that its line is slow cannot make parts smaller than 10 Mbit/s does.
+
+    Args:
+        line_kbps: of the slowest member; 0: not known
     """
-    most = MAX_PART_BYTES // _streams(num_reducers, stripes)
-    return max(MIN_PART_BYTES, min(most, total_bytes // (4 * max(1, num_reducers))))
+    streams = _streams(num_reducers, stripes)
+    usual, fast = (BURST_BYTES * kbps // USUAL_KBPS // streams for kbps in (USUAL_KBPS, line_kbps))
+    most = max(usual, min(fast, MAX_PART_BYTES, MAX_SHOWN_BYTES // num_members))
+    least_parts = max(2, LEAST_PARTS // stripes)
+    return max(MIN_PART_BYTES, min(most, stripe_bytes // (least_parts * max(1, num_reducers))))
 
 
 def _streams(num_reducers: int, stripes: int) -> int:
@@ -134,7 +149,7 @@ def stripes_of(size: int, num_buffers: int, stripes: int) -> list[Stripe]:
 
 def partition(
     vector: torch.Tensor,
-    shares: Mapping[PeerID, int],
+    group: Group,
     stripes: int,
     codec: CompressionBase,
     is_sealed: bool = False,
@@ -143,16 +158,18 @@ def partition(
     """Each reducer's parts of a vector, shape [n]; all members divide alike, by what all know.
 
     Args:
-        shares: how much each reducer averages, against the sum of all, give or take one number; some may have nothing
+        group: by its tickets, each reducer has its share, give or take one number; some may have nothing
         stripes: how many such vectors travel side by side
         is_sealed: a seal follows the parts of each share
         num_buffers: numbers at its end that are buffers of the model; they travel in parts of their own
     """
+    shares = shares_of(group)
     # Not `CompressionInfo.from_tensor`, which asks the GPU's driver each time whether this memory is pinned.
     info = CompressionInfo(None, TensorDescriptor(tuple(vector.shape), vector.dtype))
     ratio = codec.estimate_compression_ratio(info)
     reducers, whole = sum(share > 0 for share in shares.values()), max(1, sum(shares.values()))
-    part_bytes = part_size_bytes(int(vector.nbytes * ratio), reducers, stripes)
+    line_kbps = min(ticket.line_kbps for ticket in group.tickets)
+    part_bytes = part_size_bytes(int(vector.nbytes * ratio), reducers, stripes, len(group.peer_ids), line_kbps)
     part_numbers = max(1, int(part_bytes / (vector.element_size() * ratio)))
     part_numbers = min(part_numbers, MAX_PART_NUMBERS // _streams(reducers, stripes))
     found: dict[PeerID, list[Part]] = {}

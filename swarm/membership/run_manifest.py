@@ -22,7 +22,7 @@ from swarm.network.signed_records import RUNS_KEY, owned_entries
 from swarm.protocol.certificates import CLOCK_SECONDS, Authority, NotSigned, Signer
 from swarm.protocol.run_names import authority_in, is_run_id, key_prefix, signed_content
 
-PROTOCOL = 23
+PROTOCOL = 24
 """Raised when peers of two versions could no longer train together.
 
 11: a member may listen to a round before it has the weights of its step.

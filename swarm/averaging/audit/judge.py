@@ -34,7 +34,6 @@ from swarm.averaging.audit.statements import (
 )
 from swarm.averaging.compression.codec import Codec
 from swarm.averaging.compression.top_k import ChunkedTopK
-from swarm.averaging.lines.division import shares_of
 from swarm.averaging.robust_mean import Combination, norm
 from swarm.averaging.shares import Part, count_stripes, decode, partition, stripe_of, stripes_of
 from swarm.protocol.batch_target import BatchTarget
@@ -235,8 +234,8 @@ class Judge:
         stripes = count_stripes(group, vector, self.codec)
         found = []
         for stripe, stretch in enumerate(stripes_of(size, self.num_buffers, stripes)):
-            numbers, shares = vector[stretch.begin : stretch.end], shares_of(group)
-            parts = partition(numbers, shares, stripes, self.codec, num_buffers=stretch.num_buffers)
+            numbers = vector[stretch.begin : stretch.end]
+            parts = partition(numbers, group, stripes, self.codec, num_buffers=stretch.num_buffers)
             found.append(StripeParts(stripe, stretch.begin, parts.get(reducer, [])))
         return found
 

@@ -14,7 +14,6 @@ from swarm.averaging.audit.judge import Judge
 from swarm.averaging.audit.seals import Seals
 from swarm.averaging.audit.statements import Receipt, hash_of, owner_of
 from swarm.averaging.compression.codec import CODECS
-from swarm.averaging.lines.division import shares_of
 from swarm.averaging.robust_mean import Combination
 from swarm.averaging.shares import partition, stripe_of
 from swarm.network.signed_records import peer_of
@@ -95,7 +94,7 @@ def sealed_share(
     samples = [float(ticket.samples) for ticket in bounded.tickets]
     weights = judge.rule.weights(samples)
     shares = {
-        member: partition(vector, shares_of(group), 1, codec, num_buffers=judge.num_buffers)[reducer]
+        member: partition(vector, group, 1, codec, num_buffers=judge.num_buffers)[reducer]
         for member, vector in vectors.items()
     }
     for index, part in enumerate(shares[reducer]):

@@ -8,19 +8,35 @@ from hivemind.p2p import PeerID
 
 from swarm.averaging.compression.codec import CODECS
 from swarm.averaging.robust_mean import Combination
-from swarm.averaging.shares import MAX_PART_BYTES, PartReducer, partition, stripes_of
-from swarm.protocol.messages import ExchangeBroken
+from swarm.averaging.shares import (
+    BURST_BYTES,
+    MAX_PART_BYTES,
+    MAX_SHOWN_BYTES,
+    PartReducer,
+    part_size_bytes,
+    partition,
+    stripes_of,
+)
+from swarm.protocol.messages import ExchangeBroken, Group, Ticket
+from swarm.protocol.wire import LINEAGE_BYTES
 
 PEERS = [PeerID(bytes([number])) for number in range(7)]
 A, B, C = PEERS[:3]
 MEAN = Combination()
 
 
+def group_of(size: int, line_kbps: int = 0) -> Group:
+    """All can be called, and say the same of their lines."""
+    ticket = Ticket(3, 8, False, 1.0, bytes(LINEAGE_BYTES), line_kbps=line_kbps)
+    return Group(bytes(16), tuple(PEERS[:size]), (ticket,) * size)
+
+
 @pytest.mark.parametrize("codec", ["none", "fp16", "int8"])
+@pytest.mark.parametrize("line_kbps", [0, 100_000])
 @pytest.mark.parametrize(("size", "reducers", "stripes"), [(1, 1, 1), (5, 7, 1), (50_000, 3, 1), (3_000_017, 4, 2)])
-def test_each_number_has_one_place_and_all_have_as_many(size, reducers, stripes, codec):
+def test_each_number_has_one_place_and_all_have_as_many(size, reducers, stripes, line_kbps, codec):
     vector = torch.arange(float(size))
-    shares = partition(vector, dict.fromkeys(PEERS[:reducers], 1), stripes, CODECS[codec]())
+    shares = partition(vector, group_of(reducers, line_kbps), stripes, CODECS[codec]())
     assert [*shares] == PEERS[:reducers]
     parts = [part for of_reducer in shares.values() for part in of_reducer]
     assert torch.equal(torch.cat([part.numbers for part in parts]), vector)
@@ -29,7 +45,7 @@ def test_each_number_has_one_place_and_all_have_as_many(size, reducers, stripes,
     lengths = [sum(len(part.numbers) for part in of_reducer) for of_reducer in shares.values()]
     assert max(lengths) - min(lengths) <= 1
     ratio = {"none": 1.0, "fp16": 0.5, "int8": 0.26}[codec]
-    assert all(ratio * part.numbers.nbytes <= MAX_PART_BYTES for part in parts)
+    assert all(ratio * part.numbers.nbytes <= (MAX_PART_BYTES if line_kbps else BURST_BYTES) for part in parts)
 
 
 @pytest.mark.parametrize(("size", "num_buffers"), [(50_000, 100), (50_000, 30_000), (50_000, 0), (5, 5), (5, 1)])
@@ -39,12 +55,36 @@ def test_buffers_travel_in_parts_of_their_own(size, num_buffers, stripes):
     found = {True: [torch.empty(0)], False: [torch.empty(0)]}
     for stretch in stripes_of(size, num_buffers, stripes):
         numbers = vector[stretch.begin : stretch.end]
-        shares = partition(numbers, dict.fromkeys(PEERS[:3], 1), stripes, CODECS["none"](), False, stretch.num_buffers)
+        shares = partition(numbers, group_of(3), stripes, CODECS["none"](), False, stretch.num_buffers)
         for part in (part for of_reducer in shares.values() for part in of_reducer):
             assert torch.equal(numbers[part.offset : part.offset + len(part.numbers)], part.numbers)
             found[part.is_of_buffers].append(part.numbers)
     assert torch.equal(torch.cat(found[False]), vector[: size - num_buffers])
     assert torch.equal(torch.cat(found[True]), vector[size - num_buffers :])
+
+
+def test_parts_are_as_large_as_the_slowest_line_allows():
+    large, reducers, stripes, members = 10**9, 5, 2, 5
+    streams = stripes * (reducers - 1)
+    unknown, slow, usual, fast, fastest = (
+        part_size_bytes(large, reducers, stripes, members, line_kbps) for line_kbps in (0, 1, 10_000, 20_000, 10**6)
+    )
+    assert unknown == slow == usual == BURST_BYTES // streams, "nobody makes parts small with a line that it invents"
+    assert fast == 2 * usual
+    assert fastest == MAX_PART_BYTES
+
+
+def test_what_many_members_gave_of_one_part_can_be_shown():
+    members = 200
+    size = part_size_bytes(10**9, 9, 1, members, 10**6)
+    assert size == BURST_BYTES // 8, "no smaller than over slow lines"
+    assert members // 4 * part_size_bytes(10**9, 9, 1, members // 4, 10**6) <= MAX_SHOWN_BYTES
+
+
+def test_averages_of_a_share_come_back_while_later_parts_are_on_their_way():
+    for stripes, parts in ((1, 4), (2, 2), (8, 2)):
+        shares = partition(torch.zeros(100_000), group_of(2, 10**6), stripes, CODECS["none"]())
+        assert [len(of_reducer) for of_reducer in shares.values()] == [parts, parts]
 
 
 async def mean_of(reducer: PartReducer, gifts: dict[PeerID, tuple[float, float]]) -> list[torch.Tensor]:

@@ -155,7 +155,7 @@ def test_each_number_has_one_place_whatever_the_lines_are(size, codec):
         group = group_of(*((rng.choice([0, 1, 50, 10**6]), rng.random() < 0.3, 8) for _ in range(rng.randint(2, 9))))
         group = group_of((rng.choice([0, 20]), False, 8), *((t.line_kbps, t.client_mode, 8) for t in group.tickets))
         coder, shares = CODECS[codec](), shares_of(group)
-        found = partition(vector, shares, count_stripes(group, vector, coder), coder, is_sealed=True)
+        found = partition(vector, group, count_stripes(group, vector, coder), coder, is_sealed=True)
         parts = [part for parts in found.values() for part in parts if not part.is_seal]
         assert torch.equal(torch.cat([part.numbers for part in parts]), vector)
         for peer, share in shares.items():
