@@ -21,12 +21,14 @@ def squeeze(chunk: np.ndarray) -> runtime_pb2.Tensor:
     """A message of bytes, shape [n], uint8, n at most 65,536; what is not made smaller goes as it is."""
     if len(chunk) % NUMBER_BYTES:
         return runtime_pb2.Tensor(buffer=chunk.tobytes())
-    planes = chunk.reshape(-1, NUMBER_BYTES).T
+    # Shifts of whole numbers: to copy every fourth byte takes numpy ten times as long.
+    numbers = chunk.view("<u4")
+    low, middle, high, top = ((numbers >> shift).astype(np.uint8).tobytes() for shift in (0, 8, 16, 24))
     coder = zlib.compressobj(level=1, wbits=-15, strategy=zlib.Z_HUFFMAN_ONLY)
-    exponents = coder.compress(planes[-1].tobytes()) + coder.flush()
-    if len(exponents) >= planes.shape[1]:
+    exponents = coder.compress(top) + coder.flush()
+    if len(exponents) >= len(numbers):
         return runtime_pb2.Tensor(buffer=chunk.tobytes())
-    return runtime_pb2.Tensor(buffer=planes[:-1].tobytes() + exponents, size=[planes.shape[1]])
+    return runtime_pb2.Tensor(buffer=low + middle + high + exponents, size=[len(numbers)])
 
 
 def unsqueeze(message: runtime_pb2.Tensor) -> bytes:
@@ -35,16 +37,20 @@ def unsqueeze(message: runtime_pb2.Tensor) -> bytes:
     Raises:
         RoundFailed: it is no such message; the sender is not trusted
     """
+    data = message.buffer  # protobuf copies it each time
     if not message.size:
-        return message.buffer
+        return data
     numbers, mantissas = message.size[0], message.size[0] * (NUMBER_BYTES - 1)
-    if numbers > CHUNK_BYTES // NUMBER_BYTES or len(message.buffer) < mantissas:
+    if numbers > CHUNK_BYTES // NUMBER_BYTES or len(data) < mantissas:
         raise RoundFailed("a part of the state is out of bounds")
     try:
-        exponents = zlib.decompressobj(wbits=-15).decompress(message.buffer[mantissas:], numbers + 1)
+        exponents = zlib.decompressobj(wbits=-15).decompress(data[mantissas:], numbers + 1)
     except zlib.error as error:
         raise RoundFailed(f"a part of the state cannot be read ({error})") from error
     if len(exponents) != numbers:
         raise RoundFailed("a part of the state has another size than it says")
-    planes = np.frombuffer(message.buffer[:mantissas] + exponents, np.uint8).reshape(NUMBER_BYTES, numbers)
-    return planes.T.tobytes()
+    low, middle, high = np.frombuffer(data, np.uint8, mantissas).reshape(NUMBER_BYTES - 1, numbers)
+    chunk = np.frombuffer(exponents, np.uint8).astype("<u4")
+    for plane in (high, middle, low):
+        chunk = chunk << 8 | plane
+    return chunk.tobytes()
