@@ -14,7 +14,8 @@ Peers talk over libp2p: a DHT for records, and calls between two peers. Hivemind
 call's name has the class name of its servicer, and the run with the recipe's fingerprint where it belongs to one run.
 So peers of different recipes never meet. Renaming a servicer or a call breaks the protocol.
 
-**The protocol number is {number}.** It stands in the run manifest; a peer refuses a run of another number.
+**The protocol number is {number}.** It stands in the run manifest; a peer refuses a run of another number. A
+`SwarmStrategy` has no manifest: the number is part of its namespace, so that others never meet it.
 """
 
 CALLS = [

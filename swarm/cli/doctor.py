@@ -176,7 +176,7 @@ def _enrolment(line: JoinLine, output_dir: Path) -> Check:
 
 def _run(peers: list[str], line: JoinLine | None, options: DoctorOptions) -> Iterator[Check]:
     from recipe.model import build_model
-    from swarm.membership.run_manifest import choose_manifest, read_manifests
+    from swarm.membership.run_manifest import OtherProtocolError, choose_manifest, read_manifests
     from swarm.network.dht_options import NetworkOptions, start_dht, stop_dht
 
     try:
@@ -193,7 +193,9 @@ def _run(peers: list[str], line: JoinLine | None, options: DoctorOptions) -> Ite
         shapes = [parameter.shape for parameter in model.parameters() if parameter.requires_grad]
         yield _traffic(dht, manifest, shapes)
     except InputError as error:
-        yield Check("run manifest", "failed", str(error), "ask the organiser which run to join")
+        is_other = isinstance(error, OtherProtocolError)
+        fix = "see the sentence itself" if is_other else "ask the organiser which run to join"
+        yield Check("run manifest", "failed", str(error), fix)
         return
     finally:
         stop_dht(dht)

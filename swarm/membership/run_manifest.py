@@ -4,7 +4,7 @@ import json
 import logging
 import time
 from collections import Counter
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -48,8 +48,24 @@ MAX_LOOKED_AT = 8 * MAX_MANIFESTS
 logger = logging.getLogger(__name__)
 
 
-class NewerProtocolError(InputError):
-    """The run is of a later version of this program than ours."""
+class OtherProtocolError(InputError):
+    """The run is of another version of this program, with which ours cannot train.
+
+    Args:
+        sentence: for a person
+        content: of the run's manifest, which anyone may have written
+    """
+
+    def __init__(self, sentence: str, content: Mapping[str, Any]):
+        super().__init__(sentence)
+        run_id = content.get("run_id")
+        self.run_id = run_id if is_run_id(run_id) else ""
+        try:
+            authority = authority_in(content)
+        except Exception:  # a stranger's bytes, as in `RunManifest.from_bytes`
+            authority = None
+        self.organiser = b"" if authority is None else authority.organiser
+        """Public key of who has signed it; empty if nobody has."""
 
 
 @dataclass(frozen=True)
@@ -125,7 +141,7 @@ class RunManifest:
         """Read a manifest that anyone may have written.
 
         Raises:
-            NewerProtocolError: its writer has a later version.
+            OtherProtocolError: its writer has another version.
             InputError: anything else is wrong with it.
         """
         try:
@@ -144,13 +160,15 @@ class RunManifest:
         if type(protocol) is not int or protocol < 1:
             raise InputError("The swarm holds a run manifest without a protocol version.")
         if protocol > PROTOCOL:
-            raise NewerProtocolError(
-                f"The run speaks protocol {protocol}, this program {PROTOCOL}: update it (`git pull`) and join again."
+            raise OtherProtocolError(
+                f"The run speaks protocol {protocol}, this program {PROTOCOL}: update it (`git pull`) and join again.",
+                content,
             )
         if protocol < PROTOCOL:
-            raise InputError(
+            raise OtherProtocolError(
                 f"The run speaks protocol {protocol}, this program {PROTOCOL}: use the version that its peers use, "
-                "or ask its organiser to start it again with this one."
+                "or ask its organiser to start it again with this one.",
+                content,
             )
         recipe = Recipe.from_json(json.dumps(content["recipe"]))
         if recipe.fingerprint != content["fingerprint"]:
@@ -223,21 +241,26 @@ def read_manifests(
         organiser: public key of whose runs are asked for; then nobody else's word counts
 
     Raises:
-        NewerProtocolError: there are manifests of a later version, and none of ours.
+        OtherProtocolError: the run that is asked for, or all there is, is of another version, and a trusted peer says
+            so; where there is an organiser, she has signed it
     """
     deadline = time.monotonic() + timeout_seconds
     peers = {PeerID.from_base58(peer_of_address(address)) for address in trusted}
     while True:
-        said, refused = _valid_manifests(_fetch(dht, deadline - time.monotonic()), peers, organiser)
+        said, refused, others = _valid_manifests(_fetch(dht, deadline - time.monotonic()), peers, organiser)
         pause_seconds = min(0.5, deadline - time.monotonic())
         if said or pause_seconds <= 0:
             break
         time.sleep(pause_seconds)
-    newer = [error for error in refused if isinstance(error, NewerProtocolError)]
-    if newer and not said:
-        raise newer[0]
+    known = {manifest.run_id for manifest in said.values()}
+    asked = [error for error in others if error.run_id == run_id]
+    if others and not known:
+        raise (asked or others)[0]
+    if asked and run_id not in known:
+        raise asked[0]
     if refused:
-        logger.warning("%d run manifests are left out, the first because: %s", len(refused), refused[0])
+        count = "1 run manifest is" if len(refused) == 1 else f"{len(refused)} run manifests are"
+        logger.warning("%s left out%s because: %s", count, "" if len(refused) == 1 else ", the first", refused[0])
     said = {peer: manifest for peer, manifest in said.items() if manifest.run_id == run_id} or said
     if organiser:
         return {manifest.run_id: manifest for manifest in sorted(said.values(), key=lambda manifest: manifest.made)}
@@ -313,14 +336,15 @@ def _fetch(dht: hivemind.DHT, timeout_seconds: float) -> Any:
 
 
 def _valid_manifests(
-    found: Any, trusted: Container[PeerID], organiser: bytes = b""
-) -> tuple[dict[PeerID, RunManifest], list[InputError]]:
-    """The manifests that can be used by who says so, and why the others cannot.
+    found: Any, trusted: Set[PeerID], organiser: bytes = b""
+) -> tuple[dict[PeerID, RunManifest], list[InputError], list[OtherProtocolError]]:
+    """The manifests that can be used by who says so, why the others cannot, and which of these show another version.
 
     Args:
+        trusted: if there are any, only they can show that
         organiser: of whose runs; before all others are cut off
     """
-    manifests, refused = {}, []
+    manifests, refused, others = {}, [], []
     entries = owned_entries(found, MAX_LOOKED_AT if organiser else MAX_MANIFESTS, trusted)
     for peer, value in entries:
         if organiser and not (isinstance(value, bytes) and organiser.hex().encode() in value):
@@ -329,10 +353,13 @@ def _valid_manifests(
             manifest = RunManifest.from_bytes(value)
         except InputError as error:
             refused.append(error)
+            counts = (not trusted or peer in trusted) and isinstance(error, OtherProtocolError)
+            if counts and (not organiser or error.organiser == organiser):
+                others.append(error)
             continue
         if not organiser or manifest.organiser == organiser:
             manifests[peer] = manifest
-    return manifests, refused
+    return manifests, refused, others
 
 
 def _no_constant(name: str) -> None:

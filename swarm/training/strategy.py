@@ -37,6 +37,7 @@ from recipe.errors import InputError
 from recipe.training.heap import keep_heap
 from recipe.training.replay import Replay
 from swarm.averaging.compression.codec import TOO_COARSE_FOR_BUFFERS
+from swarm.membership.run_manifest import PROTOCOL
 from swarm.network.dht_options import NetworkOptions, start_dht, stop_dht, visible_addresses
 from swarm.protocol.auto_mode import Plan
 from swarm.protocol.wire import MAX_STEP
@@ -69,7 +70,8 @@ class SwarmStrategy(SingleDeviceStrategy):
         name: public name of this peer
         network: ports, addresses and identity, if the defaults do not do; replaces `initial_peers`
         dht: a DHT that runs already; it is left running
-        namespace: only peers with the same one meet; by default made of run, target batch size and codec
+        namespace: only peers with the same one meet; by default made of run, target batch size, averaging
+            and protocol, so that peers of two versions never meet
         options: patience of this peer
         stop_requested: when set, this peer leaves at the next opportunity
         averaging: how the swarm averages: an `Averaging`, or its name, such as "sync", "overlap-fp16" or "local-fp16";
@@ -115,7 +117,8 @@ class SwarmStrategy(SingleDeviceStrategy):
         self._inside, self._replay = inside, replay
         self.options = options or CoordinatorOptions()
         self.averaging = Averaging.named(averaging) if isinstance(averaging, str) else averaging
-        self.namespace = namespace or f"{run_id}-{target_batch_size}-{self.averaging}".replace(".", "_")
+        names = f"{run_id}-{target_batch_size}-{self.averaging}-protocol-{PROTOCOL}"  # no manifest refuses others here
+        self.namespace = namespace or names.replace(".", "_")
         self.network = network or NetworkOptions(initial_peers=tuple(initial_peers))
         self.dht, self._owns_dht = dht, dht is None
         self.stop_requested = stop_requested or threading.Event()

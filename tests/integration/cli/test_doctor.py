@@ -8,6 +8,7 @@ import shutil
 import socket
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 
 import pytest
 
@@ -16,7 +17,7 @@ from swarm.cli import checks as checkup
 from swarm.cli import doctor
 from swarm.cli.checks import Check
 from swarm.cli.probe import Traffic, vectors_sent
-from swarm.membership.run_manifest import PROTOCOL, RunManifest, publish_manifest
+from swarm.membership.run_manifest import PROTOCOL, RunManifest, publish_manifest, read_manifests
 from swarm.network.dht_options import NetworkOptions, start_dht, stop_dht, visible_addresses
 
 pytestmark = pytest.mark.timeout(180)
@@ -94,6 +95,22 @@ def test_several_runs_need_a_choice(examine, address):
     status, checks = examine("--initial-peers", address)
     assert status == 1
     assert "--run-id" in checks["run manifest"].found
+
+
+def test_a_run_of_an_older_version_is_no_empty_swarm(examine, monkeypatch):
+    monkeypatch.setattr("swarm.membership.run_manifest.read_manifests", partial(read_manifests, timeout_seconds=0.1))
+    dhts = [start_dht(NetworkOptions(host_maddrs=("/ip4/127.0.0.1/tcp/0",)))]
+    try:
+        (first,) = visible_addresses(dhts[0])
+        dhts.append(start_dht(NetworkOptions(host_maddrs=("/ip4/127.0.0.1/tcp/0",), initial_peers=(first,))))
+        assert publish_manifest(dhts[0], RunManifest(PROTOCOL - 1, "letters", preset("digits")))
+        status, checks = examine("--initial-peers", first)
+    finally:
+        for dht in reversed(dhts):
+            stop_dht(dht)
+    assert status == 1
+    assert f"The run speaks protocol {PROTOCOL - 1}, this program {PROTOCOL}" in checks["run manifest"].found
+    assert checks["run manifest"].fix == "see the sentence itself"
 
 
 def test_a_peer_that_is_gone(examine):

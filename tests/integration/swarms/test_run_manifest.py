@@ -13,7 +13,7 @@ from swarm.membership.announcer import Announcer
 from swarm.membership.run_manifest import (
     MAX_MANIFEST_BYTES,
     PROTOCOL,
-    NewerProtocolError,
+    OtherProtocolError,
     RunManifest,
     check_overrides,
     choose_manifest,
@@ -117,16 +117,16 @@ def test_run_ids_are_plain_names(run_id):
 def test_malformed_manifests(data):
     with pytest.raises(InputError) as caught:
         RunManifest.from_bytes(data)
-    assert not isinstance(caught.value, NewerProtocolError)
+    assert not isinstance(caught.value, OtherProtocolError)
 
 
 def test_a_newer_protocol_asks_for_an_update():
-    with pytest.raises(NewerProtocolError, match="update it"):
+    with pytest.raises(OtherProtocolError, match="update it"):
         RunManifest.from_bytes(rewritten(protocol=PROTOCOL + 1, recipe={"unknown": "shape"}))
 
 
 def test_an_older_protocol_is_not_joined():
-    with pytest.raises(InputError, match="version that its peers use"):
+    with pytest.raises(OtherProtocolError, match="version that its peers use"):
         RunManifest.from_bytes(rewritten(protocol=PROTOCOL - 1))
 
 
@@ -180,16 +180,18 @@ def test_reading_waits_for_the_first_manifest_and_leaves_out_bad_ones(dhts, capl
     assert read_manifests(first) == {"mine": manifest()}
     publisher.join()
     (warning,) = (record.getMessage() for record in caplog.records if record.name == "swarm.membership.run_manifest")
-    assert warning.startswith("1 run manifests are left out")
+    assert warning.startswith("1 run manifest is left out because: The swarm holds a run manifest that cannot be read")
 
 
-def test_nothing_but_newer_manifests_asks_for_an_update(dhts):
+@pytest.mark.parametrize("protocol", [PROTOCOL - 1, PROTOCOL + 1])
+def test_nothing_but_manifests_of_another_protocol_is_said_and_no_empty_swarm(dhts, protocol):
     first, second = dhts
-    assert read_manifests(second, timeout_seconds=0.1) == {}
-    newer = rewritten(protocol=PROTOCOL + 1)
-    assert first.store(RUNS_KEY, subkey=first.owner, value=newer, expiration_time=time.time() + 60)
-    with pytest.raises(NewerProtocolError):
-        read_manifests(second, timeout_seconds=0.1)
+    addresses = visible_addresses(first)
+    assert read_manifests(second, addresses, "mine", timeout_seconds=0.1) == {}
+    other = rewritten(protocol=protocol)
+    assert first.store(RUNS_KEY, subkey=first.owner, value=other, expiration_time=time.time() + 60)
+    with pytest.raises(OtherProtocolError, match=f"The run speaks protocol {protocol}, this program {PROTOCOL}: "):
+        read_manifests(second, addresses, "mine", timeout_seconds=0.1)
 
 
 class BrokenDHT:
@@ -231,6 +233,37 @@ def test_hostile_answers_to_a_read_are_no_manifests():
     assert read_manifests(BrokenDHT(entry({own: good}))) == {"mine": manifest()}
     crowd = {subkey_of(f"{i}"): entry(manifest(f"run{i}").to_bytes()) for i in range(MAX_MANIFESTS + 20)}
     assert len(read_manifests(BrokenDHT(entry(crowd)))) == MAX_MANIFESTS
+
+
+def said_by(**manifests: bytes) -> BrokenDHT:
+    """A DHT in which peers of these names have stored these manifests."""
+    entry = dataclasses.make_dataclass("Entry", ["value"])
+    return BrokenDHT(entry({subkey_of(name): entry(data) for name, data in manifests.items()}))
+
+
+FRIEND = [f"/ip4/203.0.113.5/tcp/31337/p2p/{peer_of(subkey_of('friend'))}"]
+
+
+@pytest.mark.parametrize("protocol", [PROTOCOL - 1, PROTOCOL + 1])
+def test_a_stranger_cannot_claim_that_the_run_is_of_another_protocol(protocol, caplog):
+    other, theirs = rewritten(protocol=protocol), manifest("theirs")
+    assert read_manifests(said_by(stranger=other, another=other), FRIEND, "mine", timeout_seconds=0) == {}
+    assert caplog.messages[-1].startswith("2 run manifests are left out, the first because: The run speaks protocol")
+    assert read_manifests(said_by(stranger=other, friend=manifest().to_bytes()), FRIEND, "mine") == {"mine": manifest()}
+    assert read_manifests(said_by(stranger=other, peer=manifest().to_bytes()), FRIEND, "mine") == {"mine": manifest()}
+    assert read_manifests(said_by(stranger=other, peer=theirs.to_bytes()), FRIEND, "mine") == {"theirs": theirs}
+    assert read_manifests(said_by(stranger=other, peer=theirs.to_bytes()), FRIEND) == {"theirs": theirs}
+
+
+def test_the_word_of_a_trusted_peer_ends_a_join_only_where_the_run_cannot_be_joined():
+    older, theirs = rewritten(protocol=PROTOCOL - 1), manifest("theirs")
+    with pytest.raises(OtherProtocolError):
+        read_manifests(said_by(friend=older, peer=theirs.to_bytes()), FRIEND, "mine")
+    assert read_manifests(said_by(friend=older, peer=theirs.to_bytes()), FRIEND, "theirs") == {"theirs": theirs}
+    assert read_manifests(said_by(friend=older, peer=theirs.to_bytes()), FRIEND) == {"theirs": theirs}
+    assert read_manifests(said_by(friend=older, peer=manifest().to_bytes()), FRIEND, "mine") == {"mine": manifest()}
+    nameless = rewritten(protocol=PROTOCOL - 1, run_id=None)
+    assert read_manifests(said_by(friend=nameless, peer=theirs.to_bytes()), FRIEND) == {"theirs": theirs}
 
 
 def test_the_manifest_of_who_invited_is_found_behind_any_number_of_others():

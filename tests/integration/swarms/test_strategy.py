@@ -12,6 +12,7 @@ from lightning.pytorch.plugins import MixedPrecision
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
 from recipe.errors import InputError
+from swarm.membership.run_manifest import PROTOCOL
 from swarm.runtime.processes import descendants
 from swarm.training.averaging_mode import Averaging
 from swarm.training.limits import Limit
@@ -333,6 +334,15 @@ def test_what_cannot_work_is_refused_in_a_sentence():
 )
 def test_an_averaging_has_a_name(name, made):
     assert SwarmStrategy(32, "test", averaging=name).averaging == made
+
+
+def test_peers_of_two_versions_have_two_namespaces(monkeypatch):
+    """So they never meet: a Trainer with this strategy reads no manifest that could refuse it."""
+    ours = SwarmStrategy(32, "test.1").namespace
+    assert ours == SwarmStrategy(32, "test.1").namespace
+    assert "." not in ours, "it has a meaning to hivemind"
+    monkeypatch.setattr("swarm.training.strategy.PROTOCOL", PROTOCOL - 1)
+    assert SwarmStrategy(32, "test.1").namespace != ours
 
 
 @pytest.mark.parametrize("name", ["nothing", "sync-zip", ""])

@@ -8,7 +8,13 @@ from hivemind.utils import ValueWithExpiration
 
 from recipe.errors import InputError
 from recipe.presets import digits
-from swarm.membership.run_manifest import PROTOCOL, RunManifest, choose_manifest, read_manifests
+from swarm.membership.run_manifest import (
+    PROTOCOL,
+    OtherProtocolError,
+    RunManifest,
+    choose_manifest,
+    read_manifests,
+)
 from tests.helpers.owners import Organiser, subkey_of
 from tests.helpers.records import FakeDHT
 
@@ -45,6 +51,21 @@ def test_of_another_organiser_there_is_nothing(organiser):
     dht = FakeDHT()
     says(dht, "honest", RunManifest(PROTOCOL, "run", digits()).signed_by(organiser.signer))
     assert read_manifests(dht, (), "run", Organiser("run").signer.public_key, timeout_seconds=0) == {}
+
+
+def test_only_what_the_organiser_has_signed_shows_that_her_run_is_of_another_protocol(organiser):
+    dht, key, older = FakeDHT(), organiser.signer.public_key, RunManifest(PROTOCOL - 1, "run", digits())
+    signed, claimed = (
+        older.signed_by(organiser.signer),
+        replace(older.signed_by(Organiser("run").signer), organiser=key),
+    )
+    says(dht, "stranger", claimed)
+    assert read_manifests(dht, (), "run", key, timeout_seconds=0) == {}
+    says(dht, "peer", signed)
+    with pytest.raises(OtherProtocolError, match="The run speaks protocol"):
+        read_manifests(dht, (), "run", key, timeout_seconds=0)
+    says(dht, "another peer", newest := RunManifest(PROTOCOL, "run", digits()).signed_by(organiser.signer))
+    assert read_manifests(dht, (), "run", key) == {"run": newest}
 
 
 def test_a_signature_without_an_organiser_is_no_open_run(organiser):
