@@ -405,12 +405,13 @@ class Peer:
     def _company(self, session) -> str:
         """For whom this peer is going to wait, as a sentence; empty if it trains at once."""
         if session.work.helps:
-            return "Waiting for somebody who trains."
+            return "Waiting for a training peer."
         missing = self.options.patience.min_peers - 1
         if missing < 1:
             return ""
-        peers = "another peer" if missing == 1 else f"{missing} other peers"
-        return f"Waiting for {peers}; --min-peers 1 begins at once."
+        peers, have = ("another peer", "it has") if missing == 1 else (f"{missing} other peers", "they have")
+        more = f" This window shows more once {have} joined." if session.awaits_company else ""
+        return f"Waiting for {peers}; --min-peers 1 begins at once.{more}"
 
     def _on_hangup(self, signal_number: int, frame) -> None:
         nowhere = os.open(os.devnull, os.O_WRONLY)  # the terminal is closed: whoever writes to it would fail
