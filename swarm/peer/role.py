@@ -30,7 +30,7 @@ def measured(
     says_where = bool(network.host_maddrs or network.announce_maddrs)
     ask_router = ask_router and not says_where and network.public_ip is None
     if not network.initial_peers:
-        found = Reachability("full", "because it is the first one: nobody is there to call it")
+        found = Reachability("full", "because it is the first peer: no other peer is there to test it")
         return _believed(found, network) if ask_router else (found, network)
     if says_where:
         return Reachability("full", "because --host-maddrs or --announce-maddrs say so: it was not measured"), network
@@ -64,9 +64,9 @@ def _believed(found: Reachability, network: NetworkOptions) -> tuple[Reachabilit
         return found, network
     if not ipaddress.ip_address(opened.host).is_global:
         opened.close()
-        return replace(found, router="Your router has no public address, so it was not used to be reached."), network
+        return replace(found, router="Your router has no public address, so a port of it does not help."), network
     said = (
         f"Your router says that it opened port {opened.ports[port]} of {opened.host} for this peer until it ends; "
-        "nobody is there to measure that."
+        "no other peer is there to test it."
     )
     return replace(found, router=said), replace(network, port=port, public_ip=opened.host, opened=opened)

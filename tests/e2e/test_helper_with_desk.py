@@ -32,7 +32,7 @@ def test_the_helper_needs_no_desk_and_the_desk_tells_that_nobody_trains(tmp_path
                 sentence = told("swarm")["sentence"]
             except OSError:  # not yet
                 return False
-            return sentence == "Only helpers are here: the run waits for somebody who trains."
+            return sentence == "Only helpers are here: the run waits for a training peer."
 
         helper.wait_until(tells_that_nobody_trains, "it tells")
         (shown,) = told("peers")["peers"]

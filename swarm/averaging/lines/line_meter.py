@@ -95,9 +95,7 @@ class LineMeter:
         """An exchange begins."""
         self.waits = Waits()
 
-    def end(
-        self, num_bytes: int, seconds: float, num_members: int, equal_bytes: float, is_whole: bool = True
-    ) -> None:
+    def end(self, num_bytes: int, seconds: float, num_members: int, equal_bytes: float, is_whole: bool = True) -> None:
         """It is over.
 
         Args:

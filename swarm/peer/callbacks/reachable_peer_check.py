@@ -59,7 +59,7 @@ def complaint(num_others: int) -> str:
     """
     there = f"{num_others + 1} outbound-only peers are" if num_others else "one outbound-only peer is"
     return (
-        f"Nobody in this swarm can be called from outside (only {there} there), and outbound-only peers cannot average "
+        f"No peer of this swarm can be called (only {there} there), and outbound-only peers cannot average "
         "with each other: start a peer that can be reached, with --port 31337 on a machine where that TCP port is open "
         "or forwarded, then join again."
     )

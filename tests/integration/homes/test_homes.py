@@ -114,7 +114,9 @@ def test_the_first_peer_takes_its_routers_word_and_says_so(tmp_path):
     with home_behind_router() as net, net.opens_ports(tmp_path, "upnp"), Peers(timeout_seconds=60) as peers:
         peers.start("first", first, net.home)
         said, opens_another = peers.message("first")
-        assert f"opened port {PORT} of {ROUTER_IP} for this peer until it ends; nobody is there to measure that" in said
+        assert (
+            f"opened port {PORT} of {ROUTER_IP} for this peer until it ends; no other peer is there to test it" in said
+        )
         assert opens_another
         assert sorted(net.opened()) == [(str(port), f"{HOME_IP}:{port}") for port in (PORT, PORT + 1)]
         peers.start("caller", caller, net.internet, peers["first"].address)
