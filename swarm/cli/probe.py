@@ -146,7 +146,7 @@ def expected_traffic(dht: hivemind.DHT, manifest: RunManifest, shapes: Sequence[
 
 
 def vectors_sent(num_peers: int, num_full: int) -> float:
-    """Vectors that a full peer sends, and receives, for one average; an outbound-only one sends and receives one.
+    """Vectors that a full peer sends, and receives, for one average; a client-mode one sends and receives one.
 
     Full peers share the vector: each sends the shares of the others, and its own averaged share to everybody. Where all
     are full, that is the 2 (N - 1) / N of a butterfly all-reduce (Patarasuk and Yuan 2009).

@@ -26,7 +26,7 @@ def measured(
         InputError: the port is taken, or a running peer uses the identity
     """
     if network.client_mode:
-        return Reachability("outbound-only", f"because {why_client}"), network
+        return Reachability("client-mode", f"because {why_client}"), network
     says_where = bool(network.host_maddrs or network.announce_maddrs)
     ask_router = ask_router and not says_where and network.public_ip is None
     if not network.initial_peers:
@@ -41,7 +41,7 @@ def measured(
     if network.public_ip is not None and found.host != str(ipaddress.ip_address(network.public_ip)):
         # The asked peers see another address than the one that is said to work, and dial only what they see.
         return Reachability("full", f"because --public-ip {network.public_ip} says so: it was not measured"), network
-    if found.mode == "outbound-only":
+    if found.mode == "client-mode":
         return found, replace(network, client_mode=True, public_ip=None, port=0)
     if found.host is not None and found.host not in own_addresses():
         return found, replace(network, public_ip=found.host)

@@ -222,7 +222,7 @@ class Session:
             a few sentences for the person who gave the machine
 
         Raises:
-            InputError: this peer is outbound-only, and nobody is left whom it could call; what it got is saved
+            InputError: this is a client-mode peer, and no peer is left that it could call; what it got is saved
         """
         trainer = self._trainer()
         _silence_lightning()

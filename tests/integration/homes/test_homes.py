@@ -132,7 +132,7 @@ def test_a_router_that_may_not_be_asked_opens_nothing(tmp_path):
         peers.start("at-home", volunteer, net.home, False)
         found = peers.message("at-home")
         assert found.said == (
-            f"Reachability: outbound-only peer, because 0 of 1 peer could call this machine at {ROUTER_IP} port {PORT}."
+            f"Reachability: client-mode peer, because 0 of 1 peer could call this machine at {ROUTER_IP} port {PORT}."
         )
         assert net.opened() == []
         end(peers, "at-home", "out-there")
@@ -143,7 +143,7 @@ def test_behind_a_symmetric_router_that_opens_nothing_it_is_outbound_only():
         peers.start("out-there", out_there, net.internet, INTERNET_IP, 31000)
         peers.start("at-home", volunteer, net.home, True)
         found = peers.message("at-home")
-        assert "outbound-only peer, because 0 of 1 peer could call this machine" in found.said
+        assert "client-mode peer, because 0 of 1 peer could call this machine" in found.said
         assert "router" not in found.said
         end(peers, "at-home", "out-there")
 

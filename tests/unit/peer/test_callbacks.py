@@ -76,7 +76,7 @@ def test_a_peer_that_waits_for_company_prints_nothing_below_its_join_line(tmp_pa
     assert capsys.readouterr().out == "joining\n", "a line tells that the training has begun"
 
 
-@pytest.mark.parametrize(("others", "there"), [(0, "one outbound-only peer is"), (1, "2 outbound-only peers are")])
+@pytest.mark.parametrize(("others", "there"), [(0, "one client-mode peer is"), (1, "2 client-mode peers are")])
 def test_who_can_call_nobody_hears_who_is_there(monkeypatch, others, there):
     monkeypatch.setattr(reachable_peer_check, "PATIENCE_SECONDS", 0.0)
     monkeypatch.setattr(reachable_peer_check, "LOOK_SECONDS", 0.0)
