@@ -14,7 +14,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -60,34 +60,41 @@ STYLES = {"ok": "green", "warning": "yellow", "failed": "red"}
 
 
 @dataclass(frozen=True)
+class AdvancedOptions:
+    """What most volunteers leave as it is."""
+
+    initial_peers: Annotated[tuple[str, ...] | None, arg("ADDRESS ...", "none")] = None
+    """Another way to give ADDRESS, as other programs name it."""
+    run_id: Annotated[str | None, arg("NAME", "the only one there")] = None
+    """The run, where several share the addresses."""
+    port_mapping: bool = True
+    """Ask your router to open that port for a moment (UPnP, NAT-PMP), as a peer would."""
+    check_images: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
+    """Also read every image in --data-dir (a folder of images by class), and name those that are damaged."""
+    json: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
+    """Print JSON instead of a table."""
+
+
+@dataclass(frozen=True)
 class DoctorOptions:
     """Check this machine, the connection to a swarm and what it trains. The swarm is not joined or disturbed."""
 
     addresses: tyro.conf.Positional[Annotated[tuple[str, ...], arg("ADDRESS ...", "the variable INITIAL_PEERS")]] = ()
     """The join line that the organiser has sent, or addresses of peers as they print them."""
-    initial_peers: Annotated[tuple[str, ...] | None, arg("ADDRESS ...", "none")] = None
-    """The same, as other programs call it."""
-    run_id: Annotated[str | None, arg("NAME", "the only one there")] = None
-    """The run, where several share the addresses."""
     port: Annotated[int, arg("PORT")] = 0
     """TCP port that you are going to listen on."""
-    port_mapping: bool = True
-    """Ask your router to open that port for a moment (UPnP, NAT-PMP), as a peer would."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where you are going to compute."""
     data_dir: Annotated[Path, arg("FOLDER")] = Path("data")
     """Folder of the data set."""
     output_dir: Annotated[Path, arg("FOLDER")] = Path("runs")
     """Where metrics and checkpoints are going to be."""
-    check_images: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
-    """Also read every image in --data-dir (a folder of images by class), and name those that are damaged."""
-    json: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
-    """Print JSON instead of a table."""
+    advanced: Annotated[AdvancedOptions, tyro.conf.arg(name="advanced")] = field(default_factory=AdvancedOptions)
 
     @property
     def given(self) -> tuple[str, ...] | None:
         """The addresses of the command line, if there are any."""
-        return self.addresses or self.initial_peers
+        return self.addresses or self.advanced.initial_peers
 
 
 def diagnose(options: DoctorOptions) -> Iterator[Check]:
@@ -96,7 +103,7 @@ def diagnose(options: DoctorOptions) -> Iterator[Check]:
     yield from machine
     if machine[0].state == "failed":
         return  # nothing else can be imported
-    if options.check_images:
+    if options.advanced.check_images:
         yield check_images(options.data_dir.expanduser(), lambda line: print(line, file=sys.stderr, flush=True))
     try:
         peers, line = whom_to_join(options.given)
@@ -149,7 +156,7 @@ def _inbound(peers: list[str], options: DoctorOptions) -> Check:
 
     try:
         network = NetworkOptions(initial_peers=tuple(check_reachable(peers)), port=options.port)
-        found, _ = measured(network, ask_router=options.port_mapping)
+        found, _ = measured(network, ask_router=options.advanced.port_mapping)
     except InputError as error:
         return Check("inbound port", "failed", str(error), "choose another --port")
     text = f"{found.mode} peer, {found.reason}. {found.router}".removesuffix(". ")
@@ -157,7 +164,7 @@ def _inbound(peers: list[str], options: DoctorOptions) -> Check:
         found.opened.close()
     if found.mode == "full":
         return Check("inbound port", "ok", text)
-    fix = "you can join and contribute; to be a full peer forward a TCP port of your router and give it as --port"
+    fix = "you can join and contribute. To be a full peer, forward a TCP port of your router and give it as --port"
     return Check("inbound port", "warning", text, fix)
 
 
@@ -195,7 +202,7 @@ def _run(peers: list[str], line: JoinLine | None, options: DoctorOptions) -> Ite
         )
         return
     try:
-        run_id, organiser = (options.run_id, b"") if line is None else (line.run_id, line.organiser)
+        run_id, organiser = (options.advanced.run_id, b"") if line is None else (line.run_id, line.organiser)
         manifest = choose_manifest(read_manifests(dht, peers, run_id, organiser), run_id, organiser)
         recipe = manifest.recipe
         yield Check("run manifest", "ok", f"run {manifest.run_id}: {recipe.model} on {recipe.dataset}")
@@ -244,7 +251,7 @@ def main(arguments: list[str] | None = None, say: Callable[[str], None] = print)
     with quick_imports():
         checks = list(diagnose(options))
     fails = any(check.state == "failed" for check in checks)
-    if options.json:
+    if options.advanced.json:
         say(json.dumps({"can_join": not fails, "checks": [asdict(check) for check in checks]}, indent=2))
         return int(fails)
     console = wide_console()
