@@ -30,7 +30,7 @@ ORGANISERS = {
         "EnrolOptions",
         "Let people in and renew certificates while you are away.",
     ),
-    "deputy": ("organiser.deputy", "main", "DeputyOptions", "Let somebody else sign in your place, for a time."),
+    "deputy": ("organiser.deputy", "main", "DeputyOptions", "Let another person sign in your place, for a time."),
     "desk": ("desk", "main", "DeskOptions", "Show a swarm on a web page, and tell people when something is wrong."),
     "login": ("organiser.login", "main", "LoginOptions", "Log in at the desk of your run, to give orders there."),
 }

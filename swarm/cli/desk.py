@@ -59,8 +59,8 @@ class DeskOptions:
     """TCP port of the page; 0 takes any free one."""
     page_url: Annotated[str | None, arg("URL", "this machine only")] = None
     """Where you have the page behind a web server with a certificate, to log in there: https://desk.example.org"""
-    deputy: Annotated[Path | None, arg("FILE", "nobody can")] = None
-    """A deputy's key with the right control, and its warrant beside it: who is logged in can give orders here."""
+    deputy: Annotated[Path | None, arg("FILE", "no orders")] = None
+    """A deputy's key with the right control, and its warrant beside it: people who log in can give orders here."""
     invitation: Annotated[str | None, arg("JOIN_LINE", "no invitation is shown")] = None
     """Show this line with its invitation to everybody who sees the page."""
     project_url: Annotated[str | None, arg("URL", "the page does not say")] = None
@@ -200,12 +200,12 @@ def able_to_order(signer: Signer, manifest: RunManifest) -> Signer | None:
     from swarm.protocol.certificates import NotSigned, Right, shown_date
 
     if manifest.authority is None:
-        raise InputError(f"Run {manifest.run_id} has no organiser, so nobody can give it orders: leave out --deputy.")
+        raise InputError(f"Run {manifest.run_id} has no organiser, so it takes no orders: leave out --deputy.")
     with contextlib.suppress(NotSigned):  # which is said below
         end = manifest.authority.end_of(signer)
         if end < time.time():
             print(
-                f"warning: The warrant of --deputy has ended on {shown_date(end)}, so nobody can give orders at this "
+                f"warning: The warrant of --deputy has ended on {shown_date(end)}, so no orders can be given at this "
                 "desk: make another key with swarm deputy FILE --rights control, and start the desk again with it.",
                 file=sys.stderr,
                 flush=True,
@@ -233,7 +233,7 @@ def _project_url(text: str) -> str:
         parts = urlsplit("")
     is_plain = text.isascii() and text.isprintable() and " " not in text and "@" not in parts.netloc
     if not (is_plain and parts.scheme in ("http", "https") and parts.hostname):
-        raise InputError(f"--project-url has to be like {EXAMPLE_URL}: everybody who sees the page gets it.")
+        raise InputError(f"--project-url has to be like {EXAMPLE_URL}: every visitor of the page gets it.")
     return text
 
 

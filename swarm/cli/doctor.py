@@ -1,7 +1,7 @@
 """See whether this machine can join a swarm, and what to do if not.
 
     swarm doctor swarm://JOIN_LINE
-    swarm doctor swarm://JOIN_LINE --json > report.json        # for whoever asks you what is wrong
+    swarm doctor swarm://JOIN_LINE --json > report.json        # to send to the organiser
 
 Exit status 1 if joining would fail.
 """
@@ -14,7 +14,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -55,39 +55,46 @@ MAX_ADDRESSES = 8
 CONNECT_SECONDS = 5.0
 CLOCK_FAILS_SECONDS, CLOCK_WARNS_SECONDS = 3.0, 1.5  # the DHT refuses peers that are further off than 3 s
 ADDRESSES = "addresses"
-"""The check without which nobody was called."""
+"""The check without which no peer was called."""
 STYLES = {"ok": "green", "warning": "yellow", "failed": "red"}
 
 
 @dataclass(frozen=True)
+class AdvancedOptions:
+    """What most volunteers leave as it is."""
+
+    initial_peers: Annotated[tuple[str, ...] | None, arg("ADDRESS ...", "none")] = None
+    """Another way to give ADDRESS, as other programs name it."""
+    run_id: Annotated[str | None, arg("NAME", "the only one there")] = None
+    """The run, where several share the addresses."""
+    port_mapping: bool = True
+    """Ask your router to open that port for a moment (UPnP, NAT-PMP), as a peer would."""
+    check_images: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
+    """Also read every image in --data-dir (a folder of images by class), and name those that are damaged."""
+    json: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
+    """Print JSON instead of a table."""
+
+
+@dataclass(frozen=True)
 class DoctorOptions:
-    """Check this machine, the way to a swarm and what is trained there. Nothing is joined, nobody takes notice."""
+    """Check this machine, the connection to a swarm and what it trains. The swarm is not joined or disturbed."""
 
     addresses: tyro.conf.Positional[Annotated[tuple[str, ...], arg("ADDRESS ...", "the variable INITIAL_PEERS")]] = ()
     """The join line that the organiser has sent, or addresses of peers as they print them."""
-    initial_peers: Annotated[tuple[str, ...] | None, arg("ADDRESS ...", "none")] = None
-    """The same, as other programs call it."""
-    run_id: Annotated[str | None, arg("NAME", "the only one there")] = None
-    """The run, where several share the addresses."""
     port: Annotated[int, arg("PORT")] = 0
     """TCP port that you are going to listen on."""
-    port_mapping: bool = True
-    """Ask your router to open that port for a moment (UPnP, NAT-PMP), as a peer would."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where you are going to compute."""
     data_dir: Annotated[Path, arg("FOLDER")] = Path("data")
     """Folder of the data set."""
     output_dir: Annotated[Path, arg("FOLDER")] = Path("runs")
     """Where metrics and checkpoints are going to be."""
-    check_images: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
-    """Also read every image in --data-dir (a folder of images by class), and name those that are damaged."""
-    json: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
-    """Print JSON instead of a table."""
+    advanced: Annotated[AdvancedOptions, tyro.conf.arg(name="advanced")] = field(default_factory=AdvancedOptions)
 
     @property
     def given(self) -> tuple[str, ...] | None:
         """The addresses of the command line, if there are any."""
-        return self.addresses or self.initial_peers
+        return self.addresses or self.advanced.initial_peers
 
 
 def diagnose(options: DoctorOptions) -> Iterator[Check]:
@@ -96,7 +103,7 @@ def diagnose(options: DoctorOptions) -> Iterator[Check]:
     yield from machine
     if machine[0].state == "failed":
         return  # nothing else can be imported
-    if options.check_images:
+    if options.advanced.check_images:
         yield check_images(options.data_dir.expanduser(), lambda line: print(line, file=sys.stderr, flush=True))
     try:
         peers, line = whom_to_join(options.given)
@@ -105,7 +112,7 @@ def diagnose(options: DoctorOptions) -> Iterator[Check]:
         return
     if not peers:
         yield check_shared_memory(0)
-        yield Check("swarm", "warning", "not looked at", "swarm doctor ADDRESS, or a join line")
+        yield Check("swarm", "warning", "not checked", "give the join line: swarm doctor JOIN_LINE")
         return
     yield Check(ADDRESSES, "ok", f"{len(peers)} well-formed")
     probes = [_probed(address) for address in peers[:MAX_ADDRESSES]]
@@ -132,7 +139,7 @@ def _judged(found: ProbeResult, others_answer: bool) -> Check:
     over = f"{'QUIC over UDP' if '/udp/' in found.address else 'TCP'} port {port}"
     if found.trouble is None:
         return Check(f"peer {host}", "ok", f"answers over {over} in {1000 * found.round_trip_seconds:.0f} ms")
-    fix = "ask for its present address; check that its port is open and that this network lets you out"
+    fix = "ask for its present address; check that its port is open and that your network allows the connection"
     return Check(f"peer {host}", "warning" if others_answer else "failed", f"{over}: {found.trouble}", fix)
 
 
@@ -149,7 +156,7 @@ def _inbound(peers: list[str], options: DoctorOptions) -> Check:
 
     try:
         network = NetworkOptions(initial_peers=tuple(check_reachable(peers)), port=options.port)
-        found, _ = measured(network, ask_router=options.port_mapping)
+        found, _ = measured(network, ask_router=options.advanced.port_mapping)
     except InputError as error:
         return Check("inbound port", "failed", str(error), "choose another --port")
     text = f"{found.mode} peer, {found.reason}. {found.router}".removesuffix(". ")
@@ -157,21 +164,26 @@ def _inbound(peers: list[str], options: DoctorOptions) -> Check:
         found.opened.close()
     if found.mode == "full":
         return Check("inbound port", "ok", text)
-    fix = "you can join and contribute; to be a full peer forward a TCP port of your router and give it as --port"
+    fix = "you can join and contribute. To be a full peer, forward a TCP port of your router and give it as --port"
     return Check("inbound port", "warning", text, fix)
 
 
 def _enrolment(line: JoinLine, output_dir: Path) -> Check:
-    """Whether somebody could become a member now, which who is one already need not; nothing is used up."""
+    """Whether a newcomer can become a member now, which a member need not; the invitation is not used up."""
     found = {host_and_port(*endpoint): connects(*endpoint, CONNECT_SECONDS) for endpoint in line.server_endpoints}
     answering = [endpoint for endpoint, trouble in found.items() if trouble is None]
     if answering:
         return Check("enrolment", "ok", f"answers at {answering[0]}")
     tried = ", ".join(f"{endpoint} ({trouble})" for endpoint, trouble in found.items())
     if line.token and not any(output_dir.expanduser().glob(f"{line.run_id}/*/{RunFolder('').membership.name}")):
-        fix = "ask the organiser whether her machine is on; if you are a member, give the --output-dir of before"
+        fix = "ask the organiser to switch her machine on; if you are a member, give the --output-dir of before"
         return Check("enrolment", "failed", tried, fix)
-    return Check("enrolment", "warning", tried, "who is a member can join; else ask the organiser whether it runs")
+    return Check(
+        "enrolment",
+        "warning",
+        tried,
+        "members can still join; if you are new, ask the organiser to start it (swarm start or swarm enrol)",
+    )
 
 
 def _run(peers: list[str], line: JoinLine | None, options: DoctorOptions) -> Iterator[Check]:
@@ -182,10 +194,15 @@ def _run(peers: list[str], line: JoinLine | None, options: DoctorOptions) -> Ite
     try:
         dht = start_dht(NetworkOptions(initial_peers=tuple(peers), client_mode=True))
     except InputError as error:
-        yield Check("joining", "failed", str(error), "see the sentence itself")
+        yield Check(
+            "joining",
+            "failed",
+            str(error),
+            "do what the text says; if it fails again, ask the organiser for a new join line",
+        )
         return
     try:
-        run_id, organiser = (options.run_id, b"") if line is None else (line.run_id, line.organiser)
+        run_id, organiser = (options.advanced.run_id, b"") if line is None else (line.run_id, line.organiser)
         manifest = choose_manifest(read_manifests(dht, peers, run_id, organiser), run_id, organiser)
         recipe = manifest.recipe
         yield Check("run manifest", "ok", f"run {manifest.run_id}: {recipe.model} on {recipe.dataset}")
@@ -210,7 +227,7 @@ def _traffic(dht: hivemind.DHT, manifest: RunManifest, shapes: Sequence[Sequence
     try:
         return Check("traffic", "ok", str(expected_traffic(dht, manifest, shapes)))
     except TimeoutError:
-        return Check("traffic", "warning", "the swarm did not say in time who trains", "try again in a minute")
+        return Check("traffic", "warning", "the swarm did not list its peers in time", "try again in a minute")
 
 
 def table(checks: list[Check]) -> Table:
@@ -236,7 +253,7 @@ def main(arguments: list[str] | None = None, say: Callable[[str], None] = print)
     with quick_imports():
         checks = list(diagnose(options))
     fails = any(check.state == "failed" for check in checks)
-    if options.json:
+    if options.advanced.json:
         say(json.dumps({"can_join": not fails, "checks": [asdict(check) for check in checks]}, indent=2))
         return int(fails)
     console = wide_console()
@@ -244,7 +261,7 @@ def main(arguments: list[str] | None = None, say: Callable[[str], None] = print)
     passed = (
         "This machine can join."
         if any(check.name == ADDRESSES for check in checks)
-        else "Nothing here stands in the way of joining. To check the way to the swarm: swarm doctor ADDRESS."
+        else "This machine is ready to join. To check the connection to a swarm as well: swarm doctor JOIN_LINE."
     )
     console.print("Joining would fail." if fails else passed, style="red" if fails else "green")
     return int(fails)

@@ -33,7 +33,7 @@ class ExportOptions:
     """Write model.onnx as well."""
     overwrite: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
     """Replace the files of an earlier export in that folder."""
-    name_contributors: Annotated[Path | None, arg("FILE", "nobody is named")] = None
+    name_contributors: Annotated[Path | None, arg("FILE", "no one is named")] = None
     """Text file with a name in each line: people who told you that they agree to be named, as they want to be named."""
     license: Annotated[str | None, arg("NAME", "none is named")] = None
     """Licence of the weights, as the hub calls it, such as mit or apache-2.0."""

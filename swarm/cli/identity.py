@@ -100,8 +100,8 @@ def _export(options: IdentityOptions, say: Callable[[str], None]) -> None:
     number = export_identity(identity, options.file, _new_passphrase(), options.overwrite)
     memberships = "1 membership" if number == 1 else f"{number} memberships"
     say(
-        f"{options.file} has the identity {identity.peer_id} of {identity.name} with {memberships}. Whoever has it and "
-        "the passphrase is this peer: keep both apart. Nobody can open it without the passphrase, not even you.\n"
+        f"{options.file} has the identity {identity.peer_id} of {identity.name} with {memberships}. Anyone with it and "
+        "the passphrase can act as this peer: keep both apart. The passphrase cannot be replaced.\n"
         "Use it on one machine at a time: a swarm takes no second peer with the same identity."
     )
 

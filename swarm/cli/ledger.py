@@ -147,7 +147,7 @@ def summary(found: Audit) -> str:
             f"{found.equal_states:,} were equal."
         )
     lines.append(
-        "Nothing was tampered with. Samples are what members said, and agreed on: nobody has computed them again."
+        "Nothing was tampered with. Samples are what members said, and agreed on: they were not computed again."
         if not found.findings
         else "Something was tampered with: see below."
     )
@@ -176,7 +176,7 @@ def _fetch(options: LedgerOptions, say: Callable[[str], None]) -> int:
         with looking_at(given, line, options.run_id) as (dht, manifest):
             records = progress_records(dht, manifest, Admission(manifest.authority))
             if not records:
-                raise InputError(f"Nobody trains run {manifest.run_id} now: verify the run folders of its peers.")
+                raise InputError(f"No peer trains run {manifest.run_id} now: verify the run folders of its peers.")
             is_client = {peer: record.client_mode for peer, record in records.items()}
             names = {peer.to_base58(): record.name for peer, record in records.items()}
             collected = collect(dht, manifest.key_prefix, is_client, folder, max_folder_bytes=options.most_mib * 2**20)

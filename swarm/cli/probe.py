@@ -117,12 +117,12 @@ class Traffic:
         return self.updates_per_hour * self.bytes_per_update / 1e9
 
     def __str__(self) -> str:
-        return self._now + "; the swarm begins so, with fewer bytes a sample where lines are slow" * self.is_chosen
+        return self._now + "; that is at the start, and less where lines are slow" * self.is_chosen
 
     @property
     def _now(self) -> str:
         if not self.updates_per_hour:
-            return f"{self.bytes_per_update / 1e6:,.1f} MB each way per update; nobody says how many updates an hour"
+            return f"{self.bytes_per_update / 1e6:,.1f} MB each way per update; updates an hour: not known yet"
         return (
             f"up to {self.gigabytes_per_hour:,.2f} GB an hour each way "
             f"({self.bytes_per_update / 1e6:,.1f} MB per update, "
@@ -146,7 +146,7 @@ def expected_traffic(dht: hivemind.DHT, manifest: RunManifest, shapes: Sequence[
 
 
 def vectors_sent(num_peers: int, num_full: int) -> float:
-    """Vectors that a full peer sends, and receives, for one average; an outbound-only one sends and receives one.
+    """Vectors that a full peer sends, and receives, for one average; a client-mode one sends and receives one.
 
     Full peers share the vector: each sends the shares of the others, and its own averaged share to everybody. Where all
     are full, that is the 2 (N - 1) / N of a butterfly all-reduce (Patarasuk and Yuan 2009).

@@ -81,8 +81,8 @@ class StartMembership(MembershipOptions):
     """Who may take part."""
 
     by_invitation: bool = True
-    """Only members take part: whoever has an invitation of yours. You can remove them again. Without this, anyone with
-    the address can join, and can spoil the run. Off if --host-maddrs has addresses of this machine only."""
+    """Only members take part: people with an invitation of yours. You can remove them again. Without this, anyone with
+    the address can join, and can corrupt the run. Off if --host-maddrs has addresses of this machine only."""
 
 
 @dataclass(frozen=True)

@@ -57,7 +57,7 @@ MAX_COMING = 3
 
 @dataclass(frozen=True)
 class WatchOptions:
-    """Show who trains in a swarm, and how far they are. Nothing is joined, nobody takes notice."""
+    """Show who trains in a swarm, and how far they are. The swarm is not joined or disturbed."""
 
     addresses: tyro.conf.Positional[Annotated[tuple[str, ...], arg("ADDRESS ...", "the variable INITIAL_PEERS")]] = ()
     """The join line that the organiser has sent, or addresses of peers as they print them."""
@@ -150,7 +150,7 @@ class SwarmView:
         if self.loss_has_risen:
             found.append(f"The loss has risen from {self.lowest_loss:.3f} to {self.loss:.3f}.")
         if self.records and not full:
-            found.append("No peer can be called: nobody can average. Start one with an open --port.")
+            found.append("No peer can be called, so the peers cannot average. Start one with an open --port.")
         elif len(full) == 1 and len(self.records) > 1:
             found.append(f"Only {full[0]!r} can be called: without it the others cannot average. Start another one.")
         return found
@@ -214,7 +214,7 @@ class SwarmView:
             "samples/s",
             "loss",
             "accuracy",
-            "granularity",
+            "compute/average",
             "here for",
             "can be called",
             *(("device", "version") if is_wide else ()),

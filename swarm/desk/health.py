@@ -85,7 +85,7 @@ def findings(
         return []
     here = history.here
     if not here:
-        return [Finding("nobody", "bad", "Nobody trains: the desk finds no peer in the run.")]
+        return [Finding("nobody", "bad", "No peer trains: the desk finds no peer in the run.")]
     found = [None if is_paused else _still(history, still_minutes, now), _loss(history), _reachable(history)]
     found.append(_certificates(ending, now))
     return sorted((finding for finding in found if finding), key=lambda finding: finding.level != "bad")
@@ -100,11 +100,11 @@ def verdict(
     if is_over(history, total_steps):
         if history.step < total_steps:
             seen = f"update {history.step:,} of {total_steps:,} was the last one seen"
-            return "good", f"The run has ended, it seems: everybody has left, and {seen}."
+            return "good", f"The run has ended, it seems: all peers have left, and {seen}."
         return "good", f"The run has ended: all {total_steps:,} updates are made."
     if is_paused:
         step = history.step or 0
-        return "paused", f"The run is paused at update {step:,}: nobody computes until its organiser resumes it."
+        return "paused", f"The run is paused at update {step:,}: no peer computes until its organiser resumes it."
     peers = sum(not peer.helps for peer in history.here)
     trains = f"{peers} peers train" if peers > 1 else "One peer trains"
     pace = history.updates_per_minute(now)
@@ -115,7 +115,7 @@ def verdict(
 
 def _still(history: History, still_minutes: float, now: float) -> Finding | None:
     if all(peer.helps for peer in history.here):
-        return Finding("still", "warning", "Only helpers are here: the run waits for somebody who trains.")
+        return Finding("still", "warning", "Only helpers are here: the run waits for a training peer.")
     if all(peer.phase == WAITING for peer in history.here):
         text = "The peers that are here wait for more to come: the run has not begun, or they need company to go on."
         return Finding("still", "warning", text)
@@ -137,9 +137,9 @@ def _loss(history: History) -> Finding | None:
 def _reachable(history: History) -> Finding | None:
     full = [peer.name for peer in history.here if not peer.client_mode]
     if not full:
-        return Finding("reachable", "bad", "No peer can be called, so nobody can average: open a port for one.")
+        return Finding("reachable", "bad", "No peer can be called, so the peers cannot average: open a port for one.")
     if len(full) == 1:
-        text = f"Only {full[0]!r} can be called. Without it nobody can average or join: open a port for another peer."
+        text = f"Only {full[0]!r} can be called. Without it no peer can average or join: open a port for another peer."
         return Finding("reachable", "warning", text)
     return None
 

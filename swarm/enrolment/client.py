@@ -129,11 +129,11 @@ class _Enrolment:
         if strangers:
             raise InputError(
                 f"The enrolment server at {', '.join(strangers)} is not the one of this join line: the line is of "
-                "another run, or somebody stands between; ask the organiser for a new join line."
+                "another run, or the connection is intercepted; ask the organiser for a new join line."
             )
         tried = ", ".join(f"{name} ({failures[name]})" for name in names)
         raise TryLater(
-            f"Nobody answers where one could enrol: {tried}; ask the organiser whether `swarm start` or `swarm enrol` "
+            f"The enrolment server does not answer: {tried}; ask the organiser whether `swarm start` or `swarm enrol` "
             "runs there, and whether that port is open."
         )
 

@@ -165,7 +165,7 @@ class EnrolmentServer:
         except RuntimeError:
             server.stop(0)
             raise InputError(
-                f"Nobody could enrol, because this machine cannot listen on {self._host} at port {self._port}: choose "
+                f"No peer could enrol, because this machine cannot listen on {self._host} at port {self._port}: choose "
                 "another port for enrolment, 0 for any, or stop what listens there."
             ) from None
         server.start()

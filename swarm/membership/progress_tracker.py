@@ -292,7 +292,7 @@ class ProgressTracker:
             if record.step > self._max_step:
                 logger.warning(f"{said}: this run ends after {self._max_step} updates")
             else:
-                logger.warning(f"{said}: nobody else is near that")
+                logger.warning(f"{said}: no other peer is near that")
 
     def met(self, group: Collection[PeerID], expected: Collection[PeerID], lost: Collection[PeerID] = ()) -> None:
         """A group has met to end the present step: not all who were expected have come, and some were lost then."""

@@ -254,9 +254,9 @@ def closed_ports(visible: Sequence[str], public_ip: str | None = None, enrolment
     also, option = "", ""
     if enrolment_port:
         also, option = f" and TCP port {enrolment_port}", f" --enrolment-port {enrolment_port}"
-    who = "Nobody on the internet can join"
+    who = "No peer on the internet can join"
     if public:
-        who = "Only those with IPv6 can join, if your router lets them in, which was not measured"
+        who = "Only peers with IPv6 can join, if your router lets them in (not measured)"
     return (
         f"{who}: forward {ports}{also} of your router to this machine and start your peer with "
         f"--public-ip YOUR.PUBLIC.IP --port {endpoint.port}{option}."

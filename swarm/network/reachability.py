@@ -65,14 +65,14 @@ class Reachability:
     """How this peer takes part, and why.
 
     Args:
-        mode: a full peer can be called; an outbound-only one (client mode) only calls
+        mode: a full peer can be called; a client-mode peer only calls
         reason: the end of a sentence
         host: the address behind which others see this machine, or None if nobody said
         router: a sentence about what the router of this home did, if it was asked
         opened: what it keeps open for this peer
     """
 
-    mode: Literal["full", "outbound-only"]
+    mode: Literal["full", "client-mode"]
     reason: str
     host: str | None = None
     router: str = ""
@@ -241,7 +241,7 @@ async def _measure(
     try:
         listener = await asyncio.start_server(greet, every_host(), port)
     except OSError as error:
-        return Reachability("outbound-only", f"because port {port} cannot be listened on ({error.strerror})")
+        return Reachability("client-mode", f"because port {port} cannot be listened on ({error.strerror})")
     found: list[Reachability] = []
     try:
         for addresses in _by_family(initial_peers):
@@ -269,7 +269,7 @@ async def _measure_by(
         found = await _ask_all(initial_peers, question, identity_path, opening)
     except P2PDaemonError as error:
         logger.debug(f"reachability was not measured: {error}")
-        found = Reachability("outbound-only", "because no peer could be asked to call this machine")
+        found = Reachability("client-mode", "because no peer could be asked to call this machine")
     finally:
         if opening is not None and (found is None or found.mode != "full"):
             opened, _ = await opening
@@ -333,12 +333,12 @@ async def _ask(p2p: P2P, peer_id: PeerID, question: CallMe) -> Called | None:
 
 def conclusion(answers: list[Called], port: int) -> Reachability:
     if not answers:
-        return Reachability("outbound-only", "because no peer answered whether it can call this machine")
+        return Reachability("client-mode", "because no peer answered whether it can call this machine")
     hosts = [answer.host for answer in answers if answer.reached] or [answer.host for answer in answers]
     # Who lives in the same home calls this machine where nobody else can.
     host = statistics.mode([host for host in hosts if ipaddress.ip_address(host).is_global] or hosts)
     reached = sum(answer.reached for answer in answers)
     asked = f"{len(answers)} peer{'s' * (len(answers) != 1)}"
-    mode = "full" if reached == len(answers) else "outbound-only"
+    mode = "full" if reached == len(answers) else "client-mode"
     count = asked if mode == "full" else f"{reached} of {asked}"
     return Reachability(mode, f"because {count} could call this machine at {host} port {port}", host)

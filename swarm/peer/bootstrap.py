@@ -61,7 +61,9 @@ def resolve_bootstrap(options: PeerOptions, stored: Recipe | None = None) -> Boo
         except NobodyAnswers:
             if stored is None:
                 raise
-            print("Nobody answers: this peer goes on alone with its last checkpoint; others may join it.", flush=True)
+            print(
+                "No peer answers: this peer goes on alone with its last checkpoint, and others can join it.", flush=True
+            )
         else:
             # nobody may have begun there yet; only who names recipe and run wants to
             may_begin = bool(options.recipe and options.run_id)

@@ -127,7 +127,7 @@ def _may_begin(options: PeerOptions, again: bool) -> bool:
     except KeyboardInterrupt:
         if not again or trained_before(options) is None:
             raise
-        _say("Ended while it waited for better times.")
+        _say("Stopped while paused (battery or metered line).")
     else:
         if not leaving.is_time_up:
             return True
@@ -227,7 +227,7 @@ class Peer:
         except (NobodyAnswers, OthersAnswer):
             if self.joins:
                 raise
-        print("None of the peers that were met before is there any more: this peer starts alone.", flush=True)
+        print("No peer that was met before answers: this peer starts alone.", flush=True)
         self.initial_peers = []
         return start_dht(self._network())  # who can call it now is another question, too
 
@@ -319,8 +319,8 @@ class Peer:
             os._exit(1)
         start_again(["--public-name", self.name, *self._run], time.monotonic() - self._began)
         print(
-            "error: Parts of this peer die again and again: look above which ones. If memory is short (`swarm doctor` "
-            "tells), give it more; if not, somebody may attack this peer.",
+            "error: Processes of this peer die again and again; the lines above name them. If memory is short (see "
+            "`swarm doctor`), free some. If it is not, this peer may be under attack.",
             file=sys.stderr,
             flush=True,
         )
@@ -381,15 +381,17 @@ class Peer:
         print(self.reachability)
         print(HELPS if session.work.helps else f"Micro-batch: {session.work.micro_batch}.")
         if self._channel is not None:
-            print(f"This peer is an island of {session.num_processes} processes, which compute as much each.")
+            print(f"This peer is an island of {session.num_processes} processes. Each computes an equal share.")
         elif (num_gpus := session.work.num_gpus) > 1:
             print(offer(num_gpus))
         print(f"Run folder: {session.folder.path}")
         if session.work.resumed_step is not None:
-            unless = ", unless the swarm is further" if self.joins else ""
+            unless = ", unless the swarm is ahead" if self.joins else ""
             print(f"Going on from step {session.work.resumed_step}, where its last checkpoint was made{unless}.")
         if self.options.start_from is not None:
-            weights = session.work.started_from or "not those of --start-from, but the run's, which is there already"
+            weights = (
+                session.work.started_from or "the run's own, because the run exists already (--start-from is ignored)"
+            )
             print(f"Weights to start from: {weights}.")
         if warning := open_door(session.manifest, [*addresses, *self.initial_peers], self.joins):
             print(warning)
@@ -405,15 +407,16 @@ class Peer:
     def _company(self, session) -> str:
         """For whom this peer is going to wait, as a sentence; empty if it trains at once."""
         if session.work.helps:
-            return "Waiting for somebody who trains."
+            return "Waiting for a training peer."
         missing = self.options.patience.min_peers - 1
         if missing < 1:
             return ""
-        peers = "another peer" if missing == 1 else f"{missing} other peers"
-        return f"Waiting for {peers}; --min-peers 1 begins at once."
+        peers, have = ("another peer", "it has") if missing == 1 else (f"{missing} other peers", "they have")
+        more = f" This window shows more once {have} joined." if session.awaits_company else ""
+        return f"Waiting for {peers}; --min-peers 1 begins at once.{more}"
 
     def _on_hangup(self, signal_number: int, frame) -> None:
-        nowhere = os.open(os.devnull, os.O_WRONLY)  # the terminal is closed: whoever writes to it would fail
+        nowhere = os.open(os.devnull, os.O_WRONLY)  # the terminal is closed: writing to it would fail
         os.dup2(nowhere, 1)
         os.dup2(nowhere, 2)
         self._on_signal(signal_number, frame)
@@ -426,7 +429,7 @@ class Peer:
 
 
 def _say(text: str) -> None:
-    """Also where nobody reads it any more, or its log has no room: what comes after counts."""
+    """Print, and go on where the terminal is closed or the log's disk is full."""
     with contextlib.suppress(OSError):
         print(text, flush=True)
 

@@ -32,6 +32,6 @@ class OpenFiles:
                 self._told.add(process.pid)
                 sentences.append(
                     f"{name} has {found:,} of {limit:,} files open: give a higher `ulimit -n` in this shell, and start "
-                    "this peer again. A stream is a file; somebody may be opening many."
+                    "this peer again. Each network stream is an open file; a peer may be opening many."
                 )
         return sentences

@@ -219,9 +219,9 @@ class MembershipOptions:
     """Who may take part in a new run."""
 
     by_invitation: bool = False
-    """Only members take part: whoever has an invitation of yours. You can remove them again."""
+    """Only members take part: people with an invitation of yours. You can remove them again."""
     open: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
-    """Whoever sees the join line may become a member: its invitation has no limit. You can still remove them."""
+    """Anyone with the join line may become a member: its invitation has no limit. You can still remove them."""
     invite: Annotated[int, arg("PEOPLE")] = 20
     """How many may join with the line that is printed; 0 prints none. A peer that starts again prints the same line,
     none if you have closed it or it is used up, and a new one if it has expired or this is another number. `swarm
@@ -229,7 +229,7 @@ class MembershipOptions:
     invite_days: Annotated[float, arg("DAYS")] = 30.0
     """For how long they may."""
     organiser_key: Annotated[Path | None, arg("FILE", "OUTPUT_DIR/organiser/RUN_ID/organiser.key")] = None
-    """Your key as the organiser; made if it is not there. Keep a copy: without it nobody can be invited or removed."""
+    """Your key as the organiser; made if it is missing. Keep a copy: without it you can invite and remove no member."""
     enrolment_port: Annotated[int, arg("PORT", "the one after --port")] = 0
     """TCP port where newcomers become members; open it as you open --port."""
 

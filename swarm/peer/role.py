@@ -26,11 +26,11 @@ def measured(
         InputError: the port is taken, or a running peer uses the identity
     """
     if network.client_mode:
-        return Reachability("outbound-only", f"because {why_client}"), network
+        return Reachability("client-mode", f"because {why_client}"), network
     says_where = bool(network.host_maddrs or network.announce_maddrs)
     ask_router = ask_router and not says_where and network.public_ip is None
     if not network.initial_peers:
-        found = Reachability("full", "because it is the first one: nobody is there to call it")
+        found = Reachability("full", "because it is the first peer: no other peer is there to test it")
         return _believed(found, network) if ask_router else (found, network)
     if says_where:
         return Reachability("full", "because --host-maddrs or --announce-maddrs say so: it was not measured"), network
@@ -41,7 +41,7 @@ def measured(
     if network.public_ip is not None and found.host != str(ipaddress.ip_address(network.public_ip)):
         # The asked peers see another address than the one that is said to work, and dial only what they see.
         return Reachability("full", f"because --public-ip {network.public_ip} says so: it was not measured"), network
-    if found.mode == "outbound-only":
+    if found.mode == "client-mode":
         return found, replace(network, client_mode=True, public_ip=None, port=0)
     if found.host is not None and found.host not in own_addresses():
         return found, replace(network, public_ip=found.host)
@@ -64,9 +64,9 @@ def _believed(found: Reachability, network: NetworkOptions) -> tuple[Reachabilit
         return found, network
     if not ipaddress.ip_address(opened.host).is_global:
         opened.close()
-        return replace(found, router="Your router has no public address, so it was not used to be reached."), network
+        return replace(found, router="Your router has no public address, so a port of it does not help."), network
     said = (
         f"Your router says that it opened port {opened.ports[port]} of {opened.host} for this peer until it ends; "
-        "nobody is there to measure that."
+        "no other peer is there to test it."
     )
     return replace(found, router=said), replace(network, port=port, public_ip=opened.host, opened=opened)

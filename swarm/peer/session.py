@@ -136,7 +136,10 @@ class Session:
         self._averaging: psutil.Process | None = None
         self._on_death = on_death
         self.supervisor = Supervisor(self._current_processes, self._part_died, self.folder.leftovers, stop_requested)
-        self.reporter = StatusReporter(self.folder, self._first_status(), self.metrics, stop_requested)
+        self.awaits_company = not joins and not self.work.helps and options.patience.min_peers > 1
+        """Whether it prints a join line and does not train before others have joined with it."""
+        first = self._first_status()
+        self.reporter = StatusReporter(self.folder, first, self.metrics, stop_requested, self.awaits_company)
         self.review = self._review()
         self.evaluation = None if self.work.helps else self._evaluation()
 
@@ -219,7 +222,7 @@ class Session:
             a few sentences for the person who gave the machine
 
         Raises:
-            InputError: this peer is outbound-only, and nobody is left whom it could call; what it got is saved
+            InputError: this is a client-mode peer, and no peer is left that it could call; what it got is saved
         """
         trainer = self._trainer()
         _silence_lightning()

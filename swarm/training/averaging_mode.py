@@ -179,14 +179,13 @@ class Averaging:
         """Against what averages are protected, for the person who gave the machine."""
         if self.rule.clips:
             checked = "compared" if self.codec.name == "topk" else "checked by lot"
-            undone = "what a proven lie has spoilt is undone, but not what earlier ones did that nobody checked."
             return (
-                "Averages are clipped: a member whose gradients are far from the others' counts for little. That takes "
-                "three members or more that give samples, fewer than half of them liars; small lies are not found. "
-                f"What reducers make of it is {checked}; {undone}"
+                f"Averages are clipped and {checked}: gradients far from the others' count for little, and what a "
+                "proven lie did is undone. This needs three members that give samples, fewer than half of them liars; "
+                "small lies, and lies before the proven one, stay (docs/explanation/checks.md)."
             )
         why = "--robust off" if self.robust == "off" else f"codec {self.codec.name}"
-        return f"Averages are not clipped ({why}): one member that sends false gradients spoils the run."
+        return f"Averages are not clipped ({why}): one member that sends false gradients can corrupt the run."
 
     def protection_of_work(self, has_shared_data: bool) -> str:
         """Whether what members claim to have computed is checked, for the person who gave the machine.
@@ -196,10 +195,11 @@ class Averaging:
         """
         if self.checks_work and has_shared_data:
             return (
-                "Members compute about 1 % of each other's work again, by lot, and leave out who made its numbers up."
+                "Members compute about 1 % of each other's work again, by lot. They leave out a member that made its "
+                "numbers up."
             )
-        takes = "that takes --averaging sync or overlap, and clipped averages"
-        why = "each has samples of its own" if self.checks_work else takes
+        takes = "a check takes --averaging sync or overlap, and clipped averages"
+        why = "each member has samples of its own" if self.checks_work else takes
         return f"What members claim to have computed is not checked: {why}."
 
     def __str__(self) -> str:

@@ -49,7 +49,8 @@ class MicroBatch:
         samples = "1 sample" if self.samples == 1 else f"{self.samples} samples"
         if self.limit == "given":
             return f"{samples} (as given)"
-        return f"{samples}, measured: {self.seconds:.2g} s each; the limit is {self.limit}"
+        limit = f"time (about {AIM_SECONDS:g} s each)" if self.limit == "time" else self.limit
+        return f"{samples}, measured: {self.seconds:.2g} s each; the limit is {limit}; --batch-size sets another number"
 
 
 def largest_sensible(recipe: Recipe, num_train_samples: int, num_processes: int = 1) -> int:

@@ -120,7 +120,9 @@ class MicroBatchReview(L.Callback):
         if (samples := self._rule.judge(_has_room(pl_module.device))) is not None:
             self.samples = samples
             self._data.resize_micro_batch(samples)
-            self._say(f"Micro-batch: {samples} samples from now on instead of {before}, by the time that they take.")
+            self._say(
+                f"Micro-batch: {samples} samples from now on instead of {before}, by measuring again while training."
+            )
 
 
 def _now(device: torch.device) -> float:

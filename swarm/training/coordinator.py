@@ -57,8 +57,8 @@ from swarm.training.run_control import RunControl
 from swarm.training.undo.going_back import GoingBack
 
 IF_IT_RISES_AGAIN = (
-    ". If it rises again, lower the learning rate (swarm control learning-rate 0.5), or remove who sends gradients "
-    "that are far from the others'"
+    ". If it rises again, lower the learning rate (swarm control learning-rate 0.5), or remove the member whose "
+    "gradients are far from the others'"
 )
 FIRST_RECORDS_SECONDS = 60
 """For the others' first records, when this peer joins; a node that names a dozen silent ones costs more than 30 s."""

@@ -32,7 +32,7 @@ def test_the_helper_needs_no_desk_and_the_desk_tells_that_nobody_trains(tmp_path
                 sentence = told("swarm")["sentence"]
             except OSError:  # not yet
                 return False
-            return sentence == "Only helpers are here: the run waits for somebody who trains."
+            return sentence == "Only helpers are here: the run waits for a training peer."
 
         helper.wait_until(tells_that_nobody_trains, "it tells")
         (shown,) = told("peers")["peers"]
@@ -44,6 +44,6 @@ def test_the_helper_needs_no_desk_and_the_desk_tells_that_nobody_trains(tmp_path
         wait_until(lambda: desk.status() == psutil.STATUS_ZOMBIE, 30, "the desk ends")
         helper.folder.status.unlink()
         later: Status = wait_until(lambda: Status.read(helper.folder.status), 10, "it writes on")
-        assert later.phase == "waiting for somebody who trains"
+        assert later.phase == "waiting for a training peer"
         helper.interrupt()
         assert helper.wait(LEAVE_SECONDS) == 0, helper.output

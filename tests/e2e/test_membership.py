@@ -111,7 +111,7 @@ def test_a_member_is_let_in_once_and_comes_back_and_goes_on_without_the_organise
     before = ada.status.step
     ada.wait_until(lambda: ada.status.step >= before + 3, "it goes on alone")
     said = refused("--initial-peers", invited.replace("swarm://", "swarm:// "), "--public-name", "ben")
-    assert "None of these peers can be reached" in said or "Nobody answers where one could enrol" in said
+    assert "None of these peers can be reached" in said or "The enrolment server does not answer" in said
 
     ada.process.send_signal(signal.SIGINT)
     assert ada.wait(60) == 0, ada.output

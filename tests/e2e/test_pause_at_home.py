@@ -20,7 +20,7 @@ def test_it_waits_while_its_line_is_metered_and_goes_on_where_it_was(tmp_path):
     with reaping() as programs:
         path = f"{tmp_path}:{os.environ['PATH']}"
         programs.append(peer := PeerProgram(tmp_path, "home", "ada", *given, PATH=path, **PACED))
-        waits = "This machine's line is metered: this peer waits for better times. Ctrl-C ends it."
+        waits = "This machine's line is metered: this peer is paused until that changes. Ctrl-C ends it."
         peer.wait_until(lambda: waits in peer.output, "it waits before it has begun")
         assert "Starting" not in peer.output
         says.write_text("u 2\n")

@@ -243,7 +243,7 @@ def test_without_its_founder_a_run_goes_on(finished, tmp_path):
         programs.append(second)
         for program in (second, third):
             assert program.wait(START_SECONDS) == 0, program.output
-    assert "Nobody answers: this peer goes on alone" in second.output
+    assert "No peer answers: this peer goes on alone" in second.output
     assert "Joining run whole as peer-3" in third.output
     for program in (second, third):
         assert "Going on from step 20" in program.output

@@ -78,7 +78,7 @@ def test_an_identity_in_use_is_refused(address, dht, tmp_path):
 
 def test_what_is_said_counts(address):
     forced, options = measured(NetworkOptions(initial_peers=(address,), client_mode=True))
-    assert (forced.mode, options.client_mode) == ("outbound-only", True)
+    assert (forced.mode, options.client_mode) == ("client-mode", True)
     assert "--client-mode was given" in forced.reason
     told, options = measured(NetworkOptions(initial_peers=(address,), host_maddrs=LOOPBACK))
     assert (told.mode, options.client_mode) == ("full", False)
@@ -97,10 +97,10 @@ def test_what_was_measured_is_used(address):
 @pytest.mark.parametrize(
     ("answers", "mode", "reason"),
     [
-        ([], "outbound-only", "no peer answered"),
+        ([], "client-mode", "no peer answered"),
         ([Called("192.0.2.1", True)], "full", "1 peer could call this machine at 192.0.2.1 port 7"),
         ([Called("192.0.2.1", True)] * 3, "full", "3 peers could"),
-        ([Called("192.0.2.1", True), Called("198.51.100.1", False)], "outbound-only", "1 of 2 peers"),
+        ([Called("192.0.2.1", True), Called("198.51.100.1", False)], "client-mode", "1 of 2 peers"),
         ([Called("192.168.1.7", True), Called("8.8.8.8", True)], "full", "2 peers could call this machine at 8.8.8.8"),
     ],
 )
@@ -191,7 +191,7 @@ def test_two_outbound_only_peers_alone_are_told_what_is_missing(dht, address, tm
         assert [peer.wait(START_SECONDS) for peer in peers] == [2, 2]
     for peer in peers:
         error = next(line for line in peer.output.splitlines() if line.startswith("error: "))
-        assert "outbound-only peers cannot average with each other" in error
+        assert "client-mode peers cannot average with each other" in error
         assert "--port 31337" in error
         assert "Traceback" not in peer.output
         assert not (peer.folder.checkpoints / "last.ckpt").exists(), "it has had no weights but the first ones"

@@ -142,7 +142,7 @@ def reaching(lookout: Lookout, authority: Authority) -> Iterator[tuple[SwarmDHT,
 
 def handed_to(num_peers: int) -> str:
     """What has happened to a list, as the end of a sentence."""
-    return f"was handed to {'1 peer' if num_peers == 1 else f'{num_peers} peers'}, and everybody passes it on."
+    return f"was handed to {'1 peer' if num_peers == 1 else f'{num_peers} peers'}, and the peers pass it on."
 
 
 def _manifest(dht: SwarmDHT, addresses: Sequence[str], authority: Authority) -> RunManifest:

@@ -1,7 +1,7 @@
 """Steer your run while it is under way: each order counts from a step on, on all peers alike.
 
     swarm control show                             # what is ordered, and what counts now
-    swarm control pause                            # in about 30 s nobody computes any more
+    swarm control pause                            # in about 30 s no peer computes any more
     swarm control resume
     swarm control learning-rate 0.5                # half of what the recipe says
     swarm control target-batch-size 512 --at-step 2000

@@ -1,4 +1,4 @@
-"""Let somebody else sign in your place: a second key with fewer rights, for a time.
+"""Let another person sign in your place: a second key with fewer rights, for a time.
 
     swarm deputy ben.key --days 14                    # may let people in and remove them
     swarm deputy desk.key --rights enrol              # for swarm enrol on your machine; your own key goes into a drawer
@@ -34,7 +34,7 @@ RightName = Literal["members", "enrol", "remove", "control", "all"]
 
 @dataclass(frozen=True)
 class DeputyOptions:
-    """Let somebody else sign in your place: a second key with fewer rights, for a time. On another machine it removes
+    """Let another person sign in your place: a second key with fewer rights, for a time. On another machine it removes
     members, steers, and makes certificates (swarm invite --peer-id), as far as its rights go; a line of swarm invite
     counts only if it was made at the machine that enrols. With the variable SWARM_KEY_PASSPHRASE set, the new key gets
     that passphrase, too."""
@@ -59,7 +59,7 @@ def main(arguments: list[str], say: Callable[[str], None] = print) -> int:
     def run() -> None:
         options = read_options(DeputyOptions, arguments, "swarm deputy")
         if options.initial_peers is not None and not options.revoke:
-            raise InputError("--initial-peers goes with --revoke: leave it out, for nobody is called.")
+            raise InputError("--initial-peers goes with --revoke: leave it out, for no peer is called.")
         (_revoke if options.revoke else _make)(options, options.organiser.opened(), say)
 
     return exit_status(run)
@@ -81,7 +81,7 @@ def _make(options: DeputyOptions, folder: OrganiserFolder, say: Callable[[str], 
     if passphrase is None:
         say(f"It has no passphrase: set {VARIABLE} to make a key with one.")
     else:
-        say(f"It has the passphrase that is in {VARIABLE}: whoever uses the key needs it.")
+        say(f"It has the passphrase that is in {VARIABLE}: a person who uses the key needs it.")
     if Right.ENROL in rights:
         say(
             "On another machine it makes certificates (swarm invite --peer-id): lines of swarm invite count only if "
@@ -97,7 +97,7 @@ def _revoke(options: DeputyOptions, folder: OrganiserFolder, say: Callable[[str]
     if Right.CONTROL not in rights:
         raise InputError(
             f"{options.file.name} may not order anything, and only that can be taken back. What it may sign of members "
-            f"counts until {date(end)}: remove whom it lets in (swarm remove)."
+            f"counts until {date(end)}: remove the members that it lets in (swarm remove)."
         )
     signer = folder.signer()
     if signer.warrant:
@@ -111,7 +111,7 @@ def _revoke(options: DeputyOptions, folder: OrganiserFolder, say: Callable[[str]
         for order in orders:
             say(f"- {order}: {what}")
     if rights & ~Right.CONTROL:
-        say(f"What it may sign of members counts until {date(end)}: remove whom it lets in (swarm remove).")
+        say(f"What it may sign of members counts until {date(end)}: remove the members that it lets in (swarm remove).")
 
 
 def _deputy(file: Path, folder: OrganiserFolder) -> tuple[bytes, Right, int]:

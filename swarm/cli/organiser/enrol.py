@@ -98,7 +98,7 @@ def _enrol(options: EnrolOptions, say: Callable[[str], None], wait: Callable[[],
                 sys.stdout.flush()  # it may be a file, and the next line may come tomorrow
                 wait()
         except KeyboardInterrupt:
-            say("Nobody can enrol here any more; members stay members as long as their certificates count.")
+            say("Enrolment has ended here; members stay members as long as their certificates count.")
         finally:
             server.stop()
 

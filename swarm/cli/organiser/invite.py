@@ -55,7 +55,7 @@ def _is_shown_by_default() -> bool:
 class InviteOptions:
     """Invite people into your run. It prints the line with which they join."""
 
-    name: Annotated[str, arg("NAME", "whoever uses it chooses")] = ""
+    name: Annotated[str, arg("NAME", "the volunteer chooses")] = ""
     """Who is invited: under this name you see them, and can remove them."""
     uses: Annotated[int, arg("PEOPLE")] = 1
     """How many may become members with it."""
@@ -150,7 +150,7 @@ def _about_line(options: InviteOptions, run_id: str) -> str:
     until = date(time.time() + options.days * DAY_SECONDS)
     name = shlex.quote(options.name.strip()) if options.name.strip() else "NAME"
     return (
-        f"{who} can join run {run_id} with this line until {until}: whoever has it can use it, and if something goes "
+        f"{who} can join run {run_id} with this line until {until}. Anyone with the line can use it. If something goes "
         f"wrong, `swarm remove {name}` takes the member out again."
     )
 
@@ -159,7 +159,7 @@ def _about_line(options: InviteOptions, run_id: str) -> str:
 
 
 def _certify(options: InviteOptions, folder: OrganiserFolder, registry: Registry, say: Callable[[str], None]) -> None:
-    """Make somebody a member who cannot reach this machine."""
+    """Make a volunteer a member who cannot reach this machine."""
     from hivemind.p2p import PeerID
 
     from swarm.enrolment.organiser_key import check_right
@@ -176,7 +176,7 @@ def _certify(options: InviteOptions, folder: OrganiserFolder, registry: Registry
     say(
         f"{member.name} ({short(member.peer_id)}) is a member of run {folder.run_id} (roles: "
         f"{roles_shown(member.roles)}): with this line its volunteer joins until {date(end)}, and no other peer can "
-        f"use it; `swarm remove {shlex.quote(member.name)}` closes the door."
+        f"use it; `swarm remove {shlex.quote(member.name)}` takes that back."
     )
     if warning := closed_ports(line.addresses, folder.public_ip):
         say(warning)

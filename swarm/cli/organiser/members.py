@@ -122,7 +122,7 @@ class Books:
         table = _table("for", "uses left", "until", "roles")
         for invitation in self.invitations:
             table.add_row(
-                escape(invitation.name) or "whoever has it",
+                escape(invitation.name) or "anyone with it",
                 str(invitation.uses_left),
                 date(invitation.expires_at),
                 roles_shown(invitation.roles),

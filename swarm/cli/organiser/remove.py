@@ -51,7 +51,7 @@ class RemoveOptions:
     restore: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
     """Take a removal back: it may take part again."""
     close: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
-    """Close its invitation, too: nobody else can join with that line, nor this member under another name."""
+    """Close its invitation, too: no other person can join with that line, nor this member under another name."""
     offline: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
     """Only sign the new list and keep it; it goes out with the next one, or when your peer starts."""
     initial_peers: Annotated[tuple[str, ...] | None, arg("ADDRESS ...", "where your peer was last")] = None
@@ -65,7 +65,7 @@ class RemoveOptions:
         if self.restore and self.close:
             raise InputError("--close goes with a removal, and --restore takes one back: leave out one of them.")
         if self.offline and self.initial_peers is not None:
-            raise InputError("With --offline nobody is called: leave it out, or --initial-peers.")
+            raise InputError("With --offline no peer is called: leave it out, or --initial-peers.")
 
 
 @dataclass(frozen=True)
@@ -168,7 +168,7 @@ def _make(change: Change, lookout: Lookout | None, say: Callable[[str], None]) -
     say(
         f"The new list {handed_to(num_peers)}"
         if num_peers
-        else "Nobody trains there now: the new list lies there for an hour, and goes out again when your peer starts."
+        else "No peer trains there now: the new list lies there for an hour, and goes out again when your peer starts."
     )
     return 0
 
@@ -187,7 +187,7 @@ def _change(options: RemoveOptions, folder: OrganiserFolder) -> Change:
     registry, authority = folder.registry, folder.authority
     serial = _foreign_serial(registry, options.who, options.restore)
     if is_foreign := serial is not None:
-        who = f"Member {serial}, who is not in your books,"
+        who = f"Member {serial}, which is not in your books,"
     else:
         member = find_member(registry, options.who, folder.run_id)
         serial, who = member.serial, f"{member.name} ({short(member.peer_id)})"
@@ -239,7 +239,7 @@ def find_member(registry: Registry, who: str, run_id: str) -> Member:
     if found:
         return found[0]
     names = listed(sorted({member.name for member in registry.members()}))
-    there = f"give one of {names}" if names else "nobody has become a member yet"
+    there = f"give one of {names}" if names else "it has no members yet"
     raise InputError(f"No member of run {run_id} is called {ascii(who)[:80]}: {there}.")
 
 

@@ -68,7 +68,7 @@ class Situation:
         if not self.records:
             run_id = self.manifest.run_id
             raise InputError(
-                f"Nobody trains run {run_id} now: an order needs a run that is under way, so start a peer."
+                f"No peer trains run {run_id} now: an order needs a run that is under way, so start a peer."
             )
         return step_of_most([record.round for record in self.records.values()])
 
@@ -263,9 +263,7 @@ def give_order(
         InputError: the key may not order, the order makes no sense now, or nobody has taken it
     """
     if manifest.authority is None:
-        raise InputError(
-            f"Run {manifest.run_id} has no organiser, so nobody can order anything: start one with swarm start."
-        )
+        raise InputError(f"Run {manifest.run_id} has no organiser, so it takes no orders: start one with swarm start.")
     now = situation(dht, manifest)
     order = now.orders.with_order(now.order(what, value, at_step)).given[-1]
     signed = Orders(manifest.key_prefix, given=(order,)).signed_by(signer)

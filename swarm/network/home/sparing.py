@@ -67,8 +67,8 @@ def never_spared(on_battery: bool, metered: bool) -> list[str]:
         )
     if metered and is_metered() is None:
         said.append(
-            "--pause-on-metered: nobody on this machine says whether its line costs by the byte (NetworkManager is not "
-            "there, or does not know), so this peer does not pause for that."
+            "--pause-on-metered: NetworkManager is missing or does not know whether the line is metered, so this peer "
+            "does not pause for that."
         )
     return said
 
@@ -83,5 +83,5 @@ def wait_while_spared(why: Callable[[], str]) -> None:
     while reason := why():
         if reason != told:
             told = reason
-            print(f"{reason}: this peer waits for better times. Ctrl-C ends it.", flush=True)
+            print(f"{reason}: this peer is paused until that changes. Ctrl-C ends it.", flush=True)
         time.sleep(LOOK_SECONDS)

@@ -1,4 +1,4 @@
-"""Tells outbound-only peers when nobody is left whom they could call: they would train alone, in silence."""
+"""Tells client-mode peers when no peer is left that they could call: they would train alone, in silence."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ LOOK_SECONDS = 1.0
 
 
 class ReachablePeerCheck(L.Callback):
-    """Makes an outbound-only peer leave when no full peer has been in the swarm for a while.
+    """Makes a client-mode peer leave when no full peer has been in the swarm for a while.
 
-    Outbound-only peers cannot call each other: each would wait for the others, or go on by itself for nothing. A thread
+    Client-mode peers cannot call each other: each would wait for the others, or go on by itself for nothing. A thread
     of its own looks, because a round that finds nobody lasts.
 
     Args:
-        client_mode: whether this peer is outbound-only; nothing happens otherwise
+        client_mode: whether this is a client-mode peer; nothing happens otherwise
         stop_requested: set to leave
     """
 
@@ -55,11 +55,11 @@ def complaint(num_others: int) -> str:
     """What a person is told, and can do.
 
     Args:
-        num_others: outbound-only peers that are there besides this one
+        num_others: client-mode peers that are there besides this one
     """
-    there = f"{num_others + 1} outbound-only peers are" if num_others else "one outbound-only peer is"
+    there = f"{num_others + 1} client-mode peers are" if num_others else "one client-mode peer is"
     return (
-        f"Nobody in this swarm can be called from outside (only {there} there), and outbound-only peers cannot average "
+        f"No peer of this swarm can be called (only {there} there), and client-mode peers cannot average "
         "with each other: start a peer that can be reached, with --port 31337 on a machine where that TCP port is open "
         "or forwarded, then join again."
     )

@@ -21,7 +21,7 @@ from swarm.peer.status import Status, status_table
 
 STATUS_SECONDS = 0.5
 LINE_SECONDS = 10.0
-FOR_NOBODY = "waiting for somebody who trains"
+NO_TRAINER = "waiting for a training peer"
 LEAVING = "leaving"  # not a phase that others hear of: they are told that this peer has left
 
 
@@ -44,11 +44,19 @@ class StatusReporter(L.Callback):
         status: what is known before the training starts
         metrics: sums and rates
         stop_requested: set when this peer was asked to leave
+        is_quiet: print no status line until the training begins, so that a join line stays the last on the screen
     """
 
-    def __init__(self, folder: RunFolder, status: Status, metrics: SwarmMetrics, stop_requested: threading.Event):
+    def __init__(
+        self,
+        folder: RunFolder,
+        status: Status,
+        metrics: SwarmMetrics,
+        stop_requested: threading.Event,
+        is_quiet: bool = False,
+    ):
         self._folder, self._status, self._metrics = folder, status, metrics
-        self._stop_requested = stop_requested
+        self._stop_requested, self._is_quiet = stop_requested, is_quiet
         self._strategy = self._trainer = None
         self._coordinator = None
         self._training, self._leaving, self._closing = threading.Event(), threading.Event(), threading.Event()
@@ -114,7 +122,7 @@ class StatusReporter(L.Callback):
         if phase == PAUSED:
             return f"paused at step {self._coordinator.step}"
         if self._coordinator.options.helps:
-            return self._coordinator.tracker.own.shown_phase if num_trainers else FOR_NOBODY
+            return self._coordinator.tracker.own.shown_phase if num_trainers else NO_TRAINER
         missing = self._coordinator.options.min_peers - num_trainers
         return f"waiting for {missing} more peer{'s' * (missing != 1)}" if phase == WAITING and missing > 0 else phase
 
@@ -155,6 +163,8 @@ class StatusReporter(L.Callback):
             until.wait(STATUS_SECONDS)
 
     def _print_line(self, status: Status) -> None:
+        if self._is_quiet and not self._training.is_set():
+            return
         news = (status.val_accuracy, self._training.is_set() or status.phase)
         if news != self._last_news or time.monotonic() - self._last_line >= LINE_SECONDS:
             self._last_line, self._last_news = time.monotonic(), news

@@ -47,7 +47,7 @@ class EnrolmentProcess:
             ours.close()
         if not isinstance(answer, int):
             self.stop()
-            raise InputError(str(answer) if answer.endswith(".") else f"Nobody could enrol, because {answer}")
+            raise InputError(str(answer) if answer.endswith(".") else f"No peer could enrol, because {answer}")
         self.port = answer
 
     @property

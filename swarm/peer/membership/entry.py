@@ -290,7 +290,7 @@ class Entry:
         run = f"--run-id {folder.run_id} --output-dir {self.options.machine.output_dir}"
         command = f"{program('swarm')} invite --uses {uses or 1} --days {days:g} {run}"
         if not membership.invite:
-            return folder.join_line(), f"No invitation is made. This makes one:\n  {command}"
+            return folder.join_line(), f"No invitation was made (--invite 0). To make one:\n  {command}"
         registry, token = folder.registry, folder.first_token(uses, days)
         found = registry.invitation_of(token)
         if found is None or (found.uses_left and found.expires_at < time.time()):
@@ -298,11 +298,11 @@ class Entry:
             folder.keep_first_token(token, uses, days)
             found = registry.invitation_of(token)
         if not found.uses_left:
-            closed = "The invitation of this run was closed, or is used up, so no further one is made."
-            return folder.join_line(), f"{closed} This makes one:\n  {command}"
+            closed = "The invitation of this run was closed or is used up."
+            return folder.join_line(), f"{closed} To make a new one:\n  {command}"
         until = time.strftime("%Y-%m-%d", time.localtime(found.expires_at))
         who = "One person" if found.uses_left == 1 else f"{found.uses_left} people"
-        who = "Whoever has this line" if membership.open else who
+        who = "Anyone" if membership.open else who
         return folder.join_line(token), f"{who} can join with this line, until {until}."
 
     def watch(
@@ -342,8 +342,8 @@ def open_door(manifest, addresses: Sequence[str], joins: bool) -> str:
         return ""
     who = "its organiser has to start" if joins else "start"
     return (
-        f"This run is open: whoever has an address of it can join, and spoil it. To close the door, {who} another run "
-        f"by invitation: {program('swarm')} start, with --start-from CHECKPOINT to keep the weights."
+        "There is no access control: anyone with an address can join this run and corrupt it. To control who joins, "
+        f"{who} another run by invitation: {program('swarm')} start, with --start-from CHECKPOINT to keep the weights."
     )
 
 

@@ -48,8 +48,8 @@ class Healers:
         weights = map(self._version.state.read, self._gradients.weights)
         if not self._tracker.others and not all(torch.isfinite(weight).all() for weight in weights):
             raise InputError(
-                "The weights are not finite any more, and nobody is there who could replace them: start again, which "
-                "goes on from the newest checkpoint that is sound; if it comes to this again, lower --learning-rate."
+                "The weights are not finite any more, and no other peer can replace them. Start again: training "
+                "goes on from the newest checkpoint that is sound. If this happens again, lower --learning-rate."
             )
         if self._has_first_weights:
             return None  # these weights are the recipe's: nobody has better ones
@@ -78,5 +78,5 @@ class Healers:
                 f"{name} averages another model than this peer does: start it with the recipe of the swarm (give "
                 "--initial-peers and nothing else)."
             )
-        logger.warning(f"Ignoring {name}, who wants to lead and says that it averages another model")
+        logger.warning(f"Ignoring {name}, which wants to lead and says that it averages another model")
         self._tracker.trust.distrusted.add(leader)

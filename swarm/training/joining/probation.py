@@ -241,7 +241,7 @@ class Probation:
     def _end_in_vain(self) -> None:
         if self._has_state:
             logger.warning(
-                f"Nobody has confirmed the state from {self._names(self.sources)}: this peer takes part all the same, "
+                f"No peer has confirmed the state from {self._names(self.sources)}: this peer takes part all the same, "
                 f"and its weights are compared with the group's every {SKETCH_EVERY} steps"
             )
         self.end()

@@ -43,7 +43,7 @@ class DonorSearch:
         """Seconds for which this peer has waited for busy donors."""
         self.failed: set[PeerID] = set()
         """The donors that could not hand over their state."""
-        self.reason = "nobody is there to hand it over"
+        self.reason = "no peer is there to hand it over"
         """The reason why there is no state yet, as the end of a sentence."""
 
     @property
@@ -150,8 +150,8 @@ class StateTakeover:
     def _wait_for_busy(self, search: DonorSearch, seconds: float) -> Steps[None]:
         """Wait for donors that hand over their state to others first, for as long as they say; it does not count."""
         seconds, began = max(MIN_BUSY_SECONDS, seconds), time.monotonic()
-        search.reason = "those who have it hand it over to others first"
-        logger.warning(f"The state is handed over to others first: this peer waits {seconds:.0f} s")
+        search.reason = "its donors serve other joiners first"
+        logger.warning(f"The donors serve other joiners first: this peer waits {seconds:.0f} s")
         yield from self._fetcher.until_refreshed(seconds, at_least=True)
         waited_seconds = time.monotonic() - began
         search.busy_seconds += waited_seconds
@@ -173,7 +173,7 @@ class StateTakeover:
         said = f"The swarm's state could not be downloaded in {search.seconds:.0f} s ({search.reason})"
         if attempt.joins and version.untouched:
             raise InputError(f"{said}: check that the peers of --initial-peers can be reached and start again.")
-        logger.warning(f"{said}: this peer trains on without those who are ahead, and tries again later")
+        logger.warning(f"{said}: this peer trains on without the peers that are ahead, and tries again later")
         for peer_id in set(tracker.swarm.superiors) & tracker.others.keys():
             if tracker.others[peer_id].step > version.step:
                 tracker.cannot_hand_over(peer_id)
@@ -234,7 +234,7 @@ class StateTakeover:
         while not corroboration.confirms(donor, step, lineage):
             if time.monotonic() > deadline:
                 name = self._tracker.name_of(donor)
-                raise NoState({}, f"nobody else says that it holds step {step} as {name} gives it")
+                raise NoState({}, f"no other peer says that it holds step {step} as {name} gives it")
             yield from self._fetcher.until_refreshed(POLL_SECONDS)
 
     def _check_step(self, donor: PeerID, step: object, wanted: int) -> None:
@@ -248,4 +248,4 @@ class StateTakeover:
         if step < wanted:
             raise RoundFailed(f"it holds step {step} only, and not {wanted}")
         if step > wanted + MAX_UPDATES_AHEAD or not self._tracker.swarm.may_hold(donor, step):
-            raise RoundFailed(f"it holds step {step}, and nobody else is near that")
+            raise RoundFailed(f"it holds step {step}, and no other peer is near that")

@@ -155,7 +155,7 @@ class UpdateReplay:
         before = version.step, version.lineage
         while not (number := corroboration.num_confirmed(donor, version.step, lineages)):
             if corroboration.is_denied or time.monotonic() > deadline:  # others may end that round later
-                raise RoundFailed("nobody else has made this update")
+                raise RoundFailed("no other peer has made this update")
             if corroboration.is_witness_past(version.step + len(lineages)):
                 raise RoundFailed("others have made more, and may name one of those")
             yield from self._fetcher.until_refreshed(POLL_SECONDS)

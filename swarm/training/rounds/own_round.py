@@ -155,9 +155,9 @@ class OwnRound:
             is_own = peer == self._tracker.peer_id
             who = "This peer" if is_own else self._tracker.name_of(peer)
             why = (
-                "Look whether its images are those of the others, and whether its machine is in order."
+                "Check that it has the same images as the others, and that its machine works."
                 if is_own
-                else "It has other images, is far faster than the others, is not in order, or lies: ask its owner."
+                else "It has other images, is far faster than the others, is broken, or lies: ask its owner."
             )
             found = f"its gradients were far from the others' in {MANY} of its latest rounds, and count for little"
             logger.warning(f"{who}: {found}. {why}")

@@ -1,4 +1,4 @@
-"""A volunteer at home: found to be outbound-only behind a router, and reachable where the router maps a port."""
+"""A volunteer at home: found to be client-mode behind a router, and reachable where the router maps a port."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def internet(tmp_path_factory) -> Iterator[Internet]:
 def test_behind_a_router_it_is_outbound_only_and_contributes_next_to_two_full_peers(internet):
     peer = internet.volunteer("at-home")
     status = peer.wait_for_contribution(updates=3)
-    assert f"outbound-only peer, because 0 of 1 peer could call this machine at {ROUTER_IP}" in peer.output
+    assert f"client-mode peer, because 0 of 1 peer could call this machine at {ROUTER_IP}" in peer.output
     assert not status.addresses
     assert "To connect other peers" not in peer.output
     peer.wait_until(lambda: peer.status.num_peers == 3, "all three are in one update")

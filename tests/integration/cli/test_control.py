@@ -37,7 +37,7 @@ def test_members_hear_of_orders_at_a_step_that_lies_ahead(folder, members):
     status, said = run(folder, "learning-rate", "0.5")
     assert said == [
         "Ordered: from step 16 on the learning rate is 0.5 × the recipe's, in about 30 s. The list was handed to 2 "
-        "peers, and everybody passes it on."
+        "peers, and the peers pass it on."
     ]
     assert (status, ada.ordered()) == (0, ben.ordered())
     assert run(folder, "pause", "--at-step", "12")[0] == 0
@@ -125,7 +125,7 @@ def test_a_deputy_that_is_revoked_orders_nothing_any_more(folder, members, tmp_p
     (tmp_path / "desk.key.warrant").rename(tmp_path / "away.warrant")  # she has given both files away
     assert deputy.main(["desk.key", "--revoke", *own], said.append) == 0
     assert said == [
-        "desk.key orders nothing any more in run digits. The list was handed to 2 peers, and everybody passes it on.",
+        "desk.key orders nothing any more in run digits. The list was handed to 2 peers, and the peers pass it on.",
         "- from step 12 on the learning rate is 0.5 × the recipe's: still counts",
         "- end at step 50: does not count any more",
     ]

@@ -167,9 +167,9 @@ def test_traffic_is_counted_both_ways():
     traffic = Traffic(num_peers=3, samples_per_second=512.0, updates_per_hour=3600.0, bytes_per_update=10**6)
     assert traffic.gigabytes_per_hour == pytest.approx(3.6)
     assert "up to 3.60 GB an hour each way" in str(traffic)
-    assert "begins so" not in str(traffic)
+    assert "at the start" not in str(traffic)
     chosen = str(replace(traffic, is_chosen=True))
-    assert chosen == f"{traffic}; the swarm begins so, with fewer bytes a sample where lines are slow"
+    assert chosen == f"{traffic}; that is at the start, and less where lines are slow"
 
 
 def test_the_table_shows_what_to_do(capsys):

@@ -32,7 +32,7 @@ def test_members_hear_of_a_removal(folder, members):
     status, said = run(folder, "ben", "--why", "sends noise")
     assert said == [
         f"ben (…{str(ben.dht.peer_id)[-8:]}) is removed from run digits: sends noise.",
-        "The new list was handed to 2 peers, and everybody passes it on.",
+        "The new list was handed to 2 peers, and the peers pass it on.",
     ]
     assert status == 0
     expected = {7: "signed on another machine", ben.member.serial: "sends noise"}

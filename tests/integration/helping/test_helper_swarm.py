@@ -74,10 +74,10 @@ def gradient(vector: GradientVector, net: torch.nn.Module, samples: Samples, own
     return vector.wire.clone()
 
 
-NO_NEED = pytest.mark.skipif(WHY_NO_ROUTER is None, reason="those behind a router are outbound-only as well")
+NO_NEED = pytest.mark.skipif(WHY_NO_ROUTER is None, reason="those behind a router are client-mode as well")
 
 
-@pytest.mark.parametrize("client_mode", [pytest.param(True, marks=NO_NEED), False], ids=["outbound-only", "open"])
+@pytest.mark.parametrize("client_mode", [pytest.param(True, marks=NO_NEED), False], ids=["client-mode", "open"])
 def test_a_helper_and_four_volunteers_hold_the_bits_of_one_process(client_mode):
     """Whether the volunteers can be called or not: both are compared with the same arithmetic, bit by bit."""
     compare(helper, partial(train, client_mode=client_mode))

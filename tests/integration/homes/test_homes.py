@@ -114,7 +114,9 @@ def test_the_first_peer_takes_its_routers_word_and_says_so(tmp_path):
     with home_behind_router() as net, net.opens_ports(tmp_path, "upnp"), Peers(timeout_seconds=60) as peers:
         peers.start("first", first, net.home)
         said, opens_another = peers.message("first")
-        assert f"opened port {PORT} of {ROUTER_IP} for this peer until it ends; nobody is there to measure that" in said
+        assert (
+            f"opened port {PORT} of {ROUTER_IP} for this peer until it ends; no other peer is there to test it" in said
+        )
         assert opens_another
         assert sorted(net.opened()) == [(str(port), f"{HOME_IP}:{port}") for port in (PORT, PORT + 1)]
         peers.start("caller", caller, net.internet, peers["first"].address)
@@ -130,7 +132,7 @@ def test_a_router_that_may_not_be_asked_opens_nothing(tmp_path):
         peers.start("at-home", volunteer, net.home, False)
         found = peers.message("at-home")
         assert found.said == (
-            f"Reachability: outbound-only peer, because 0 of 1 peer could call this machine at {ROUTER_IP} port {PORT}."
+            f"Reachability: client-mode peer, because 0 of 1 peer could call this machine at {ROUTER_IP} port {PORT}."
         )
         assert net.opened() == []
         end(peers, "at-home", "out-there")
@@ -141,7 +143,7 @@ def test_behind_a_symmetric_router_that_opens_nothing_it_is_outbound_only():
         peers.start("out-there", out_there, net.internet, INTERNET_IP, 31000)
         peers.start("at-home", volunteer, net.home, True)
         found = peers.message("at-home")
-        assert "outbound-only peer, because 0 of 1 peer could call this machine" in found.said
+        assert "client-mode peer, because 0 of 1 peer could call this machine" in found.said
         assert "router" not in found.said
         end(peers, "at-home", "out-there")
 

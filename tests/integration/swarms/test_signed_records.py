@@ -114,7 +114,7 @@ def test_a_record_that_can_be_read_is_stored(dhts):
 
 
 def test_who_is_told_nothing_does_not_read_what_it_has_found_before(dhts):
-    """Nobody pushes records to an outbound-only peer; what it reads is what there is."""
+    """Nobody pushes records to a client-mode peer; what it reads is what there is."""
     first, second, _ = dhts
     client = start_dht(NetworkOptions(initial_peers=tuple(visible_addresses(first)), client_mode=True))
     try:

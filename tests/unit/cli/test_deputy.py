@@ -24,7 +24,7 @@ def test_whoever_makes_a_key_reads_whether_it_has_a_passphrase(her_run, tmp_path
     read_key(tmp_path / "ben.key")
     monkeypatch.setenv(VARIABLE, "one of hers")
     assert deputy.main([str(tmp_path / "desk.key"), *her_run.options()]) == 0
-    assert f"It has the passphrase that is in {VARIABLE}: whoever uses the key needs it" in capsys.readouterr().out
+    assert f"It has the passphrase that is in {VARIABLE}: a person who uses the key needs it" in capsys.readouterr().out
     with pytest.raises(InputError, match="needs its passphrase"):
         read_key(tmp_path / "desk.key")
 

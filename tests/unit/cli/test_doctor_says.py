@@ -74,4 +74,4 @@ def test_what_was_checked_is_said_wherever_the_address_came_from(monkeypatch, ca
     assert doctor.main(["--initial-peers", ADDRESS] if where == "option" else []) == 0
     said = capsys.readouterr().out
     assert ("This machine can join." in said) == (where != "nowhere")
-    assert ("To check the way to the swarm" in said) == (where == "nowhere")
+    assert ("To check the connection to a swarm" in said) == (where == "nowhere")

@@ -41,7 +41,7 @@ def test_people_enrol_until_it_is_told_to_end(her_run, number, capsys):
         "Members renew their certificates here. Newcomers also need a running peer that their line names: while yours "
         "is off, send them a line of swarm invite, made while other members run.",
         "Ctrl-C ends it.",
-        "Nobody can enrol here any more; members stay members as long as their certificates count.",
+        "Enrolment has ended here; members stay members as long as their certificates count.",
     ]
     (member,) = registry.members()
     assert member.name == "ada"

@@ -41,8 +41,8 @@ def invited(arguments: list[str]) -> tuple[list[str], str]:
 def test_the_line_makes_somebody_a_member(her_run):
     (line,), sentence = invited(her_run.options("--name", "Ada Byron", "--roles", "train"))
     assert sentence.splitlines()[0] == (
-        f"One person can join run digits with this line until {date(time.time() + 30 * DAY)}: whoever has it can use "
-        "it, and if something goes wrong, `swarm remove 'Ada Byron'` takes the member out again."
+        f"One person can join run digits with this line until {date(time.time() + 30 * DAY)}. Anyone with the line "
+        "can use it. If something goes wrong, `swarm remove 'Ada Byron'` takes the member out again."
     )
     peer_id = PeerID(b"\x12\x20" + os.urandom(32))
     member = her_run.folder.registry.use_invitation(JoinLine.parse(line).token, peer_id, "another name")
@@ -94,13 +94,15 @@ def a_peer() -> Iterator[int]:
 def test_she_is_told_where_nobody_outside_could_use_the_line(her_run, arguments):
     """Hours after the start its screen, which has said so, is far up."""
     said = invited(her_run.options(*arguments))[1]
-    assert "\nNobody on the internet can join: forward TCP port 1" in said
+    assert "\nNo peer on the internet can join: forward TCP port 1" in said
     assert ("TCP port 31338" in said) == (not arguments), "a certificate needs no enrolment"
     key, (here,) = her_run.signer.public_key, her_run.folder.addresses
     her_run.folder.note_contact(key, [here.replace("127.0.0.1", "1.1.1.1")], 31338)
-    assert "Nobody" not in invited(her_run.options(*arguments))[1]
+    assert "No peer on the internet" not in invited(her_run.options(*arguments))[1]
     her_run.folder.note_contact(key, [here.replace("127.0.0.1", "100.64.0.7")], 31338, public_ip="100.64.0.7")
-    assert "Nobody" not in invited(her_run.options(*arguments))[1], "she has said that others can call it"
+    assert "No peer on the internet" not in invited(her_run.options(*arguments))[1], (
+        "she has said that others can call it"
+    )
 
 
 @pytest.mark.parametrize("arguments", [[], ["--close"]])
@@ -127,7 +129,7 @@ def test_a_deputy_with_a_copy_is_told_where_lines_count(her_run, tmp_path, monke
 
 def test_a_line_for_many(her_run):
     _, sentence = invited(her_run.options("--uses", "30", "--days", "7"))
-    assert sentence.startswith(f"30 people can join run digits with this line until {date(time.time() + 7 * DAY)}:")
+    assert sentence.startswith(f"30 people can join run digits with this line until {date(time.time() + 7 * DAY)}. ")
     assert "`swarm remove NAME`" in sentence
     (invitation,) = her_run.folder.registry.invitations()
     assert (invitation.name, invitation.uses_left, invitation.roles) == ("", 30, EVERYTHING)

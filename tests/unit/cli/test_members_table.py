@@ -42,7 +42,7 @@ def test_the_table_shows_members_and_invitations(her_run):
     assert row_of(text, "[red]ben")[2:] == [today, "train", "64", "ended", date(now - 5 * DAY), "sends", "[b]noise[/b]"]
     assert row_of(text, "cleo")[2:] == [today, "train,", "serve", "0", "none", "yet"]
     assert row_of(text, "dora") == ["dora", "2", date(now + 3 * DAY), "everything"]
-    assert row_of(text, "whoever has it")[3:] == ["20", date(now + 3 * DAY), "watch"]
+    assert row_of(text, "anyone with it")[3:] == ["20", date(now + 3 * DAY), "watch"]
     assert str(ada.serial) not in text
 
 

@@ -130,7 +130,7 @@ def test_a_list_from_the_future(her_run, refusal, monkeypatch, capsys):
     organisers_own(her_run.folder, her_run.signer, [NOBODY], 31338, PeerID(b"\x12\x20" + bytes(32)), "first")
     assert capsys.readouterr().out == f"warning: {sentence}\n", "her peer says so, too"
     swarm_answers(monkeypatch)
-    assert "Nobody trains there now" in ran(her_run.options("ben"))[1]
+    assert "No peer trains there now" in ran(her_run.options("ben"))[1]
     assert list_of(her_run) == {ada.serial: "noise", ben.serial: ""}
     assert registry.why_peers_refuse_the_list == ""
 
@@ -153,7 +153,7 @@ def test_who_calls_himself_as_another_peer_protects_nobody(her_run):
 def test_whom_a_deputy_has_let_in_elsewhere_is_removed_by_the_number(her_run):
     """A deputy's certificate counts in the swarm, and is in none of her books."""
     said = ran(her_run.options("1764000000000", "--why", "of Ben", "--offline"))
-    assert said[0] == "Member 1764000000000, who is not in your books, is removed from run digits: of Ben."
+    assert said[0] == "Member 1764000000000, which is not in your books, is removed from run digits: of Ben."
     assert list_of(her_run) == {1764000000000: "of Ben"}
     ran(her_run.options("1764000000000", "--offline"))
     assert list_of(her_run) == {1764000000000: "of Ben"}, "once more: the reason need not be said again"
@@ -203,9 +203,7 @@ def test_the_invitation_of_whom_a_deputy_has_let_in_is_closed_there(her_run):
 
 
 def test_nobody_is_called_so(her_run, refusal):
-    assert refusal(main, her_run.options("eve")) == (
-        "No member of run digits is called 'eve': nobody has become a member yet."
-    )
+    assert refusal(main, her_run.options("eve")) == ("No member of run digits is called 'eve': it has no members yet.")
     for number in range(23):
         her_run.add(f"peer-{number:02}")
     sentence = refusal(main, her_run.options("\x1b[31meve"))
@@ -217,7 +215,7 @@ def test_nobody_is_called_so(her_run, refusal):
     ("arguments", "sentence"),
     [
         (["ada", "--restore", "--why", "sorry"], "--why is the reason of a removal"),
-        (["ada", "--offline", "--initial-peers", NOBODY], "With --offline nobody is called"),
+        (["ada", "--offline", "--initial-peers", NOBODY], "With --offline no peer is called"),
         (["ada", "--initial-peers", "127.0.0.1:31337"], "`127.0.0.1:31337` cannot be used, it is host:port"),
         (["ada", "--why", "a" * 121], "--why has to be one line of at most 120 letters"),
         (["ada", "--why", "a\nb"], "--why has to be one line"),

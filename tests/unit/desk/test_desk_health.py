@@ -30,7 +30,7 @@ def sentence(run) -> tuple[str, str]:
 
 def test_nobody_trains(seen):
     seen.look()
-    assert sentence(seen) == ("bad", "Nobody trains: the desk finds no peer in the run.")
+    assert sentence(seen) == ("bad", "No peer trains: the desk finds no peer in the run.")
 
 
 def test_all_is_well(seen):
@@ -43,7 +43,7 @@ def test_all_is_well(seen):
 
 def test_only_helpers_are_there(seen):
     seen.look(seen.record("helga", 1, rate=0.0, helps=True))
-    assert sentence(seen) == ("warning", "Only helpers are here: the run waits for somebody who trains.")
+    assert sentence(seen) == ("warning", "Only helpers are here: the run waits for a training peer.")
     assert [(peer.role, peer.phase) for peer in seen.desk.newest.peers.peers] == [("helper", "helping")]
     seen.look(seen.record("helga", 1, rate=0.0, helps=True), seen.record("ada", 1, helps=False))
     assert sentence(seen) == ("good", "One peer trains. How fast shows after the next updates.")
@@ -62,7 +62,7 @@ def test_peers_that_leave_with_the_last_update_have_ended_the_run(seen):
     assert "ended" not in sentence(seen)[1]
     seen.look()
     seen.look()
-    said = "The run has ended, it seems: everybody has left, and update 9,999 of 10,000 was the last one seen."
+    said = "The run has ended, it seems: all peers have left, and update 9,999 of 10,000 was the last one seen."
     assert sentence(seen) == ("good", said)
 
 
@@ -82,7 +82,7 @@ def test_a_short_run_that_everybody_leaves_long_before_its_end_has_not_ended(ano
     run.train("ada", "ben", steps=range(2, 48, 5))
     for _ in range(30):
         run.look()
-    assert sentence(run)[1].startswith("Nobody trains")
+    assert sentence(run)[1].startswith("No peer trains")
 
 
 def test_a_slow_run_that_everybody_leaves_four_updates_early_has_not_ended(another):
@@ -92,7 +92,7 @@ def test_a_slow_run_that_everybody_leaves_four_updates_early_has_not_ended(anoth
             run.look(run.record("ada", step))
     run.look()
     run.look()
-    assert sentence(run) == ("bad", "Nobody trains: the desk finds no peer in the run.")
+    assert sentence(run) == ("bad", "No peer trains: the desk finds no peer in the run.")
 
 
 def test_it_has_not_begun(seen):
@@ -237,7 +237,7 @@ def test_each_matter_is_told_once_and_once_more_when_it_is_over(another, mailbox
     go_on(SETTLED_SECONDS, "ada", "ben")
     assert mailbox.texts == [], "it was over before anybody was sure"
     go_on(10 * SURE_SECONDS)
-    told = ["Nobody trains: the desk finds no peer in the run."]
+    told = ["No peer trains: the desk finds no peer in the run."]
     assert mailbox.texts == told
     go_on(SETTLED_SECONDS - 10, "ada", "ben")
     go_on(10)
@@ -266,7 +266,7 @@ def test_what_is_hidden_by_something_worse_is_not_well_again(another, mailbox):
     for_long(nobody_answers)
     alone, nobody, deaf = mailbox.texts
     assert alone.startswith("Only 'ada' can be called.")
-    assert nobody.startswith("Nobody trains")
+    assert nobody.startswith("No peer trains")
     assert deaf.startswith("The desk has had no answer")
     for_long(run.look)
     (over,) = mailbox.texts[3:]

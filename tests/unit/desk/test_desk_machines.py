@@ -29,7 +29,7 @@ def test_the_page_says_what_each_peer_computes_on_and_how_it_is_reached(seen):
     for words in (
         "full public address 4 × NVIDIA H100 0.1.0, protocol 19 1 10",
         "0.500 100 Mbit/s 1.5 GB now",
-        "outbound-only not reachable – 1",
+        "client-mode not reachable – 1",
         "full local network – 0.1.0 1",
         "helper public address CPU, 8 threads",
         "1 GB in all",

@@ -33,7 +33,7 @@ def test_a_paused_run_is_neither_well_nor_ill(seen):
         look(seen, orders, 19)
     report = seen.web.get("/api/v1/swarm").json()
     assert (report["level"], report["is_paused"], report["findings"]) == ("paused", True, [])
-    assert report["sentence"] == "The run is paused at update 19: nobody computes until its organiser resumes it."
+    assert report["sentence"] == "The run is paused at update 19: no peer computes until its organiser resumes it."
     assert (report["samples_per_second"], report["seconds_left"]) == (0, None)
     page = seen.web.get("/").text
     assert 'class="health paused"' in page

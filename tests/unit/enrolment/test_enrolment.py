@@ -187,7 +187,7 @@ def test_nobody_answers(organiser, key):
     line = organiser.invite(organiser.serve())
     organiser.stop()
     where = rf"127\.0\.0\.1:{line.enrolment_port} \(connection refused\)"
-    with pytest.raises(TryLater, match=f"Nobody answers where one could enrol: {where}; ask the organiser whether"):
+    with pytest.raises(TryLater, match=f"The enrolment server does not answer: {where}; ask the organiser whether"):
         enrol(line, key, "Ana")
 
 
@@ -205,7 +205,7 @@ def test_another_server_than_the_lines(organiser, another_organiser, key):
         replace(line, fingerprint=bytes(16)),
         replace(line, enrolment_port=other.enrolment_port),
     ):
-        with pytest.raises(InputError, match="not the one of this join line: the line is of another run, or somebody"):
+        with pytest.raises(InputError, match="not the one of this join line: the line is of another run, or the"):
             enrol(wrong, key, "Ana")
     assert organiser.registry.members() == another_organiser.registry.members() == []
 

@@ -86,5 +86,5 @@ def test_an_order_that_would_do_nothing_is_refused(given, wanted, says):
 
 
 def test_nobody_to_order_anything():
-    with pytest.raises(InputError, match="Nobody trains run digits now"):
+    with pytest.raises(InputError, match="No peer trains run digits now"):
         Situation(MANIFEST, Orders("digits"), {}).order(What.PAUSE)

@@ -265,7 +265,7 @@ def test_a_warning_says_when_the_internet_cannot_come_in():
 def test_who_has_a_public_address_by_ipv6_alone_is_told_who_can_join():
     lan, wan = (f"{host}/tcp/31337/p2p/{RSA_ID}" for host in ("/ip4/192.168.0.2", "/ip6/2606:4700::1111"))
     warning = closed_ports([lan, wan])
-    assert "Only those with IPv6 can join, if your router lets them in" in warning
+    assert "Only peers with IPv6 can join, if your router lets them in" in warning
     assert "forward TCP port 31337" in warning
     assert closed_ports([wan], public_ip="2606:4700::1111") == "", "that is what she says"
 

@@ -4,6 +4,7 @@ import errno
 import io
 import os
 import threading
+import time
 from dataclasses import replace
 from datetime import timedelta
 from types import SimpleNamespace
@@ -21,14 +22,17 @@ from recipe.training.trainer import build_trainer
 from swarm.peer.callbacks import reachable_peer_check, time_limit
 from swarm.peer.callbacks.evaluation import Evaluation
 from swarm.peer.callbacks.slow_line_advice import SlowLineAdvice
-from swarm.peer.callbacks.status_reporter import PatientConsole
+from swarm.peer.callbacks.status_reporter import STATUS_SECONDS, PatientConsole, StatusReporter
+from swarm.peer.callbacks.swarm_metrics import SwarmMetrics
 from swarm.peer.callbacks.time_limit import TimeLimit
 from swarm.peer.callbacks.traffic_limit import TrafficLimit
 from swarm.peer.startup_timer import seconds_since_command
+from swarm.peer.status import Status
 from swarm.runtime.line_use import LineUse
 from swarm.runtime.timeouts import seconds_since_boot
 from swarm.training.averaging_mode import Averaging
 from swarm.training.limits import is_to_leave
+from tests.helpers.cli import wait_until
 
 
 class Broken(io.StringIO):
@@ -55,7 +59,24 @@ def test_output_is_shown():
     assert file.getvalue() == "step 1/20\n"
 
 
-@pytest.mark.parametrize(("others", "there"), [(0, "one outbound-only peer is"), (1, "2 outbound-only peers are")])
+@pytest.mark.parametrize("is_quiet", [True, False])
+def test_a_peer_that_waits_for_company_prints_nothing_below_its_join_line(tmp_path, capsys, is_quiet):
+    folder = RunFolder.create(tmp_path, "night-1", "ada")
+    asked, metrics = threading.Event(), SwarmMetrics(folder.rounds)
+    reporter = StatusReporter(folder, Status("ada", "night-1", "joining"), metrics, asked, is_quiet)
+    trainer = SimpleNamespace(strategy=SimpleNamespace(coordinator=None), max_steps=20)
+    reporter.setup(trainer, None, "fit")
+    wait_until(lambda: Status.read(folder.status), 10, "status.json tells that it lives")
+    time.sleep(2 * STATUS_SECONDS)
+    said = capsys.readouterr().out
+    assert said == ("" if is_quiet else "joining\n")
+    reporter.on_train_start(trainer, None)
+    time.sleep(2 * STATUS_SECONDS)
+    reporter.finish("left")
+    assert capsys.readouterr().out == "joining\n", "a line tells that the training has begun"
+
+
+@pytest.mark.parametrize(("others", "there"), [(0, "one client-mode peer is"), (1, "2 client-mode peers are")])
 def test_who_can_call_nobody_hears_who_is_there(monkeypatch, others, there):
     monkeypatch.setattr(reachable_peer_check, "PATIENCE_SECONDS", 0.0)
     monkeypatch.setattr(reachable_peer_check, "LOOK_SECONDS", 0.0)

@@ -120,7 +120,7 @@ def test_a_certificate_that_does_not_count_is_refused(organiser, line, identity,
 def test_what_cannot_be_read_is_asked_for_again(line, identity, folder, text):
     folder.membership.write_text(text)
     assert Credentials.read(folder.membership) is None
-    with pytest.raises(InputError, match="Nobody answers where one could enrol"):
+    with pytest.raises(InputError, match="The enrolment server does not answer"):
         become_member(line, identity, "ada", folder)
 
 
@@ -128,14 +128,15 @@ def test_the_certificate_of_another_organiser_is_not_used(organiser, line, ident
     other = Organiser("night-1")
     theirs = JoinLine("night-1", other.signer.public_key, (ADDRESS,))
     Credentials(theirs, other.certificate(peer_id)).write(folder.membership)
-    with pytest.raises(InputError, match="Nobody answers where one could enrol"):
+    with pytest.raises(InputError, match="The enrolment server does not answer"):
         become_member(line, identity, "ada", folder)
 
 
 def test_who_cannot_renew_hears_that_its_certificate_has_ended(organiser, line, identity, peer_id, folder):
     Credentials(line, organiser.certificate(peer_id, end=-5)).write(folder.membership)
     with pytest.raises(
-        InputError, match=r"This peer's certificate ended on 20.* UTC, and nobody answers .*--peer-id"
+        InputError,
+        match=r"This peer's certificate ended on 20.* UTC, and the enrolment server does not answer: .*--peer-id",
     ) as error:
         become_member(line, identity, "ada", folder)
     assert str(error.value).count(". ") == 0, "one sentence"

@@ -110,7 +110,7 @@ def test_a_first_peer_that_starts_again_prints_its_line_until_she_closes_it(invi
     assert registry.close_invitations() == 1
     line, said = invitation_of(invite=3)
     assert (line.token, line.enrolment_port) == (b"", 31338)
-    assert "closed, or is used up" in said
+    assert "closed or is used up" in said
     assert f"swarm invite --uses 3 --days 30 --run-id night-1 --output-dir {tmp_path}" in said
     assert registry.invitations() == []
 
@@ -127,7 +127,7 @@ def test_other_numbers_at_a_later_start_make_another_line(invitation_of, tmp_pat
     first, _ = invitation_of(invite=3)
     second, said = invitation_of(**{"invite": 3, **other})
     assert second.token not in (first.token, b"")
-    assert said.startswith("Whoever has this line" if "open" in other else f"{other.get('invite', 3)} people")
+    assert said.startswith("Anyone can join" if "open" in other else f"{other.get('invite', 3)} people")
     assert len(OrganiserFolder(tmp_path, "night-1").registry.invitations()) == 2
 
 
@@ -135,7 +135,7 @@ def test_other_numbers_at_a_later_start_make_another_line(invitation_of, tmp_pat
 def test_without_an_invitation_she_reads_how_to_make_one(invitation_of, tmp_path, is_open):
     line, said = invitation_of(invite=0, open=is_open)
     assert line.token == b""
-    assert said.startswith("No invitation is made. This makes one:\n")
+    assert said.startswith("No invitation was made (--invite 0). To make one:\n")
     assert OrganiserFolder(tmp_path, "night-1").registry.invitations() == []
 
 
@@ -186,7 +186,7 @@ def test_the_line_for_others_is_the_last_that_is_said(line, tmp_path, kind):
     invitation = None if kind == "open" else (replace(line, addresses=(address,), token=token), "It is so.")
     said = how_to_join((address,), None, tmp_path, invitation, "Waiting for another peer.").splitlines()
     assert ("To list, invite or remove members:" in said) == (invitation is not None)
-    assert any(sentence.startswith("Nobody on the internet can join: forward") for sentence in said)
+    assert any(sentence.startswith("No peer on the internet can join: forward") for sentence in said)
     if kind == "without an invitation":
         assert said[-2] == "It is so."
         assert said[-1] == "Waiting for another peer."
@@ -199,7 +199,9 @@ def test_who_is_in_an_open_run_reads_what_that_means(organiser):
     elsewhere = ADDRESS.replace("127.0.0.1", "192.168.1.5")
     manifest = RunManifest(PROTOCOL, "night-1", RECIPE)
     said = open_door(manifest, [ADDRESS, elsewhere], joins=False)
-    assert said.startswith("This run is open: whoever has an address of it can join, and spoil it. To close the door,")
+    assert said.startswith(
+        "There is no access control: anyone with an address can join this run and corrupt it. To control who joins,"
+    )
     assert "start another run by invitation" in said
     assert "its organiser has to start" in open_door(manifest, [elsewhere], joins=True)
     assert open_door(manifest, [ADDRESS], joins=False) == "", "nobody elsewhere can reach it"

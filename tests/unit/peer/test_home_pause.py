@@ -89,7 +89,7 @@ def test_who_wishes_to_pause_hears_at_the_start_that_nobody_tells_when(tmp_path,
     monkeypatch.setenv("PATH", str(tmp_path))
     assert why_spared(False, True) == ""
     begin(monkeypatch, ["--pause-on-metered"])
-    assert capsys.readouterr().out.startswith("--pause-on-metered: nobody on this machine says whether its line costs")
+    assert capsys.readouterr().out.startswith("--pause-on-metered: NetworkManager is missing or does not know")
     begin(monkeypatch, [])
     assert capsys.readouterr().out == ""
 
@@ -100,7 +100,7 @@ def test_it_is_said_once_why_nothing_happens(monkeypatch, capsys):
     wait_while_spared(lambda: next(reasons))
     said = capsys.readouterr().out.splitlines()
     assert said == [
-        f"{reason}: this peer waits for better times. Ctrl-C ends it." for reason in ("It rains", "It snows")
+        f"{reason}: this peer is paused until that changes. Ctrl-C ends it." for reason in ("It rains", "It snows")
     ]
 
 
@@ -119,7 +119,9 @@ def test_who_is_ended_during_a_pause_hears_where_its_weights_are(monkeypatch, ca
     words = ["--output-dir", str(tmp_path), "--run-id", "home", "--public-name", "ada"]
     if again and has_trained:
         assert begin(monkeypatch, words) == 0
-        said = f"Ended while it waited for better times.\nWeights: {tmp_path / 'home' / 'ada' / 'checkpoints'}\n"
+        said = (
+            f"Stopped while paused (battery or metered line).\nWeights: {tmp_path / 'home' / 'ada' / 'checkpoints'}\n"
+        )
         assert capsys.readouterr() == (said, "")
     else:
         assert begin(monkeypatch, words) == 130
@@ -141,7 +143,7 @@ def test_a_pause_ends_when_time_is_up(monkeypatch, capsys, tmp_path, has_trained
         (folder.checkpoints / "last.ckpt").touch()
     assert begin(monkeypatch, [*words, "--max-time", "01:00:00"]) == 0
     said = capsys.readouterr().out.splitlines()
-    assert said[0].startswith("This machine runs on its battery: this peer waits")
+    assert said[0].startswith("This machine runs on its battery: this peer is paused")
     weights = [f"Weights: {tmp_path / 'home' / 'ada' / 'checkpoints'}"]
     assert said[1:] == ["Time is up (--max-time).", *(weights if has_trained else [])]
 

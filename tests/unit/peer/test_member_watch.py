@@ -73,7 +73,7 @@ class Watched:
         return self.knows
 
     def _refuse(self, _before: bytes) -> bytes:
-        raise InputError("Nobody answers where one could enrol.")
+        raise InputError("The enrolment server does not answer.")
 
 
 @pytest.fixture
@@ -154,7 +154,7 @@ def test_it_goes_on_until_its_certificate_ends_and_says_why_it_cannot_be_renewed
     member.watch.look()
     assert not member.ends
     (said,) = caplog.messages
-    assert "could not be renewed: Nobody answers where one could enrol." in said
+    assert "could not be renewed: The enrolment server does not answer." in said
     over = Watched(organiser, begin=-100, end=-5)
     over.watch.look()
     assert not over.ends, "it may have no network yet"

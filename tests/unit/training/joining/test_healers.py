@@ -33,7 +33,7 @@ def test_weights_of_no_use_are_replaced_or_end_a_peer_that_is_alone():
     assert healers(member, alone).find_healer(None) is None, "they are finite: the data may be the reason"
     with torch.no_grad():
         next(member.state.model.parameters()).fill_(torch.nan)
-    with pytest.raises(InputError, match="start again"):
+    with pytest.raises(InputError, match="Start again"):
         healers(member, alone).find_healer(None)
 
 

@@ -205,7 +205,7 @@ def test_nobody_is_shut_out_by_silence(newcomer, caplog, monkeypatch):
                 newcomer.probation.note_update()
         newcomer.probation.review()
         assert not newcomer.probation.gives_nothing
-        assert "Nobody has confirmed the state from donor" in caplog.text
+        assert "No peer has confirmed the state from donor" in caplog.text
         caplog.clear()
 
 
@@ -225,7 +225,7 @@ def test_anybodys_word_delays_a_newcomer_of_an_open_run_and_does_not_shut_it_out
         newcomer.probation.note_update()
     newcomer.probation.review()
     assert not newcomer.probation.gives_nothing
-    assert "Nobody has confirmed the state from donor" in caplog.text
+    assert "No peer has confirmed the state from donor" in caplog.text
 
 
 def test_false_averages_are_found_and_whoever_missed_one_gives_on_meanwhile(newcomer):
