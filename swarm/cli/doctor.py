@@ -211,7 +211,7 @@ def _run(peers: list[str], line: JoinLine | None, options: DoctorOptions) -> Ite
         yield _traffic(dht, manifest, shapes)
     except InputError as error:
         is_other = isinstance(error, OtherProtocolError)
-        fix = "see the sentence itself" if is_other else "ask the organiser which run to join"
+        fix = "do what the text says" if is_other else "ask the organiser which run to join"
         yield Check("run manifest", "failed", str(error), fix)
         return
     finally:

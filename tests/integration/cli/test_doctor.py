@@ -110,7 +110,7 @@ def test_a_run_of_an_older_version_is_no_empty_swarm(examine, monkeypatch):
             stop_dht(dht)
     assert status == 1
     assert f"The run speaks protocol {PROTOCOL - 1}, this program {PROTOCOL}" in checks["run manifest"].found
-    assert checks["run manifest"].fix == "see the sentence itself"
+    assert checks["run manifest"].fix == "do what the text says"
 
 
 def test_a_peer_that_is_gone(examine):
