@@ -20,6 +20,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from enum import Enum, auto
 from typing import TYPE_CHECKING
 
 from recipe.errors import InputError
@@ -138,6 +139,55 @@ def _may_begin(options: PeerOptions, again: bool) -> bool:
     return False
 
 
+class State(Enum):
+    """How far a peer is, as far as its interruption goes."""
+
+    IMPORTING = auto()
+    """An import would swallow an exception that a signal raises in it."""
+    JOINING = auto()
+    """It has processes, which have to be ended."""
+    TRAINING = auto()
+    """The training loop looks at each micro-batch whether a stop was requested."""
+    ENDED = auto()
+    """It has trained, and puts everything away."""
+
+
+class Interrupts:
+    """Ctrl-C, SIGTERM and a terminal that is closed: the first one asks the peer to leave, the second one ends it."""
+
+    def __init__(self):
+        self.state = State.IMPORTING
+        self.stop_requested = threading.Event()
+
+    def listen(self) -> None:
+        """Handle these signals from now on."""
+        signal.signal(signal.SIGINT, self._on_signal)
+        signal.signal(signal.SIGTERM, self._on_signal)
+        if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # not under nohup
+            signal.signal(signal.SIGHUP, self._on_hangup)
+
+    def interrupt(self, signal_number: int) -> None:
+        """Leave in the way that the state allows.
+
+        Raises:
+            KeyboardInterrupt: while it joins, or has ended
+        """
+        if self.stop_requested.is_set() or self.state is State.IMPORTING:
+            _leave_at_once(signal_number)
+        self.stop_requested.set()
+        if self.state is not State.TRAINING:
+            raise KeyboardInterrupt
+
+    def _on_signal(self, signal_number: int, _frame) -> None:
+        self.interrupt(signal_number)
+
+    def _on_hangup(self, signal_number: int, _frame) -> None:
+        nowhere = os.open(os.devnull, os.O_WRONLY)  # the terminal is closed: whoever writes to it would fail
+        os.dup2(nowhere, 1)
+        os.dup2(nowhere, 2)
+        self.interrupt(signal_number)
+
+
 def _check_machine(options: PeerOptions) -> None:
     """Raises InputError: something of this machine can be refused before the slow imports"""
     if options.machine.public_name:
@@ -175,8 +225,7 @@ class Peer:
         self.options, self.bootstrap, self.clock = options, bootstrap, clock
         self._entry = Entry(options, line)
         self.name = options.machine.public_name or f"peer-{secrets.token_hex(3)}"
-        self.stop_requested = threading.Event()
-        self._interrupt = _leave_at_once
+        self._interrupts = Interrupts()
         self._began = time.monotonic()
         self._session = None
         self._run: list[str] = []
@@ -192,14 +241,11 @@ class Peer:
 
     def run(self) -> int:
         """Join or start the swarm, train, and write the summary; returns the exit status."""
-        signal.signal(signal.SIGINT, self._on_signal)
-        signal.signal(signal.SIGTERM, self._on_signal)
-        if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # not under nohup
-            signal.signal(signal.SIGHUP, self._on_hangup)
+        self._interrupts.listen()
         with quick_imports():
             from swarm.network.dht_options import stop_dht, visible_addresses
         self.clock.ends("imports")
-        self._interrupt = _raise_interrupt  # children have to be ended from now on
+        self._interrupts.state = State.JOINING
         dht, asked = self._dht()
         try:
             manifest, joins = self._manifest(dht, asked)
@@ -233,10 +279,10 @@ class Peer:
 
     def _import_the_rest(self) -> None:
         self.clock.ends("join")
-        self._interrupt = _leave_at_once  # an import swallows exceptions that signals raise in it
+        self._interrupts.state = State.IMPORTING
         with quick_imports():
             importlib.import_module("swarm.peer.session")
-        self._interrupt = _raise_interrupt
+        self._interrupts.state = State.JOINING
         self.clock.ends("imports")
 
     def _manifest(self, dht, asked: tuple[str, ...]):
@@ -270,7 +316,7 @@ class Peer:
             manifest,
             joins,
             addresses,
-            self.stop_requested,
+            self._interrupts.stop_requested,
             self.clock,
             self._part_died,
             self._entry,
@@ -283,10 +329,10 @@ class Peer:
         prefix = session.manifest.key_prefix
         self._entry.watch(dht, session.admission, prefix, session.tell_members, session.end)
         try:
-            self._interrupt = _note_interrupt  # the training loop ends at the next micro-batch
+            self._interrupts.state = State.TRAINING
             _say(f"\n{session.train()}")
         finally:
-            self._interrupt = _raise_interrupt
+            self._interrupts.state = State.ENDED
             announcer.stop()
             self._entry.stop_watching()
             if session.supervisor.found and self._restart is None:
@@ -305,7 +351,7 @@ class Peer:
         self._restart = threading.Timer(LEAVE_SECONDS, self._start_again)
         self._restart.daemon = True
         self._restart.start()
-        self.stop_requested.set()
+        self._interrupts.stop_requested.set()
 
     def _start_again(self) -> None:
         from swarm.peer.supervisor import start_again
@@ -411,18 +457,6 @@ class Peer:
         peers = "another peer" if missing == 1 else f"{missing} other peers"
         return f"Waiting for {peers}; --min-peers 1 begins at once."
 
-    def _on_hangup(self, signal_number: int, frame) -> None:
-        nowhere = os.open(os.devnull, os.O_WRONLY)  # the terminal is closed: whoever writes to it would fail
-        os.dup2(nowhere, 1)
-        os.dup2(nowhere, 2)
-        self._on_signal(signal_number, frame)
-
-    def _on_signal(self, signal_number: int, _frame) -> None:
-        if self.stop_requested.is_set():
-            _leave_at_once(signal_number)
-        self.stop_requested.set()
-        self._interrupt(signal_number)
-
 
 def _say(text: str) -> None:
     """Also where nobody reads it any more, or its log has no room: what comes after counts."""
@@ -434,11 +468,3 @@ def _leave_at_once(signal_number: int) -> None:
     os.write(2, b"Leaving at once.\n")  # print is not made for signal handlers
     kill(descendants(os.getpid()))
     os._exit(128 + signal_number)
-
-
-def _raise_interrupt(_signal_number: int) -> None:
-    raise KeyboardInterrupt
-
-
-def _note_interrupt(_signal_number: int) -> None:
-    pass
