@@ -50,16 +50,13 @@ StateProvider = Callable[[], tuple[dict, Sequence[torch.Tensor]]]
 
 
 class SwarmAverager:
-    """Runs rounds over one flat fp32 vector, and takes over states, in a process of its own.
+    """Runs rounds over one flat fp32 vector, and takes over states, in a process of its own, from `start` on.
 
     Args:
         dht: this peer's
         options: what is averaged, with whom, and how
         get_state: called in a thread when a peer asks for the state; returns (small metadata, tensors)
         of_trainer: tensors that the trainer alone uses
-
-    Raises:
-        InputError: the process died while it started
     """
 
     def __init__(
@@ -85,7 +82,6 @@ class SwarmAverager:
             lambda: state_to_send(*get_state()),
             partial(_prepare_process, dht.sockets, of_trainer),
         )
-        self._process.start_and_wait()
 
     # ---- rounds -----------------------------------------------------------------------------------------------------
 
@@ -172,6 +168,14 @@ class SwarmAverager:
                 self.kill()  # it is stopped: what it read later would be another vector
 
     # ---- the process ------------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Start the averaging process, and wait until it answers others.
+
+        Raises:
+            InputError: it died on the way
+        """
+        self._process.start_and_wait()
 
     @property
     def pid(self) -> int:

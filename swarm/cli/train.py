@@ -14,7 +14,6 @@ from recipe.command_line import arg, read_options
 from recipe.errors import InputError
 from recipe.overrides import RecipeOverrides
 from recipe.presets import PRESETS
-from swarm.enrolment.join_line import whom_to_join
 from swarm.network.addresses import VARIABLE, is_loopback
 from swarm.peer.main import run
 from swarm.peer.options import (
@@ -160,7 +159,7 @@ def _read_join(arguments: list[str]) -> PeerOptions:
     """Raises InputError: there is no address to join"""
     words = [word for word in arguments if word.replace("_", "-") != "--initial-peers"]  # as other programs call it
     options = read_options(JoinOptions, words, "swarm join").as_peer
-    if not whom_to_join(options.initial_peers)[0] and not options.resume:
+    if options.initial_peers is None and VARIABLE not in os.environ and not options.resume:
         raise InputError(
             "swarm join needs a join line or an address: paste the one that the organiser sent, as in swarm join "
             "swarm://... (swarm start begins a new swarm.)"

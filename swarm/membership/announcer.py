@@ -23,13 +23,13 @@ from swarm.network.signed_records import ADDRESSES, owned_entries
 from swarm.protocol.admission import OPEN, Admission
 from swarm.protocol.certificates import EVERYTHING
 from swarm.runtime.once import Once
+from swarm.runtime.timeouts import DEFAULT_TIMEOUTS
 
 KEEP_SECONDS = 600.0
 """How long manifest and addresses stay after the last peer that announces them has gone."""
 PERIOD_SECONDS = 10.0
 PUBLISH_EVERY = 3
 """Periods, once it has been published some times."""
-CALL_SECONDS = 5.0
 
 logger = logging.getLogger(__name__)
 
@@ -154,13 +154,14 @@ class CallLost:
 
     @staticmethod
     async def _call(node: hivemind.dht.DHTNode, peer: PeerID, addresses: list[Multiaddr]) -> None:
-        await asyncio.wait_for(connect(node.p2p, peer, addresses), CALL_SECONDS)
-        if await asyncio.wait_for(node.protocol.call_ping(peer), CALL_SECONDS):  # which puts it into the routing table
+        seconds = DEFAULT_TIMEOUTS.call_seconds
+        await asyncio.wait_for(connect(node.p2p, peer, addresses), seconds)
+        if await asyncio.wait_for(node.protocol.call_ping(peer), seconds):  # which puts it into the routing table
             node.blacklist.register_success(peer)
         elif peer in CallLost.silent:
             CallLost.silent.remove(peer)
             await disconnect(node.p2p, peer)
-            await asyncio.wait_for(connect(node.p2p, peer, addresses), CALL_SECONDS)
+            await asyncio.wait_for(connect(node.p2p, peer, addresses), seconds)
             await node.protocol.call_ping(peer)
         else:
             CallLost.silent.add(peer)

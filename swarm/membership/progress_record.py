@@ -15,8 +15,8 @@ from msgspec import Meta
 from swarm.protocol.attestation import Attestation
 from swarm.protocol.notes import Failed, FailedRound, Profile, Profiled, Score, Scored
 from swarm.protocol.wire import LINEAGE_BYTES, Lineage, Samples, Step, from_wire, to_wire
+from swarm.runtime.timeouts import DEFAULT_TIMEOUTS
 
-REPORT_SECONDS = 1.0  # how often a training peer reports and looks, unless the end of the step is nearer
 TOLERATED_SECONDS = 1.0  # that a clock may be off: records are as old anyway
 MAX_OFF_SECONDS = 3.5  # the DHT admits 3 s; a record that is older is nobody's clock
 FUTURE_SECONDS = 5.0  # clocks agree within 3 s (the DHT checks that); later than this is nonsense
@@ -179,7 +179,8 @@ class PeerProgress:
         return self._samples_in(now - computing_since) if in_last_group and self.round < round else 0.0
 
     def _samples_in(self, seconds: float) -> float:
-        return self.rate * min(max(0.0, seconds), 2 * REPORT_SECONDS)
+        longest_seconds = 2 * DEFAULT_TIMEOUTS.report_seconds  # its own time limits are not known here
+        return self.rate * min(max(0.0, seconds), longest_seconds)
 
 
 class Clocks:

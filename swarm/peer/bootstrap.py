@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from recipe.config import Recipe
 from recipe.errors import InputError
 from swarm.enrolment.join_line import JoinLine, whom_to_join
-from swarm.network.addresses import NobodyAnswers, check_reachable, parse_initial_peers
+from swarm.network.addresses import NobodyAnswers, check_reachable
 from swarm.network.known_peers import met_before
 from swarm.peer.options import PeerOptions, own_recipe
 
@@ -28,12 +28,17 @@ class Bootstrap:
 
 
 def unfolded(options: PeerOptions) -> tuple[PeerOptions, JoinLine | None]:
-    """The options with what a join line says, if one was given in place of addresses: addresses, and the run.
+    """The options with what was given to join parsed, once for all: addresses, and the run if a join line names it.
+
+    Returns:
+        the options, whose `initial_peers` are sound addresses, wherever they came from; and the join line, if one was
+        given in place of addresses
 
     Raises:
         InputError: the line, or an address, is malformed; or the line is of another run
     """
     addresses, line = whom_to_join(options.initial_peers)
+    options = replace(options, initial_peers=tuple(addresses))
     if line is None:
         return options, None
     if options.run_id not in (None, line.run_id):
@@ -41,23 +46,23 @@ def unfolded(options: PeerOptions) -> tuple[PeerOptions, JoinLine | None]:
             f"The join line is of run {line.run_id}, and --run-id says {options.run_id}: leave --run-id out, or ask "
             "for the other run's join line."
         )
-    return replace(options, initial_peers=tuple(addresses), run_id=line.run_id), line
+    return replace(options, run_id=line.run_id), line
 
 
-def resolve_bootstrap(options: PeerOptions, stored: Recipe | None = None) -> Bootstrap:
-    """Parse the addresses, and ask once who answers.
+def resolve_bootstrap(options: PeerOptions, line: JoinLine | None = None, stored: Recipe | None = None) -> Bootstrap:
+    """Ask once who answers, and say so where it is nobody who was given.
 
     Args:
-        stored: recipe of the run that this peer goes on with if nobody answers; None: then it does not
+        options: as of `unfolded`
+        line: join line, if this peer was invited
+        stored: recipe of the run that it goes on with if nobody answers; None: then it does not
 
     Raises:
         NobodyAnswers: nobody answers, and there is nothing to go on with
-        InputError: an address is malformed
     """
-    given = parse_initial_peers(options.initial_peers)
-    if given:
+    if options.initial_peers:
         try:
-            answering = tuple(_who_answers(options, given))
+            answering = tuple(_who_answers(options))
         except NobodyAnswers:
             if stored is None:
                 raise
@@ -65,8 +70,9 @@ def resolve_bootstrap(options: PeerOptions, stored: Recipe | None = None) -> Boo
                 "No peer answers: this peer goes on alone with its last checkpoint, and others can join it.", flush=True
             )
         else:
-            # nobody may have begun there yet; only who names recipe and run wants to
-            may_begin = bool(options.recipe and options.run_id)
+            # Nobody may have begun there yet; only who names recipe and run wants to. Who was invited to a run never
+            # begins another one of that name, whatever is found where it was invited to.
+            may_begin = bool(options.recipe and options.run_id) and line is None
             return Bootstrap(answering, True, own_recipe(options) if may_begin else None)
     recipe = stored or own_recipe(options)
     options.check_micro_batch(recipe.target_batch_size)
@@ -75,12 +81,12 @@ def resolve_bootstrap(options: PeerOptions, stored: Recipe | None = None) -> Boo
     return Bootstrap(tuple(met), False, recipe)
 
 
-def _who_answers(options: PeerOptions, given: list[str]) -> list[str]:
+def _who_answers(options: PeerOptions) -> list[str]:
     """The given addresses where something listens, or else those of peers that were met before."""
     try:
-        return check_reachable(given)
+        return check_reachable(options.initial_peers)
     except InputError:
-        met = met_before(options.machine.output_dir, options.run_id, given)
+        met = met_before(options.machine.output_dir, options.run_id, options.initial_peers)
         if not met:
             raise
         print("None of the given peers answers; asking peers that were met before.", flush=True)

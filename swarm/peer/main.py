@@ -20,9 +20,9 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from enum import Enum, auto
 from typing import TYPE_CHECKING
 
-from recipe.config import Recipe
 from recipe.errors import InputError
 from recipe.interrupts import raise_again
 from recipe.registry import OWN_DATA
@@ -31,7 +31,7 @@ from swarm.enrolment.join_line import JoinLine
 from swarm.enrolment.removed import EXIT_STATUS, Removed
 from swarm.network.addresses import NobodyAnswers, OthersAnswer, check_port_free
 from swarm.network.home.sparing import wait_while_spared
-from swarm.peer.bootstrap import resolve_bootstrap, unfolded
+from swarm.peer.bootstrap import Bootstrap, resolve_bootstrap, unfolded
 from swarm.peer.island.launch import check_one_process, connected, is_island, offer, one_voice, settled, speaks
 from swarm.peer.membership.entry import Entry, how_to_join, open_door
 from swarm.peer.options import PeerOptions, own_recipe, parse_options
@@ -91,8 +91,9 @@ def run(read: Callable[[], PeerOptions]) -> int:
         before = trained_before(options)
 
         def make_peer(alone: bool) -> Peer:
-            stored = before[1] if alone else None
-            return Peer(replace(options, run_id=before[0]) if alone else options, clock, stored, line, channel)
+            own, stored = (replace(options, run_id=before[0]), before[1]) if alone else (options, None)
+            _check_machine(own)
+            return Peer(own, resolve_bootstrap(own, line, stored), clock, line, channel)
 
         return come_back(make_peer, clock.again, before is not None, _leave_at_once, lambda: options.leaving.is_time_up)
     except InputError as error:
@@ -138,13 +139,73 @@ def _may_begin(options: PeerOptions, again: bool) -> bool:
     return False
 
 
+class State(Enum):
+    """How far a peer is, as far as its interruption goes."""
+
+    IMPORTING = auto()
+    """An import would swallow an exception that a signal raises in it."""
+    JOINING = auto()
+    """It has processes, which have to be ended."""
+    TRAINING = auto()
+    """The training loop looks at each micro-batch whether a stop was requested."""
+    ENDED = auto()
+    """It has trained, and puts everything away."""
+
+
+class Interrupts:
+    """Ctrl-C, SIGTERM and a terminal that is closed: the first one asks the peer to leave, the second one ends it."""
+
+    def __init__(self):
+        self.state = State.IMPORTING
+        self.stop_requested = threading.Event()
+
+    def listen(self) -> None:
+        """Handle these signals from now on."""
+        signal.signal(signal.SIGINT, self._on_signal)
+        signal.signal(signal.SIGTERM, self._on_signal)
+        if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # not under nohup
+            signal.signal(signal.SIGHUP, self._on_hangup)
+
+    def interrupt(self, signal_number: int) -> None:
+        """Leave in the way that the state allows.
+
+        Raises:
+            KeyboardInterrupt: while it joins, or has ended
+        """
+        if self.stop_requested.is_set() or self.state is State.IMPORTING:
+            _leave_at_once(signal_number)
+        self.stop_requested.set()
+        if self.state is not State.TRAINING:
+            raise KeyboardInterrupt
+
+    def _on_signal(self, signal_number: int, _frame) -> None:
+        self.interrupt(signal_number)
+
+    def _on_hangup(self, signal_number: int, _frame) -> None:
+        nowhere = os.open(os.devnull, os.O_WRONLY)  # the terminal is closed: writing to it would fail
+        os.dup2(nowhere, 1)
+        os.dup2(nowhere, 2)
+        self.interrupt(signal_number)
+
+
+def _check_machine(options: PeerOptions) -> None:
+    """Raises InputError: something of this machine can be refused before the slow imports"""
+    if options.machine.public_name:
+        check_name(options.machine.public_name, "--public-name")
+    make_writable(options.machine.output_dir)
+    if options.run_id is not None:
+        check_name(options.run_id, "--run-id")
+    if not options.connection.host_maddrs:
+        check_port_free(options.connection.port)
+
+
 class Peer:
     """One volunteer's session, from the command line to the summary.
 
     Args:
         options: the command line
+        bootstrap: where it begins
         clock: times the start
-        stored: recipe of the run that it goes on with if nobody answers; None: then it does not
         line: join line, if it was invited
         channel: to the other processes of this peer; None if it is one process
 
@@ -155,22 +216,16 @@ class Peer:
     def __init__(
         self,
         options: PeerOptions,
+        bootstrap: Bootstrap,
         clock: StartupTimer,
-        stored: Recipe | None = None,
         line: JoinLine | None = None,
         channel: Channel | None = None,
     ):
         self._channel = channel
-        self.options, self.clock = options, clock
+        self.options, self.bootstrap, self.clock = options, bootstrap, clock
         self._entry = Entry(options, line)
-        self.name = check_name(options.machine.public_name or f"peer-{secrets.token_hex(3)}", "--public-name")
-        self.stop_requested = threading.Event()
-        self._interrupt = _leave_at_once
-        self._check_machine()
-        bootstrap = resolve_bootstrap(options, stored)
-        self.initial_peers, self.joins = list(bootstrap.addresses), bootstrap.joins
-        # Who was invited to a run never begins another one of that name, whatever is found where it was invited to.
-        self._new_recipe = None if line is not None and bootstrap.joins else bootstrap.new_recipe
+        self.name = options.machine.public_name or f"peer-{secrets.token_hex(3)}"
+        self._interrupts = Interrupts()
         self._began = time.monotonic()
         self._session = None
         self._run: list[str] = []
@@ -184,30 +239,20 @@ class Peer:
         """Whether its training has begun."""
         return self._session is not None and self._session.metrics.seconds > 0
 
-    def _check_machine(self) -> None:
-        """What can be refused before the slow imports."""
-        make_writable(self.options.machine.output_dir)
-        if self.options.run_id is not None:
-            check_name(self.options.run_id, "--run-id")
-        if not self.options.connection.host_maddrs:
-            check_port_free(self.options.connection.port)
-
     def run(self) -> int:
         """Join or start the swarm, train, and write the summary; returns the exit status."""
-        signal.signal(signal.SIGINT, self._on_signal)
-        signal.signal(signal.SIGTERM, self._on_signal)
-        if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # not under nohup
-            signal.signal(signal.SIGHUP, self._on_hangup)
+        self._interrupts.listen()
         with quick_imports():
             from swarm.network.dht_options import stop_dht, visible_addresses
         self.clock.ends("imports")
-        self._interrupt = _raise_interrupt  # children have to be ended from now on
-        dht = self._dht()
+        self._interrupts.state = State.JOINING
+        dht, asked = self._dht()
         try:
-            manifest, addresses = self._manifest(dht), tuple(visible_addresses(dht))
+            manifest, joins = self._manifest(dht, asked)
+            addresses = tuple(visible_addresses(dht))
             self._entry.take_part(dht, manifest, addresses)
             self.clock.ends("join")
-            self._train(dht, manifest, addresses)
+            self._train(dht, manifest, joins, addresses, asked)
         finally:
             if self._restart is not None:
                 self._start_again()
@@ -220,26 +265,28 @@ class Peer:
         return 0
 
     def _dht(self):
+        """This peer's DHT, and the addresses through which it has joined the others'; none if it is alone."""
         from swarm.network.dht_options import start_dht
 
+        asked = self.bootstrap.addresses
         try:
-            return start_dht(self._network(), meanwhile=self._import_the_rest)
+            return start_dht(self._network(asked), meanwhile=self._import_the_rest), asked
         except (NobodyAnswers, OthersAnswer):
-            if self.joins:
+            if self.bootstrap.joins:
                 raise
         print("No peer that was met before answers: this peer starts alone.", flush=True)
-        self.initial_peers = []
-        return start_dht(self._network())  # who can call it now is another question, too
+        return start_dht(self._network(())), ()  # who can call it now is another question, too
 
     def _import_the_rest(self) -> None:
         self.clock.ends("join")
-        self._interrupt = _leave_at_once  # an import swallows exceptions that signals raise in it
+        self._interrupts.state = State.IMPORTING
         with quick_imports():
             importlib.import_module("swarm.peer.session")
-        self._interrupt = _raise_interrupt
+        self._interrupts.state = State.JOINING
         self.clock.ends("imports")
 
-    def _manifest(self, dht):
+    def _manifest(self, dht, asked: tuple[str, ...]):
+        """What is trained, and whether others train it already."""
         from swarm.membership.run_manifest import (
             PROTOCOL,
             check_overrides,
@@ -247,20 +294,18 @@ class Peer:
             read_manifests,
         )
 
-        recipe, run_id = self._new_recipe, self.options.run_id
+        recipe, run_id = self.bootstrap.new_recipe, self.options.run_id
         organiser = self._entry.organiser
-        manifests = read_manifests(dht, self.initial_peers, run_id, organiser) if self.initial_peers else {}
+        manifests = read_manifests(dht, asked, run_id, organiser) if asked else {}
         if recipe is not None and run_id not in manifests:
-            if self.joins:
+            if self.bootstrap.joins:
                 print(f"No peer trains run {run_id} there yet: this peer starts it.", flush=True)
-            self.joins = False
-            return self._entry.new_manifest(PROTOCOL, recipe)
-        self.joins = True
+            return self._entry.new_manifest(PROTOCOL, recipe), False
         manifest = choose_manifest(manifests, run_id, b"" if self._entry.line is None else organiser)
         check_overrides(manifest, vars(own_recipe(self.options)) if self.options.recipe else self.options.wanted_recipe)
-        return manifest
+        return manifest, True
 
-    def _train(self, dht, manifest, addresses: tuple[str, ...]) -> None:
+    def _train(self, dht, manifest, joins: bool, addresses: tuple[str, ...], asked: tuple[str, ...]) -> None:
         from swarm.membership.announcer import Announcer
         from swarm.peer.session import Session
 
@@ -269,25 +314,25 @@ class Peer:
             self.name,
             dht,
             manifest,
-            self.joins,
+            joins,
             addresses,
-            self.stop_requested,
+            self._interrupts.stop_requested,
             self.clock,
             self._part_died,
             self._entry,
             self._channel,
         )
-        self._introduce(session)
+        self._introduce(session, asked)
         self._run = ["--run-id", manifest.run_id]
         announcer = Announcer(dht, session.manifest, addresses, session.folder.peers, admission=session.admission)
         self._show_desk(manifest.run_id, addresses)
         prefix = session.manifest.key_prefix
         self._entry.watch(dht, session.admission, prefix, session.tell_members, session.end)
         try:
-            self._interrupt = _note_interrupt  # the training loop ends at the next micro-batch
+            self._interrupts.state = State.TRAINING
             _say(f"\n{session.train()}")
         finally:
-            self._interrupt = _raise_interrupt
+            self._interrupts.state = State.ENDED
             announcer.stop()
             self._entry.stop_watching()
             if session.supervisor.found and self._restart is None:
@@ -306,7 +351,7 @@ class Peer:
         self._restart = threading.Timer(LEAVE_SECONDS, self._start_again)
         self._restart.daemon = True
         self._restart.start()
-        self.stop_requested.set()
+        self._interrupts.stop_requested.set()
 
     def _start_again(self) -> None:
         from swarm.peer.supervisor import start_again
@@ -334,8 +379,8 @@ class Peer:
         self._session.traffic.keep()
         start_again(["--public-name", self.name, *self._run], math.inf)
 
-    def _network(self):
-        """How this peer meets the others: what a person gave, and what was measured."""
+    def _network(self, asked: tuple[str, ...]):
+        """How this peer meets the others, through those that are asked: what a person gave, and what was measured."""
         from swarm.network.dht_options import NetworkOptions
         from swarm.network.signed_records import claim_identity, prepare_identity
         from swarm.peer.role import measured
@@ -352,7 +397,7 @@ class Peer:
             print(f"Let in as {self.name}. To come back as this member, add --public-name {self.name}.", flush=True)
         may_serve = self._entry.may_serve
         network = NetworkOptions(
-            initial_peers=tuple(self.initial_peers),
+            initial_peers=asked,
             port=connection.port,
             host_maddrs=connection.host_maddrs,
             announce_maddrs=connection.announce_maddrs,
@@ -369,9 +414,9 @@ class Peer:
             )
         return network
 
-    def _introduce(self, session) -> None:
+    def _introduce(self, session, asked: tuple[str, ...]) -> None:
         recipe, addresses = session.manifest.recipe, session.addresses
-        verb = "Joining" if self.joins else "Started"
+        verb = "Joining" if session.joins else "Started"
         print(
             f"\n{verb} run {session.manifest.run_id} as {self.name}: {recipe.model} on {recipe.dataset}, "
             f"{recipe.target_batch_size} samples per update, {session.total_steps} updates."
@@ -386,21 +431,21 @@ class Peer:
             print(offer(num_gpus))
         print(f"Run folder: {session.folder.path}")
         if session.work.resumed_step is not None:
-            unless = ", unless the swarm is ahead" if self.joins else ""
+            unless = ", unless the swarm is ahead" if session.joins else ""
             print(f"Going on from step {session.work.resumed_step}, where its last checkpoint was made{unless}.")
         if self.options.start_from is not None:
             weights = (
                 session.work.started_from or "the run's own, because the run exists already (--start-from is ignored)"
             )
             print(f"Weights to start from: {weights}.")
-        if warning := open_door(session.manifest, [*addresses, *self.initial_peers], self.joins):
+        if warning := open_door(session.manifest, [*addresses, *asked], session.joins):
             print(warning)
         print(session.averaging.protection)
         print(session.averaging.protection_of_work(recipe.dataset not in OWN_DATA))
         print("Ctrl-C leaves cleanly; the others train on.\n", flush=True)
         invitation = self._entry.invitation()
         self._shown = self._entry.line if invitation is None else invitation[0]
-        if addresses and (invitation is not None or not self.joins):
+        if addresses and (invitation is not None or not session.joins):
             public_ip, output_dir = self.options.connection.public_ip, self.options.machine.output_dir
             print(how_to_join(addresses, public_ip, output_dir, invitation, self._company(session)), flush=True)
 
@@ -415,18 +460,6 @@ class Peer:
         more = f" This window shows more once {have} joined." if session.awaits_company else ""
         return f"Waiting for {peers}; --min-peers 1 begins at once.{more}"
 
-    def _on_hangup(self, signal_number: int, frame) -> None:
-        nowhere = os.open(os.devnull, os.O_WRONLY)  # the terminal is closed: writing to it would fail
-        os.dup2(nowhere, 1)
-        os.dup2(nowhere, 2)
-        self._on_signal(signal_number, frame)
-
-    def _on_signal(self, signal_number: int, _frame) -> None:
-        if self.stop_requested.is_set():
-            _leave_at_once(signal_number)
-        self.stop_requested.set()
-        self._interrupt(signal_number)
-
 
 def _say(text: str) -> None:
     """Print, and go on where the terminal is closed or the log's disk is full."""
@@ -438,11 +471,3 @@ def _leave_at_once(signal_number: int) -> None:
     os.write(2, b"Leaving at once.\n")  # print is not made for signal handlers
     kill(descendants(os.getpid()))
     os._exit(128 + signal_number)
-
-
-def _raise_interrupt(_signal_number: int) -> None:
-    raise KeyboardInterrupt
-
-
-def _note_interrupt(_signal_number: int) -> None:
-    pass

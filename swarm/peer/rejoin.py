@@ -20,7 +20,7 @@ from recipe.config import Recipe
 from recipe.errors import InputError
 from recipe.run_folder import RunFolder, check_name
 from swarm.enrolment.removed import Removed
-from swarm.network.addresses import NobodyAnswers, parse_initial_peers
+from swarm.network.addresses import NobodyAnswers
 from swarm.network.known_peers import books_of
 from swarm.peer.options import PeerOptions
 from swarm.runtime.imports import quick_imports
@@ -37,13 +37,13 @@ def trained_before(options: PeerOptions) -> tuple[str, Recipe] | None:
 
     Without `--run-id` it is the latest one in which this peer has met one of `--initial-peers`.
 
-    Raises:
-        InputError: an address is malformed
+    Args:
+        options: as of `swarm.peer.bootstrap.unfolded`
     """
     output_dir, name = options.machine.output_dir.expanduser(), options.machine.public_name
     if name is None:
         return None
-    books = books_of(output_dir, options.run_id, parse_initial_peers(options.initial_peers))
+    books = books_of(output_dir, options.run_id, options.initial_peers or ())
     folders = [output_dir / options.run_id / name] if options.run_id else [path.parent for path in books]
     for folder in map(RunFolder, folders):
         try:

@@ -50,7 +50,7 @@ from swarm.peer.own_profile import how_reached, software_version, together
 from swarm.peer.startup_timer import StartupTimer
 from swarm.peer.status import Status, how_to_use, percent, tensorboard_command
 from swarm.peer.supervisor import Supervisor
-from swarm.peer.workload import OwnData, Workload
+from swarm.peer.workload import prepare_data, prepare_workload
 from swarm.protocol.admission import OPEN
 from swarm.protocol.notes import Profile
 from swarm.runtime.line_use import LineUse
@@ -115,11 +115,11 @@ class Session:
         self.folder = RunFolder.create(options.machine.output_dir, manifest.run_id, name)
         self._check_folder()
         identity = dht.peer_id.to_base58()
-        own_data = OwnData(options, manifest, self.folder, identity, joins)
+        own_data = prepare_data(options, manifest, self.folder, identity, joins)
         self.manifest = entry.signed(own_data.manifest)
         self._entry = entry
         self.upload = self._upload()
-        self.work = Workload(options, self.recipe, own_data, identity, joins, channel)
+        self.work = prepare_workload(options, self.recipe, own_data, identity, joins, channel)
         self.why_ended: InputError | None = None
         """Once this peer may not take part any more."""
         self._begin_folder()

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
 
 import torch
 
@@ -14,6 +16,7 @@ from recipe.registry import build_data, build_task
 from recipe.run_folder import RunFolder
 from recipe.training.checkpoint_io import load_weights, read_checkpoint
 from recipe.training.replay import Replay
+from recipe.training.task import ClassificationTask
 from swarm.membership.run_manifest import RunManifest
 from swarm.peer.checkpoints import newest_checkpoint
 from swarm.peer.helping.helper import NO_MICRO_BATCH, NoData, digest_for
@@ -25,8 +28,21 @@ from swarm.training.batch_size_finder import MicroBatch, measure_for_recipe
 from swarm.training.island.channel import Channel, Word
 
 
+@dataclass(frozen=True)
 class OwnData:
-    """What a peer trains on, in its own order, and how far it has come; a helper has none.
+    """What a peer trains on, in its own order, and how far it has come; a helper has none."""
+
+    data: PeerData | NoData
+    manifest: RunManifest
+    """What is trained, with what is known of the classes."""
+    checkpoint: Path | None
+    """Of an earlier life of this peer in this run."""
+    resumed_step: int | None
+    """Its step."""
+
+
+def prepare_data(options: PeerOptions, manifest: RunManifest, folder: RunFolder, identity: str, joins: bool) -> OwnData:
+    """Download and check what a peer trains on, and go on where it was.
 
     Args:
         options: this peer's own settings
@@ -38,30 +54,65 @@ class OwnData:
     Raises:
         InputError: the data are missing or damaged, or are not those of the run
     """
-
-    def __init__(self, options: PeerOptions, manifest: RunManifest, folder: RunFolder, identity: str, joins: bool):
-        self.data = self._open(options, manifest, identity)
-        name = type(self.data).__qualname__
-        self.checkpoint, earlier = newest_checkpoint(folder.checkpoints, not joins, name)
-        self.resumed_step: int | None = None if earlier is None else earlier["global_step"]
-        self.data.prepare_data()
-        self.data.setup("fit")
-        self.manifest = manifest.with_classes(self.data.digest, options.machine.data_dir)
-        """The same, with what is known of the classes."""
-        if options.results.evaluate_every_steps is not None:
-            self.data.test_dataloader()  # says what is missing
-        if earlier is not None and (position := earlier[name]) is not None:
-            self.data.load_state_dict(position)  # a peer that comes back goes on with its samples
-
-    def _open(self, options: PeerOptions, manifest: RunManifest, identity: str) -> PeerData | NoData:
-        recipe, machine = manifest.recipe, options.machine
-        if options.role.helps:
-            return NoData(recipe, digest_for(manifest, machine.data_dir, options.role.data_digest))
-        return build_data(recipe, machine.data_dir, machine.batch_size or 1, identity, options.computing.num_workers)
+    data = _data_of(options, manifest, identity)
+    name = type(data).__qualname__
+    checkpoint, earlier = newest_checkpoint(folder.checkpoints, not joins, name)
+    data.prepare_data()
+    data.setup("fit")
+    manifest = manifest.with_classes(data.digest, options.machine.data_dir)
+    if options.results.evaluate_every_steps is not None:
+        data.test_dataloader()  # says what is missing
+    if earlier is not None and (position := earlier[name]) is not None:
+        data.load_state_dict(position)  # a peer that comes back goes on with its samples
+    return OwnData(data, manifest, checkpoint, None if earlier is None else earlier["global_step"])
 
 
+def _data_of(options: PeerOptions, manifest: RunManifest, identity: str) -> PeerData | NoData:
+    recipe, machine = manifest.recipe, options.machine
+    if options.role.helps:
+        return NoData(recipe, digest_for(manifest, machine.data_dir, options.role.data_digest))
+    return build_data(recipe, machine.data_dir, machine.batch_size or 1, identity, options.computing.num_workers)
+
+
+@dataclass(frozen=True)
 class Workload:
-    """What one peer computes; a helper computes nothing.
+    """What one peer computes; a helper computes nothing."""
+
+    data: PeerData | NoData
+    checkpoint: Path | None
+    """Of an earlier life of this peer in this run."""
+    resumed_step: int | None
+    """Its step."""
+    started_from: Path | None
+    """The file whose weights a new swarm starts from."""
+    task: ClassificationTask
+    helps: bool
+    device: str
+    """Kind of device on which this peer computes, as of `--device`; a helper has nothing that a GPU could do."""
+    devices: Sequence[str]
+    """On which this peer computes, one of each of its processes."""
+    micro_batch: MicroBatch
+
+    @property
+    def num_gpus(self) -> int:
+        """Of this machine, which this peer could use."""
+        return 0 if self.device == "cpu" else torch.cuda.device_count()
+
+    @property
+    def replay(self) -> Replay:
+        """Computes any micro-batch of this peer again."""
+        return Replay(self.task, self.data)
+
+
+def prepare_workload(
+    options: PeerOptions,
+    recipe: Recipe,
+    own: OwnData,
+    identity: str,
+    joins: bool,
+    channel: Channel | None = None,
+) -> Workload:
+    """Build the model, have the other processes of this peer do the same, and measure how many samples fit the device.
 
     Args:
         options: this peer's own settings
@@ -74,78 +125,62 @@ class Workload:
     Raises:
         InputError: something that a person gave cannot work
     """
+    data, machine, helps = own.data, options.machine, options.role.helps
+    if channel is not None:
+        _deal_out(channel, recipe, data, identity)
+    task = build_task(recipe)
+    started_from = None if joins or own.resumed_step is not None else options.start_from
+    if started_from is not None:
+        path = started_from.expanduser()
+        load_weights(task, read_checkpoint(path), path)
+    if machine.batch_size:
+        check_samples(task.model, machine.batch_size, recipe.model)
+    kind = "cpu" if helps else machine.device
+    device = _torch_device(kind, channel)
+    devices = [device_name(device)]
+    micro_batch = _choose_micro_batch(options, recipe, task, data, 1 if channel is None else channel.size)
+    if channel is not None:
+        answer = {"problem": "", "asked": {"the data": data.digest}, "samples": micro_batch.samples}
+        answers = agree(channel, answer | {"device": devices[0]}, listen=False)
+        devices = [answer["device"] for answer in answers]
+        micro_batch = replace(micro_batch, samples=agreed_samples(answers))
+    if options.computing.compile and not helps:
+        task.compile_model(device)
+    data.batch_size = micro_batch.samples
+    return Workload(
+        data=data,
+        checkpoint=own.checkpoint,
+        resumed_step=own.resumed_step,
+        started_from=started_from,
+        task=task,
+        helps=helps,
+        device=kind,
+        devices=devices,
+        micro_batch=micro_batch,
+    )
 
-    def __init__(
-        self,
-        options: PeerOptions,
-        recipe: Recipe,
-        own: OwnData,
-        identity: str,
-        joins: bool,
-        channel: Channel | None = None,
-    ):
-        self._options, self._recipe, self._channel = options, recipe, channel
-        self.data, self.helps = own.data, options.role.helps
-        self.checkpoint, self.resumed_step = own.checkpoint, own.resumed_step
-        if channel is not None:
-            self._deal_out(channel, identity)
-        self.task = build_task(recipe)
-        self.started_from = None if joins or self.resumed_step is not None else options.start_from
-        """The file whose weights a new swarm starts from."""
-        if self.started_from is not None:
-            path = self.started_from.expanduser()
-            load_weights(self.task, read_checkpoint(path), path)
-        if options.machine.batch_size:
-            check_samples(self.task.model, options.machine.batch_size, recipe.model)
-        self.devices = [device_name(self._torch_device)]
-        """On which this peer computes, one of each of its processes."""
-        self.micro_batch = self._choose_micro_batch()
-        if options.computing.compile and not self.helps:
-            self.task.compile_model(self._torch_device)
-        self.data.batch_size = self.micro_batch.samples
 
-    @property
-    def device(self) -> str:
-        """Kind of device on which this peer computes; a helper has nothing that a GPU could do."""
-        return "cpu" if self.helps else self._options.machine.device
+def _torch_device(kind: str, channel: Channel | None) -> torch.device:
+    """That of this process."""
+    if channel is not None:
+        return channel.device
+    return torch.device("cpu" if kind == "cpu" or not torch.cuda.is_available() else "cuda")
 
-    @property
-    def _torch_device(self) -> torch.device:
-        """That of this process."""
-        if self._channel is not None:
-            return self._channel.device
-        return torch.device("cpu" if self.device == "cpu" or not torch.cuda.is_available() else "cuda")
 
-    @property
-    def num_gpus(self) -> int:
-        """Of this machine, which this peer could use."""
-        return 0 if self.device == "cpu" else torch.cuda.device_count()
+def _deal_out(channel: Channel, recipe: Recipe, data: PeerData, identity: str) -> None:
+    """The other processes of this peer prepare themselves, and each takes samples of its own."""
+    channel.tell(Word.PLAN)
+    plan = {"recipe": recipe.to_json(), "identity": identity, "position": data.samples_trained}
+    channel.exchange(plan, listen=False)
+    data.deal_out(channel.rank, channel.size)
 
-    @property
-    def replay(self) -> Replay:
-        """Computes any micro-batch of this peer again."""
-        return Replay(self.task, self.data)
 
-    def _deal_out(self, channel: Channel, identity: str) -> None:
-        """The other processes of this peer prepare themselves, and each takes samples of its own."""
-        channel.tell(Word.PLAN)
-        plan = {"recipe": self._recipe.to_json(), "identity": identity, "position": self.data.samples_trained}
-        channel.exchange(plan, listen=False)
-        self.data.deal_out(channel.rank, channel.size)
-
-    def _choose_micro_batch(self) -> MicroBatch:
-        """As somebody has said, or as many samples as this device computes in about a second."""
-        if self.helps:
-            return NO_MICRO_BATCH
-        machine, num_processes = self._options.machine, 1 if self._channel is None else self._channel.size
-        if machine.batch_size:
-            found = MicroBatch(machine.batch_size, math.nan, "given")
-        else:
-            num_samples = self.data.num_train_samples
-            found = measure_for_recipe(self.task.model, self._recipe, machine.device, num_samples, num_processes)
-        if self._channel is None:
-            return found
-        answer = {"problem": "", "asked": {"the data": self.data.digest}, "samples": found.samples}
-        answers = agree(self._channel, answer | {"device": self.devices[0]}, listen=False)
-        self.devices = [answer["device"] for answer in answers]
-        return replace(found, samples=agreed_samples(answers))
+def _choose_micro_batch(
+    options: PeerOptions, recipe: Recipe, task: ClassificationTask, data: PeerData | NoData, num_processes: int
+) -> MicroBatch:
+    """As somebody has said, or as many samples as this device computes in about a second."""
+    if options.role.helps:
+        return NO_MICRO_BATCH
+    if options.machine.batch_size:
+        return MicroBatch(options.machine.batch_size, math.nan, "given")
+    return measure_for_recipe(task.model, recipe, options.machine.device, data.num_train_samples, num_processes)

@@ -142,6 +142,7 @@ class Coordinator:
             get_state=self.version.export,
             of_trainer=[*map(local_of, model.parameters()), *model.buffers(), *self._gradients.own_tensors],
         )
+        self.averager.start()
         own = OwnPeer(
             version=self.version,
             gradients=self._gradients,

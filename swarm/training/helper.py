@@ -17,7 +17,6 @@ from typing import Any
 import torch
 
 from recipe.errors import InputError
-from swarm.membership.progress_record import REPORT_SECONDS
 from swarm.runtime.async_utils import POLL_SECONDS
 from swarm.training.strategy import SwarmStrategy
 
@@ -55,5 +54,6 @@ class HelperStrategy(SwarmStrategy):
     def _contribute(self, loss: torch.Tensor | None) -> bool:
         coordinator = self.coordinator
         # Somebody has come, a round has ended or records were read; a download tells nobody how far it is.
-        coordinator.averager.signals.bell.wait(POLL_SECONDS if coordinator.is_catching_up else REPORT_SECONDS)
+        seconds = POLL_SECONDS if coordinator.is_catching_up else coordinator.options.timeouts.report_seconds
+        coordinator.averager.signals.bell.wait(seconds)
         return coordinator.attend()

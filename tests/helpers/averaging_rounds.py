@@ -81,10 +81,12 @@ def options_for(vector: torch.Tensor, namespace: str = "run", **others) -> Avera
 def averager_for(
     vector: torch.Tensor, dht, codec: str, timeouts: Timeouts = DEFAULT_TIMEOUTS, line: LineUse | None = None
 ) -> SwarmAverager:
-    """An averager for such vectors, which PowerSGD takes for one matrix of 200 rows."""
+    """A running averager for such vectors, which PowerSGD takes for one matrix of 200 rows."""
     shapes = [(200, len(vector) // 200)] if codec == "powersgd" else []
     options = options_for(vector, codec=Codec(codec, 4), shapes=shapes, line=line or LineUse(), timeouts=timeouts)
-    return SwarmAverager(dht, options, lambda: ({}, []))
+    averager = SwarmAverager(dht, options, lambda: ({}, []))
+    averager.start()
+    return averager
 
 
 def one_round(name, initial_peers, line, vector, samples, client_mode=False, codec="none", max_upload_mbps=math.inf):

@@ -18,7 +18,6 @@ import psutil
 
 from recipe.command_line import without_secrets
 from recipe.errors import InputError, shown
-from swarm.network.addresses import parse_initial_peers
 from swarm.peer.options import PeerOptions
 from swarm.peer.rejoin import resumed
 from swarm.training.island.lost import IslandLost
@@ -133,7 +132,7 @@ def asked(options: PeerOptions) -> dict[str, Any]:
     recipe = {f"--{name.replace('_', '-')}": value for name, value in options.wanted_recipe.items()}
     return recipe | {
         "--inside": options.computing.inside,
-        "--initial-peers": sorted(parse_initial_peers(options.initial_peers)),
+        "--initial-peers": sorted(options.initial_peers or ()),
         "--recipe": options.recipe,
         "--run-id": options.run_id,
     }

@@ -441,6 +441,7 @@ def lie(name, initial_peers, line, claimed: int):
                 param.neg_()
         options = options_for(torch.zeros(sum(param.numel() for param in task.parameters())), "claims")
         averager = SwarmAverager(dht, options, lambda: state.export(IMPOSSIBLE, bytes(16)))
+        averager.start()
         averager.set_step(IMPOSSIBLE)
         board, told = ProgressStore(dht, "claims.progress"), Event()
         line.put(str(dht.peer_id))

@@ -43,6 +43,8 @@ def average(name, initial_peers, line, sizes, rounds, client_mode=False):
         averagers = {
             size: SwarmAverager(dht, options_for(torch.zeros(size), f"run-{size}"), lambda: ({}, [])) for size in sizes
         }
+        for averager in averagers.values():
+            averager.start()
         members = meet_everyone(line, dht)  # from here on all of them can be reached
         found = {size: [] for size in sizes}
         for size, averager in averagers.items():

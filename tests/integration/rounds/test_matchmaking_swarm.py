@@ -41,6 +41,7 @@ def take_part(name, initial_peers, line, comes: bool, waits_seconds: float = 0.0
     Lobby.serve, Ticket.to_bytes = count, slowly
     with running_dht(initial_peers, line) as dht:
         averager = SwarmAverager(dht, options_for(torch.zeros(size), "absent"), lambda: ({}, []))
+        averager.start()
         line.put(Member(dht.peer_id, float(ord(name)), client_mode=False))
         members, group = line.get(), ()
         time.sleep(waits_seconds)
@@ -100,6 +101,7 @@ def average(name, initial_peers, line, number: float, samples: int) -> float:
         options = options_for(torch.zeros(1000), "boast", target=BatchTarget(64))
         vector = options.vector.fill_(number)
         averager = SwarmAverager(dht, options, lambda: ({}, []))
+        averager.start()
         line.put(Member(dht.peer_id, number, client_mode=False))
         ticket = Ticket(0, samples, False, 0.0, bytes(LINEAGE_BYTES))
         times = {"patience_seconds": PATIENCE_SECONDS, "timeout_seconds": TIMEOUT_SECONDS}

@@ -12,7 +12,6 @@ from swarm.membership.progress_record import (
     FUTURE_SECONDS,
     JOINING,
     MAX_RATE,
-    REPORT_SECONDS,
     VALIDATING,
     Clocks,
     OwnClock,
@@ -33,6 +32,7 @@ from swarm.protocol.notes import (
     Score,
 )
 from swarm.protocol.wire import MAX_STEP
+from swarm.runtime.timeouts import DEFAULT_TIMEOUTS
 from tests.helpers.mutation import mutated
 from tests.helpers.records import NOW, RECORD
 
@@ -229,13 +229,13 @@ def test_mutated_records_are_records_or_a_value_error():
     [
         ({}, 0.0, False, 96),
         ({}, 1.0, False, 96 + 250),  # it has gone on computing since
-        ({}, 1000.0, False, 96 + 250 * 2 * REPORT_SECONDS),  # but nobody knows for how long
+        ({}, 1000.0, False, 96 + 250 * 2 * DEFAULT_TIMEOUTS.report_seconds),  # but nobody knows for how long
         ({}, -3.0, False, 96),  # its clock is ahead of ours
         ({"phase": VALIDATING}, 1.0, False, 96),
         ({"step": 11}, 1.0, False, 0),
         ({"step": 13}, 1.0, False, 0),
         ({"step": 11}, 0.5, True, 125),  # it finished the last round with us and began this step as we did
-        ({"step": 11}, 1000.0, True, 250 * 2 * REPORT_SECONDS),
+        ({"step": 11}, 1000.0, True, 250 * 2 * DEFAULT_TIMEOUTS.report_seconds),
         ({"step": 13}, 1.0, True, 0),
     ],
 )

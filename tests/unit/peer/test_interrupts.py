@@ -1,0 +1,48 @@
+"""What a signal does to a peer: that depends on how far it is, and on whether it was asked to leave before."""
+
+import signal
+
+import pytest
+
+from swarm.peer import main
+from swarm.peer.main import Interrupts, State
+
+
+class EndedAtOnce(Exception):  # noqa: N818
+    """In place of the end of this process."""
+
+
+@pytest.fixture
+def interrupts(monkeypatch) -> Interrupts:
+    def leave_at_once(_signal_number: int) -> None:
+        raise EndedAtOnce
+
+    monkeypatch.setattr(main, "_leave_at_once", leave_at_once)
+    return Interrupts()
+
+
+def test_an_import_could_swallow_an_exception(interrupts):
+    with pytest.raises(EndedAtOnce):
+        interrupts.interrupt(signal.SIGINT)
+
+
+@pytest.mark.parametrize("state", [State.JOINING, State.ENDED])
+def test_where_nothing_looks_at_what_was_requested_an_exception_tells(interrupts, state):
+    interrupts.state = state
+    with pytest.raises(KeyboardInterrupt):
+        interrupts.interrupt(signal.SIGTERM)
+    assert interrupts.stop_requested.is_set()
+
+
+def test_the_training_loop_ends_by_itself(interrupts):
+    interrupts.state = State.TRAINING
+    interrupts.interrupt(signal.SIGINT)
+    assert interrupts.stop_requested.is_set()
+
+
+@pytest.mark.parametrize("state", State)
+def test_who_asks_twice_does_not_wait(interrupts, state):
+    interrupts.state = state
+    interrupts.stop_requested.set()
+    with pytest.raises(EndedAtOnce):
+        interrupts.interrupt(signal.SIGINT)
