@@ -130,7 +130,7 @@ def _by_name(sources: Sequence[Path]) -> dict[str, Records]:
 
 def experiment_section(experiment: Experiment, output: Path) -> Section:
     """Answer, throughput, parts of an update, bytes, quality, and what was left out."""
-    section = Section(experiment.grid["question"] or experiment.name)
+    section = Section(experiment.question)
     section.text += filter(None, (time_to_accuracy(experiment), answer(experiment)))
     section.text += _how_measured(experiment)
     if not experiment.valid.empty:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pandas as pd
 
-from analysis.campaigns.cells import Cell
+from analysis.campaigns.cells import Cell, load_grid, shipped_grids
 from analysis.campaigns.measure import runs_failed_by_themselves
 from analysis.campaigns.payload import too_few_bytes
 from analysis.campaigns.statistics import interval
@@ -86,6 +86,11 @@ class Experiment:
         return self.grid["name"]
 
     @property
+    def question(self) -> str:
+        """In today's words: those of a shipped experiment may have been mended since it ran."""
+        return question_of(self.grid)
+
+    @property
     def asked(self) -> str:
         """Name of the experiment that this is a part of, or is."""
         return self.grid.get("experiment", self.name)
@@ -124,12 +129,20 @@ class Experiment:
         return pd.DataFrame(values, columns=["system", self.axis, "mean", "half_width", "n"])
 
 
+def question_of(grid: dict[str, Any]) -> str:
+    """What an experiment asked, or its name; of a shipped one as its file says it now."""
+    name = grid["name"]
+    if grid["command"][:2] == ["run", name] and name in shipped_grids():
+        return load_grid(name).question
+    return grid["question"] or name
+
+
 def experiments_in(records: Records) -> list[Experiment]:
     """One for each setting of what varies beside the first axis: another setting is no repetition."""
     whole = Experiment(records)
     if len(whole.axes) < 2:
         return [whole]
-    name, question = whole.name, records.grid["question"] or whole.name
+    name, question = whole.name, whole.question
     found = []
     for values, rows in whole.cells.groupby(whole.axes[1:], sort=True):
         said = ", ".join(f"{axis} {_label(value)}" for axis, value in zip(whole.axes[1:], values, strict=True))
