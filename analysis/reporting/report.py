@@ -22,7 +22,7 @@ from analysis.reporting.fault_sections import (
     side_by_side,
     soak_section,
 )
-from analysis.reporting.opening import opening_section
+from analysis.reporting.opening import details_section, opening_section
 from analysis.reporting.provenance import CHECKS, commits, lab_section, machine_section, published_section
 from analysis.reporting.results import Experiment, experiments_in, same_cells, validated_over_trained
 from analysis.reporting.scaling import TRUST, Prediction, home_table, predict, transfers
@@ -84,7 +84,7 @@ def write_report(sources: Sequence[Path], output: Path, earlier: Sequence[Path] 
     for name, records in found.items():
         records.write(output / f"{name}.jsonl")
     experiments = [experiment for records in found.values() for experiment in experiments_in(records)]
-    sections, models = [opening_section(experiments, output)], []
+    sections, models = [opening_section(experiments, output), details_section(experiments)], []
     for experiment in experiments:
         sections.append(experiment_section(experiment, output))
         if experiment.asked in before and (same := same_cells(before[experiment.asked], experiment)).cells:
