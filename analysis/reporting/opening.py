@@ -112,6 +112,7 @@ def details_section(experiments: Sequence[Experiment]) -> Section:
     )
     if failed := _failed(experiments):
         section.text.append(failed)
+    section.tables.append(("How often the cells of each system ran, and how many count", _tries_table(experiments)))
     if any(cell.last_times_slower > 1 for experiment in experiments for cell in experiment.cells["cell"]):
         section.text.append(
             "DDP splits each batch equally, so it waits for a slower peer. A split that fits speeds was not measured."
@@ -217,6 +218,22 @@ def _failed(experiments: Sequence[Experiment]) -> str:
         f"{failed} of {counts['runs'].sum()} runs failed by themselves, on a machine that was fit for them: "
         f"{'; '.join(of_each)}. They have no speed, and are in no mean."
     )
+
+
+def _tries_table(experiments: Sequence[Experiment]) -> pd.DataFrame:
+    """Over all experiments, a row for each system."""
+    cells = pd.concat(
+        [
+            experiment.cells[["system", "tries"]].assign(n=experiment.cells["problems"].map(len) == 0)
+            for experiment in experiments
+        ]
+    )
+    rows = []
+    for system in (name for name in SYSTEMS if name in set(cells["system"])):
+        own = cells[cells["system"] == system]
+        row = {"system": SYSTEMS[system].label, "cells": len(own), "tries, at least": own["tries"].sum()}
+        rows.append(row | {"cells that count": own["n"].sum()})
+    return pd.DataFrame(rows)
 
 
 def _scope(found: dict[str, list[Comparison]]) -> str:

@@ -11,7 +11,7 @@ from typing import Any
 import pandas as pd
 
 from analysis.campaigns.cells import Cell, load_grid, shipped_grids
-from analysis.campaigns.measure import runs_failed_by_themselves
+from analysis.campaigns.measure import runs_failed_by_themselves, tries_of
 from analysis.campaigns.payload import too_few_bytes
 from analysis.campaigns.statistics import interval
 from analysis.campaigns.systems import SYSTEMS
@@ -50,9 +50,9 @@ INDEPENDENT = ("seed", "dataset")
 class Experiment:
     """What was found out in answer to one question.
 
-    `cells` has a row per cell: its settings (changes of the recipe among them), its numbers, `problems`, how many of
-    its `runs` on a fit machine have `failed` by themselves, and the measured rounds; `axes` names the settings that
-    vary, beside system and `REPETITIONS`.
+    `cells` has a row per cell: its settings (changes of the recipe among them), its numbers, `problems`, its `tries`
+    (at least), how many of its `runs` on a fit machine have `failed` by themselves, and the measured rounds;
+    `axes` names the settings that vary, beside system and `REPETITIONS`.
 
     Args:
         records: of its cells.
@@ -70,6 +70,7 @@ class Experiment:
         results = [result for _, result in records.cells.values()]
         judged = zip(results, self.cells["problems"], strict=True)
         self.cells["failed"] = [runs_failed_by_themselves(result | {"problems": found}) for result, found in judged]
+        self.cells["tries"] = [tries_of(result) for result in results]
         self.cells["runs"] = self.cells["failed"] + (self.cells["problems"].map(len) == 0)
         names = [*_SETTINGS, *(name for name in changed if name not in REPETITIONS), "kill_at_step"]
         self.cells["updates_per_second"] = 1 / self.cells["step_seconds"]
@@ -111,6 +112,11 @@ class Experiment:
         have."""
         counts = self.cells.groupby(["system", self.axis], sort=True, dropna=False)[["failed", "runs"]].sum()
         return counts[counts["failed"] > 0].reset_index()
+
+    @property
+    def tries(self) -> dict[tuple[str, Any], int]:
+        """Per system and value of the axis, how often its cells ran, at least."""
+        return self.cells.groupby(["system", self.axis], sort=True, dropna=False)["tries"].sum().to_dict()
 
     @property
     def computes_few_samples(self) -> bool:

@@ -17,7 +17,7 @@ from analysis.campaigns.measure import measure, rounds_of
 from analysis.campaigns.systems import SYSTEMS
 from analysis.reporting.archive import read
 from analysis.reporting.figures import part_rows
-from analysis.reporting.opening import comparisons, opening_section
+from analysis.reporting.opening import comparisons, details_section, opening_section
 from analysis.reporting.provenance import machine_section
 from analysis.reporting.report import experiment_section, write_report
 from analysis.reporting.results import Experiment, experiments_in, ratios
@@ -70,7 +70,7 @@ def test_a_report_holds_the_answer_its_figures_and_what_was_left_out(experiment,
     assert "Of our swarm, synchronous, 1 of 10 runs failed by themselves." in text
     assert "(n = 3); efficiency 0.53; 1 of 4 runs failed by themselves" in text, "at 100 ms"
     assert "211.6 ± 2.2 (n = 3)" in text, "512 samples in 2.42 s"
-    assert html.count("data:image/png;base64,") == 4
+    assert html.count("data:image/png;base64,") == 3
     assert not re.search(r'(src|href)="http', html), "nothing is fetched"
     parts = part_rows(Experiment(read(experiment)))
     assert parts["compute"].tolist() == [1.5, 1.5, 1.5]
@@ -142,6 +142,21 @@ def test_the_answer_says_where_to_use_a_swarm(tmp_path):
     (text,) = opening_section([Experiment(read(tmp_path / "far"))], tmp_path).text
     shown = "our swarm, 1 local step, fp16, in far with round-trip time, ms = 100"
     assert f"or in settings like those where one is shown to be faster ({shown}); else use DDP" in text
+
+
+def test_how_often_cells_ran_is_said_beside_n(tmp_path):
+    """One ran again, and says how often; another one ran again, and its version did not note how often."""
+    earlier = {1: {"earlier_problems": ["late", "late"], "earlier_runs": 2}, 2: {"earlier_problems": ["a", "b"]}}
+    for repetition in (1, 2, 3):
+        write_run(folder := tmp_path / "again" / f"{repetition}", replace(CELL, repetition=repetition))
+        result = json.loads((folder / "result.json").read_text())
+        write_json(folder / "result.json", result | earlier.get(repetition, {}))
+    again = Experiment(read(tmp_path / "again"))
+    (row,) = throughput_table(again).to_dict("records")
+    assert "(n = 3)" in row["our swarm, synchronous"]
+    assert row["our swarm, synchronous"].endswith("; 6 tries or more")
+    ((_, table), *_) = details_section([again]).tables
+    assert table.to_numpy().tolist() == [["our swarm, synchronous", 3, 6, 3]]
 
 
 def test_a_shipped_experiment_asks_in_todays_words(tmp_path):
