@@ -15,7 +15,7 @@ from analysis.reporting import figures
 from analysis.reporting.results import Experiment, ratios
 from analysis.reporting.section import Section
 from analysis.reporting.tables import with_interval
-from analysis.reporting.words import results_table
+from analysis.reporting.words import paced_rates, results_table
 
 HEADLINES = ("swarm-local-1-fp16", "swarm-fp16")
 """The two ways of averaging that the report opens with: overlapped, as volunteers use it, and synchronous."""
@@ -50,6 +50,11 @@ class Comparison:
     def is_counted(self) -> bool:
         """Whether it is part of the headline: against DDP that sends fp16 as well, with enough repetitions."""
         return self.opponent == SYSTEMS[FAIR_OPPONENT].label and self.n >= FEWEST
+
+    @property
+    def is_shown_faster(self) -> bool:
+        """In updates per second."""
+        return self.verdict("updates_per_second") == "faster"
 
     def verdict(self, rate: str) -> str:
         """ "faster", "slower", or "not shown" where the interval holds 1 or there is none."""
@@ -91,7 +96,8 @@ def opening_section(experiments: Sequence[Experiment], output: Path) -> Section:
         if rows := [row for row in comparisons(experiments, system) if row.is_counted]:
             found[system] = rows
     if found:
-        section.text.append(" ".join([*_sentences(found), _advice(found), _scope(found)]))
+        paced = {experiment.name for experiment in experiments if paced_rates(experiment)}
+        section.text.append(" ".join([*_sentences(found), _advice(found, paced), _scope(found)]))
         picture = figures.forest({SYSTEMS[system].label: rows for system, rows in found.items()}, output)
         section.figures.append(
             (f"A swarm over {SYSTEMS[FAIR_OPPONENT].label}: each setting, mean and 95 % interval of the ratio", picture)
@@ -122,7 +128,8 @@ def details_section(experiments: Sequence[Experiment]) -> Section:
         "size, and samples per second how much of the machines is used. Shown: the 95 % interval of the ratio leaves 1 "
         "out, which takes three repetitions. Limits, in figures and tables, are what is left when nothing but "
         "computing and the bytes of an fp16 average takes time; DDP, which sends gradients while it computes others, "
-        "can exceed the synchronous one where it is not paced."
+        "can exceed the synchronous one where it is not paced. An update of several local steps has several times the "
+        "samples, so the table below does not compare such updates."
     )
     every = [(system, row) for system in HEADLINES for row in comparisons(experiments, system)]
     rest = [_row(system, row) for system, row in every if not row.is_counted]
@@ -156,13 +163,19 @@ def _sentences(found: dict[str, list[Comparison]]) -> list[str]:
     return said
 
 
-def _advice(found: dict[str, list[Comparison]]) -> str:
-    """Which of both to use when: a sentence."""
+def _advice(found: dict[str, list[Comparison]], paced: set[str]) -> str:
+    """Which of both to use when: a sentence.
+
+    Args:
+        paced: names of experiments whose devices kept a set speed
+    """
     of_each: dict[str, list[str]] = {}
     for system, rows in found.items():
         if faster := _shown_faster(rows):
             of_each[SYSTEMS[system].label] = faster
     said = "; ".join(f"{label}, in {', '.join(faster)}" for label, faster in of_each.items())
+    names = {row.setting.partition(": ")[0] for rows in found.values() for row in rows if row.is_shown_faster}
+    said += "; all of them with paced devices" if said and names <= paced else ""
     where = f", or in settings like those where one is shown to be faster ({said})" if said else ""
     return f"Use a swarm where peers come and go, which DDP does not survive{where}; else use DDP, which is simpler."
 
@@ -172,7 +185,7 @@ def _shown_faster(rows: Sequence[Comparison]) -> list[str]:
     settings: dict[str, dict[str, bool]] = {}
     for row in rows:
         name, _, setting = row.setting.partition(": ")
-        settings.setdefault(name, {})[setting] = row.verdict("updates_per_second") == "faster"
+        settings.setdefault(name, {})[setting] = row.is_shown_faster
     found = []
     for name, faster in settings.items():
         values = [setting.partition(" = ")[2] for setting, is_faster in faster.items() if is_faster]

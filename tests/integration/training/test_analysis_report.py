@@ -141,7 +141,10 @@ def test_the_answer_says_where_to_use_a_swarm(tmp_path):
             write_run(tmp_path / "far" / cell.name, cell, 2.0 if system == "ddp-fp16" else seconds + 0.001 * repetition)
     (text,) = opening_section([Experiment(read(tmp_path / "far"))], tmp_path).text
     shown = "our swarm, 1 local step, fp16, in far with round-trip time, ms = 100"
-    assert f"or in settings like those where one is shown to be faster ({shown}); else use DDP" in text
+    assert (
+        f"or in settings like those where one is shown to be faster ({shown}; all of them with paced devices); else"
+        in text
+    )
 
 
 def test_how_often_cells_ran_is_said_beside_n(tmp_path):
