@@ -5,7 +5,7 @@ RUN := $(VENV)/bin/python
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-fast test-long fuzz lint format bench scaling soak memory docs docs-serve docs-tools reference clean
+.PHONY: help setup demo test test-fast test-long fuzz lint format bench scaling soak memory docs docs-serve docs-tools mkdocs reference clean
 
 help: ## list the commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -73,9 +73,11 @@ reference: setup # what docs/ has from the code
 	@$(RUN) docs/make_reference.py
 	@$(RUN) docs/make_import_graph.py > /dev/null
 
-docs-tools: setup
+mkdocs: setup # what builds the site, and what its test needs
 	@test -x $(VENV)/bin/mkdocs || \
 		VIRTUAL_ENV=$(abspath $(VENV)) $(VENV)/bin/uv pip install --quiet -c constraints.txt -e '.[docs]'
+
+docs-tools: mkdocs
 	@test -e build/mermaid.min.js || { mkdir -p build && cd build && npm pack --silent mermaid@$(MERMAID) >/dev/null 2>&1 && \
 		tar xzf mermaid-$(MERMAID).tgz --strip-components 2 package/dist/mermaid.min.js && rm mermaid-$(MERMAID).tgz; } || \
 		echo "No npm: browsers will fetch what draws diagrams from the internet."

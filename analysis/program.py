@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 from typing import Any
 
 from rich.console import Console
@@ -30,3 +32,10 @@ def environment_of_result() -> dict[str, Any]:
     environment = describe_environment()
     del environment["command_line"]
     return environment
+
+
+def environment_from_outside() -> dict[str, Any]:
+    """The same from a process that ends, for programs that measure memory: pages of torch that this one had would be
+    shared with those whose memory it measures, and so make them look smaller."""
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+        return pool.submit(environment_of_result).result()

@@ -99,7 +99,7 @@ class Campaign:
             return {"problems": [f"it ended without a result (status {process.returncode})"]}
         result["problems"] += too_few_bytes(cell, result)
         if earlier := self._earlier_problems().get(cell.name):
-            result["earlier_problems"] = earlier
+            result |= {"earlier_problems": earlier, "earlier_runs": len(earlier)}
         write_json(folder / "result.json", result)
         return result
 

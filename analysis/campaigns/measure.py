@@ -278,6 +278,12 @@ def runs_failed_by_themselves(result: dict[str, Any]) -> int:
     return failed_by_itself(result["problems"]) + bool(before)
 
 
+def tries_of(result: dict[str, Any]) -> int:
+    """How often a cell ran until it had this result, at least: an earlier version noted that it ran again, and not how
+    often."""
+    return 1 + result.get("earlier_runs", bool(result.get("earlier_problems")))
+
+
 def _router_numbers(lines: list[dict[str, Any]]) -> dict[str, Any]:
     if len(lines) < 2:
         return {}

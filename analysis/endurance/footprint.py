@@ -29,7 +29,7 @@ from rich.table import Table
 
 from analysis.campaigns.measure import steps_done
 from analysis.campaigns.peer_processes import has_ended, last_words, parts, started
-from analysis.program import options_of_result
+from analysis.program import environment_from_outside, options_of_result
 from recipe.command_line import arg, at_least, exit_status
 from recipe.errors import InputError
 from recipe.run_folder import make_writable, write_json
@@ -226,7 +226,8 @@ def main(arguments: list[str] | None = None) -> int:
     def run() -> None:
         options.check()
         make_writable(options.output_dir)
-        found = measure(options, rest, console)
+        environment = environment_from_outside()
+        found = measure(options, rest, console) | {"environment": environment}
         write_json(options.output_dir / FILES.replace("*", str(options.peers)), found)
         console.print(table(found))
 

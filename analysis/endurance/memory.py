@@ -26,6 +26,7 @@ from rich.console import Console
 from rich.table import Table
 
 from analysis.campaigns.peer_processes import has_ended, parts, started
+from analysis.program import environment_from_outside
 from recipe.command_line import arg, at_least, exit_status
 from recipe.errors import InputError
 from recipe.run_folder import RunFolder, make_writable, write_json
@@ -148,7 +149,8 @@ def main(arguments: list[str] | None = None) -> int:
     def run() -> None:
         options.check()
         make_writable(options.output_dir)
-        found = measure(options, console)
+        environment = environment_from_outside()
+        found = measure(options, console) | {"environment": environment}
         write_json(options.output_dir / "memory.json", found)
         console.print(table(found))
 

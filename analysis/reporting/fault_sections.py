@@ -38,8 +38,7 @@ def soak_section(file: Path, output: Path) -> dict[str, Any]:
         f"{options['every_seconds']:g} s (seed {options['seed']}), and every peer that has ended is started again. "
         f"{found['updates']} updates, usually one in {found['usual_seconds']:.1f} s."
     ]
-    if "environment" in found:
-        text.append(f"Begun {found['environment']['started_at']}, commit {found['environment']['git_commit']}.")
+    text.append(_provenance(found))
     if found["validated_steps"]:
         text.append(
             f"{accuracy_of(found).capitalize()}; without faults trained peers that were alone. "
@@ -57,6 +56,14 @@ def soak_section(file: Path, output: Path) -> dict[str, Any]:
     again = "averaged with others" if options["system"] == "swarm" else "made an update"
     about = "Stall: what the swarm's longest update meanwhile took beyond a usual one. Back: until all victims"
     return {"text": text, "tables": [(f"{about} {again} again, from the fault's end", pd.DataFrame(rows(found)))]}
+
+
+def _provenance(found: dict[str, Any]) -> str:
+    """When, with which commit and on which machine something was measured; older files do not say it."""
+    if (environment := found.get("environment")) is None:
+        return "Commit and machine were not recorded."
+    machine = f"{environment['cores']} cores of {environment['cpu']}, {environment['memory_gib']:g} GiB"
+    return f"Begun {environment['started_at']}, commit {environment['git_commit']}, on {machine}."
 
 
 def side_by_side(files: Sequence[Path]) -> dict[str, Any]:
@@ -88,14 +95,14 @@ def exactness_section(file: Path, output: Path) -> dict[str, Any]:
     """What `python -m analysis exactness` found, as the parts of a section; the report keeps the file."""
     found = json.loads(file.read_text())
     write_json(output / file.name, found)
-    options, environment = found["options"], found["environment"]
+    options = found["options"]
     rounds = sum(row["peer_rounds"] for row in found["rows"])
     text = [
         f"{options['peers']} peers on one machine train digits, {options['rounds']} rounds in each way. A round as one "
         f"of them saw it is a peer-round; there were {rounds:,} in all. A part of an average that a peer missed "
         "without noticing, or rounded otherwise than the others, would leave its weights different in the end. "
         f"Local: {exactness.LOCAL_STEPS} local steps; compared is what the peers share. Who met too early computed on.",
-        f"Begun {environment['started_at']}, commit {environment['git_commit']}.",
+        _provenance(found),
         f"Get it again: python -m analysis exactness --rounds {options['rounds']} --peers {options['peers']} "
         f"--averaging {' '.join(options['averaging'])} --codec {' '.join(options['codec'])} "
         f"--fragments {' '.join(map(str, options.get('fragments', (1,))))}",
@@ -114,6 +121,7 @@ def memory_section(file: Path, output: Path) -> dict[str, Any]:
         f"Two peers, {found['rounds']} rounds of a tiny model. Proportional set size of all processes of a peer; "
         "growth is the slope over the second half. Processes that were forked from one share pages until one of them "
         "writes to a page; that counts as growth of this size, but not of the resident sets.",
+        _provenance(found),
         f"Get it again: python -m analysis memory --rounds {found['rounds']}",
     ]
     picture = figures.memory(found["samples"], output / "memory.png")
@@ -132,6 +140,7 @@ def footprint_section(file: Path, output: Path) -> dict[str, Any]:
         f"swarm; means of {options['repeat']} windows of {options['seconds']:g} s of one run. Windows are no "
         "repetitions: what varies from run to run was not measured. What a peer of the swarm uses more than the plain "
         "process is the price of the swarm. Libraries count once for each peer.",
+        _provenance(found),
         f"Get it again: python -m analysis footprint {' '.join([*words, *found['peer_options']])}",
     ]
     rows = [footprint.cells(row) for row in found["rows"]]

@@ -167,22 +167,6 @@ def predictions(table: pd.DataFrame, file: Path) -> Path:
     return _save(figure, file)
 
 
-def scaling(table: pd.DataFrame, measured_peers: int, file: Path) -> Path:
-    """Predicted speed-up over one peer, per number of peers, against the ideal; shaded where nothing was measured."""
-    figure, axes = _figure()
-    axes.axvspan(measured_peers, 1.1 * max(table["peers"]), color="grey", alpha=0.12, label="extrapolated")
-    for label, rows in table.groupby("label", sort=False):
-        axes.plot(rows["peers"], rows["speed_up"], marker="o", label=label)
-    peers = sorted(set(table["peers"]))
-    axes.plot(peers, peers, color="grey", linestyle=":", label="ideal")
-    axes.set_xscale("log")
-    axes.set_yscale("log")
-    axes.set_xlabel("peers")
-    axes.set_ylabel("times the speed of one peer")
-    axes.legend()
-    return _save(figure, file)
-
-
 def forest(comparisons: Mapping[str, Sequence[Any]], folder: Path) -> Path:
     """Ratios of every setting, in updates per second (filled) and in samples per second (hollow); grey: not shown."""
     rows = [(label, row) for label, of_system in comparisons.items() for row in of_system]

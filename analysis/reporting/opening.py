@@ -1,4 +1,4 @@
-"""How a report begins: the answer in a few sentences and one picture, and what stands where."""
+"""How a report begins: the answer in five sentences and one picture; and what these leave out."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from analysis.reporting import figures
 from analysis.reporting.results import Experiment, ratios
 from analysis.reporting.section import Section
 from analysis.reporting.tables import with_interval
-from analysis.reporting.words import results_table
+from analysis.reporting.words import paced_rates, results_table
 
 HEADLINES = ("swarm-local-1-fp16", "swarm-fp16")
 """The two ways of averaging that the report opens with: overlapped, as volunteers use it, and synchronous."""
@@ -51,6 +51,11 @@ class Comparison:
         """Whether it is part of the headline: against DDP that sends fp16 as well, with enough repetitions."""
         return self.opponent == SYSTEMS[FAIR_OPPONENT].label and self.n >= FEWEST
 
+    @property
+    def is_shown_faster(self) -> bool:
+        """In updates per second."""
+        return self.verdict("updates_per_second") == "faster"
+
     def verdict(self, rate: str) -> str:
         """ "faster", "slower", or "not shown" where the interval holds 1 or there is none."""
         mean, half_width = self.means[rate], self.half_widths[rate]
@@ -84,31 +89,55 @@ def comparisons(experiments: Sequence[Experiment], system: str) -> list[Comparis
 
 
 def opening_section(experiments: Sequence[Experiment], output: Path) -> Section:
-    """The answer, its picture, and a table of all comparisons."""
+    """The answer and its picture, and nothing else: what follows is the contents."""
     section = Section("The answer")
-    every = {system: comparisons(experiments, system) for system in HEADLINES}
-    found = {system: rows for system in every if (rows := [row for row in every[system] if row.is_counted])}
+    found = {}
+    for system in HEADLINES:
+        if rows := [row for row in comparisons(experiments, system) if row.is_counted]:
+            found[system] = rows
     if found:
-        section.text.append(" ".join([*_sentences(found), _scope(found)]))
+        paced = {experiment.name for experiment in experiments if paced_rates(experiment)}
+        section.text.append(" ".join([*_sentences(found), _advice(found, paced), _scope(found)]))
         picture = figures.forest({SYSTEMS[system].label: rows for system, rows in found.items()}, output)
         section.figures.append(
             (f"A swarm over {SYSTEMS[FAIR_OPPONENT].label}: each setting, mean and 95 % interval of the ratio", picture)
         )
+    else:
+        section.text.append(
+            f"No setting was measured {FEWEST} times or more with a swarm and with DDP that sends fp16 as well: see "
+            "each experiment."
+        )
+    return section
+
+
+def details_section(experiments: Sequence[Experiment]) -> Section:
+    """How the answer is to be read, which runs it rests on, and a table of all comparisons."""
+    section = Section("How to read the answer, and what it leaves out")
+    section.text.append(
+        "Intervals are not corrected for their number: where nothing differs, one in twenty leaves 1 out all the same."
+    )
     if failed := _failed(experiments):
         section.text.append(failed)
+    section.tables.append(("How often the cells of each system ran, and how many count", _tries_table(experiments)))
+    if any(cell.last_times_slower > 1 for experiment in experiments for cell in experiment.cells["cell"]):
+        section.text.append(
+            "DDP splits each batch equally, so it waits for a slower peer. A split that fits speeds was not measured."
+        )
     section.text.append(
         f"{_larger_updates(experiments)}Updates per second say how fast a system learns where updates are of equal "
         "size, and samples per second how much of the machines is used. Shown: the 95 % interval of the ratio leaves 1 "
         "out, which takes three repetitions. Limits, in figures and tables, are what is left when nothing but "
         "computing and the bytes of an fp16 average takes time; DDP, which sends gradients while it computes others, "
-        "can exceed the synchronous one where it is not paced."
+        "can exceed the synchronous one where it is not paced. An update of several local steps has several times the "
+        "samples, so the table below does not compare such updates."
     )
-    rest = [_row(system, row) for system, rows in every.items() for row in rows if not row.is_counted]
+    every = [(system, row) for system in HEADLINES for row in comparisons(experiments, system)]
+    rest = [_row(system, row) for system, row in every if not row.is_counted]
     if rest:
         title = f"Not counted above: against DDP that sends float32, or fewer than {FEWEST} repetitions"
         section.tables.append((title, pd.DataFrame(rest)))
     if not (table := results_table(experiments)).empty:
-        section.tables.append(("Times as fast as DDP, in samples per second: from the least to the greatest", table))
+        section.tables.append(("Times as fast as DDP: from the least to the greatest of the settings", table))
     return section
 
 
@@ -132,6 +161,39 @@ def _sentences(found: dict[str, list[Comparison]]) -> list[str]:
         label = SYSTEMS[system].label
         said.append(f"Of the shown ones, {label} gained most at {_said(best)}, and least at {_said(worst)}.")
     return said
+
+
+def _advice(found: dict[str, list[Comparison]], paced: set[str]) -> str:
+    """Which of both to use when: a sentence.
+
+    Args:
+        paced: names of experiments whose devices kept a set speed
+    """
+    of_each: dict[str, list[str]] = {}
+    for system, rows in found.items():
+        if faster := _shown_faster(rows):
+            of_each[SYSTEMS[system].label] = faster
+    said = "; ".join(f"{label}, in {', '.join(faster)}" for label, faster in of_each.items())
+    names = {row.setting.partition(": ")[0] for rows in found.values() for row in rows if row.is_shown_faster}
+    said += "; all of them with paced devices" if said and names <= paced else ""
+    where = f", or in settings like those where one is shown to be faster ({said})" if said else ""
+    return f"Use a swarm where peers come and go, which DDP does not survive{where}; else use DDP, which is simpler."
+
+
+def _shown_faster(rows: Sequence[Comparison]) -> list[str]:
+    """Experiments in which all settings were, or an experiment with those that were."""
+    settings: dict[str, dict[str, bool]] = {}
+    for row in rows:
+        name, _, setting = row.setting.partition(": ")
+        settings.setdefault(name, {})[setting] = row.is_shown_faster
+    found = []
+    for name, faster in settings.items():
+        values = [setting.partition(" = ")[2] for setting, is_faster in faster.items() if is_faster]
+        if all(faster.values()):
+            found.append(name)
+        elif values:
+            found.append(f"{name} with {next(iter(faster)).partition(' = ')[0]} = {' and '.join(values)}")
+    return found
 
 
 def _larger_updates(experiments: Sequence[Experiment]) -> str:
@@ -171,14 +233,29 @@ def _failed(experiments: Sequence[Experiment]) -> str:
     )
 
 
+def _tries_table(experiments: Sequence[Experiment]) -> pd.DataFrame:
+    """Over all experiments, a row for each system."""
+    cells = pd.concat(
+        [
+            experiment.cells[["system", "tries"]].assign(n=experiment.cells["problems"].map(len) == 0)
+            for experiment in experiments
+        ]
+    )
+    rows = []
+    for system in (name for name in SYSTEMS if name in set(cells["system"])):
+        own = cells[cells["system"] == system]
+        row = {"system": SYSTEMS[system].label, "cells": len(own), "tries, at least": own["tries"].sum()}
+        rows.append(row | {"cells that count": own["n"].sum()})
+    return pd.DataFrame(rows)
+
+
 def _scope(found: dict[str, list[Comparison]]) -> str:
     peers = [number for rows in found.values() for row in rows for number in row.peers]
     repetitions = [row.n for rows in found.values() for row in rows]
     return (
-        "Intervals are not corrected for their number: where nothing differs, one in twenty leaves 1 out all the same. "
         f"All of it was measured with {min(peers)} to {max(peers)} peers on one machine, in an emulated network, with "
-        f"{min(repetitions)} to {max(repetitions)} repetitions of each setting; more peers, other models and real "
-        "lines may differ."
+        f"{min(repetitions)} to {max(repetitions)} repetitions of each setting, and intervals that are not corrected "
+        "for their number; more peers, other models and real lines may differ."
     )
 
 

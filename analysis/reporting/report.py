@@ -22,10 +22,10 @@ from analysis.reporting.fault_sections import (
     side_by_side,
     soak_section,
 )
-from analysis.reporting.opening import opening_section
+from analysis.reporting.opening import details_section, opening_section
 from analysis.reporting.provenance import CHECKS, commits, lab_section, machine_section, published_section
 from analysis.reporting.results import Experiment, experiments_in, same_cells, validated_over_trained
-from analysis.reporting.scaling import TRUST, Prediction, home_table, predict, transfers
+from analysis.reporting.scaling import TRUST, Prediction, predict, transfers
 from analysis.reporting.section import Section
 from analysis.reporting.tables import (
     AGREEMENT_PERCENT,
@@ -84,7 +84,7 @@ def write_report(sources: Sequence[Path], output: Path, earlier: Sequence[Path] 
     for name, records in found.items():
         records.write(output / f"{name}.jsonl")
     experiments = [experiment for records in found.values() for experiment in experiments_in(records)]
-    sections, models = [opening_section(experiments, output)], []
+    sections, models = [opening_section(experiments, output), details_section(experiments)], []
     for experiment in experiments:
         sections.append(experiment_section(experiment, output))
         if experiment.asked in before and (same := same_cells(before[experiment.asked], experiment)).cells:
@@ -130,7 +130,7 @@ def _by_name(sources: Sequence[Path]) -> dict[str, Records]:
 
 def experiment_section(experiment: Experiment, output: Path) -> Section:
     """Answer, throughput, parts of an update, bytes, quality, and what was left out."""
-    section = Section(experiment.grid["question"] or experiment.name)
+    section = Section(experiment.question)
     section.text += filter(None, (time_to_accuracy(experiment), answer(experiment)))
     section.text += _how_measured(experiment)
     if not experiment.valid.empty:
@@ -245,7 +245,7 @@ def agreement_section(experiment: Experiment, earlier: Experiment) -> Section:
 
 
 def model_sections(experiment: Experiment, output: Path, others: Sequence[Experiment] = ()) -> list[Section]:
-    """Predicted against measured for each swarm with matchmaking times, here and elsewhere, and 1 to 1,000 peers."""
+    """Predicted against measured for each swarm with matchmaking times, here and elsewhere."""
     sections = []
     for system in experiment.systems:
         found = experiment.valid[experiment.valid["system"] == system]
@@ -272,16 +272,9 @@ def model_sections(experiment: Experiment, output: Path, others: Sequence[Experi
                 "a smaller model, whose updates are shorter, costs less, and is predicted too slow."
             )
         if prediction.is_trusted(elsewhere):
-            home = home_table(prediction)
-            file = figures.scaling(home, int(found["peers"].max()), output / f"{name}-home.png")
-            section.figures.append(("1 to 1,000 volunteers at home", file))
             section.text.append(
-                f"Extrapolation: nothing beyond {int(found['peers'].max())} peers was measured. The figure takes 60 ms "
-                "between homes, 10 Mbit/s up and 40 down, speeds that differ by 30 %, and an hour's stay on average; "
-                "matchmaking, and of the exchange what does not come from bytes, are assumed to cost the same at any "
-                "size, which large groups are likely to exceed. Nobody "
-                "computes less than a micro-batch: from some number of peers on, updates have more samples than asked "
-                "for."
+                "It keeps to that, and is nearer than a constant. It was not tested on more peers than were measured, "
+                "nor on home lines: it says nothing about these."
             )
         else:
             section.text.append(

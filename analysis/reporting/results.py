@@ -10,8 +10,8 @@ from typing import Any
 
 import pandas as pd
 
-from analysis.campaigns.cells import Cell
-from analysis.campaigns.measure import runs_failed_by_themselves
+from analysis.campaigns.cells import Cell, load_grid, shipped_grids
+from analysis.campaigns.measure import runs_failed_by_themselves, tries_of
 from analysis.campaigns.payload import too_few_bytes
 from analysis.campaigns.statistics import interval
 from analysis.campaigns.systems import SYSTEMS
@@ -50,9 +50,9 @@ INDEPENDENT = ("seed", "dataset")
 class Experiment:
     """What was found out in answer to one question.
 
-    `cells` has a row per cell: its settings (changes of the recipe among them), its numbers, `problems`, how many of
-    its `runs` on a fit machine have `failed` by themselves, and the measured rounds; `axes` names the settings that
-    vary, beside system and `REPETITIONS`.
+    `cells` has a row per cell: its settings (changes of the recipe among them), its numbers, `problems`, its `tries`
+    (at least), how many of its `runs` on a fit machine have `failed` by themselves, and the measured rounds;
+    `axes` names the settings that vary, beside system and `REPETITIONS`.
 
     Args:
         records: of its cells.
@@ -70,6 +70,7 @@ class Experiment:
         results = [result for _, result in records.cells.values()]
         judged = zip(results, self.cells["problems"], strict=True)
         self.cells["failed"] = [runs_failed_by_themselves(result | {"problems": found}) for result, found in judged]
+        self.cells["tries"] = [tries_of(result) for result in results]
         self.cells["runs"] = self.cells["failed"] + (self.cells["problems"].map(len) == 0)
         names = [*_SETTINGS, *(name for name in changed if name not in REPETITIONS), "kill_at_step"]
         self.cells["updates_per_second"] = 1 / self.cells["step_seconds"]
@@ -84,6 +85,11 @@ class Experiment:
     def name(self) -> str:
         """Of the experiment."""
         return self.grid["name"]
+
+    @property
+    def question(self) -> str:
+        """In today's words: those of a shipped experiment may have been mended since it ran."""
+        return question_of(self.grid)
 
     @property
     def asked(self) -> str:
@@ -108,6 +114,11 @@ class Experiment:
         return counts[counts["failed"] > 0].reset_index()
 
     @property
+    def tries(self) -> dict[tuple[str, Any], int]:
+        """Per system and value of the axis, how often its cells ran, at least."""
+        return self.cells.groupby(["system", self.axis], sort=True, dropna=False)["tries"].sum().to_dict()
+
+    @property
     def computes_few_samples(self) -> bool:
         """Whether a pretended device left most of its samples out, so that accuracies mean nothing."""
         return any(cell.paced_rates and not cell.paced_all_samples for cell in self.cells["cell"])
@@ -124,12 +135,20 @@ class Experiment:
         return pd.DataFrame(values, columns=["system", self.axis, "mean", "half_width", "n"])
 
 
+def question_of(grid: dict[str, Any]) -> str:
+    """What an experiment asked, or its name; of a shipped one as its file says it now."""
+    name = grid["name"]
+    if grid["command"][:2] == ["run", name] and name in shipped_grids():
+        return load_grid(name).question
+    return grid["question"] or name
+
+
 def experiments_in(records: Records) -> list[Experiment]:
     """One for each setting of what varies beside the first axis: another setting is no repetition."""
     whole = Experiment(records)
     if len(whole.axes) < 2:
         return [whole]
-    name, question = whole.name, records.grid["question"] or whole.name
+    name, question = whole.name, whole.question
     found = []
     for values, rows in whole.cells.groupby(whole.axes[1:], sort=True):
         said = ", ".join(f"{axis} {_label(value)}" for axis, value in zip(whole.axes[1:], values, strict=True))

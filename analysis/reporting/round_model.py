@@ -1,4 +1,4 @@
-"""A model of swarm training: what a round takes, fitted on measured cells, tested on others, and drawn to 1,000 peers.
+"""A model of swarm training: what a round takes, fitted on measured cells and tested on others.
 
 A round has three parts after computing. Matchmaking and the fixed part of the exchange are taken to be linear in the
 round-trip time; bytes travel at the slowest link's rate, doubled windows first (slow start):
@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from statistics import NormalDist
 
 import numpy as np
@@ -196,9 +196,3 @@ class _World:
             else:
                 total += samples
         return total / (environment.now - began)
-
-
-def home_swarm(peers: int, like: Swarm) -> Swarm:
-    """The same training by volunteers at home: 40 Mbit/s down, 10 up, 60 ms apart, unequal, an hour each on average."""
-    home = {"rtt_ms": 60.0, "up_mbps": 10.0, "down_mbps": 40.0, "spread": 0.3, "lifetime_seconds": 3600.0}
-    return replace(like, peers=peers, **home)

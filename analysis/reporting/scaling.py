@@ -1,9 +1,9 @@
-"""Fits the round model on an experiment's settings, tests it on each that was left out, and draws more peers."""
+"""Fits the round model on an experiment's settings, and tests it on each that was left out, and elsewhere."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import pandas as pd
 
@@ -11,11 +11,10 @@ from analysis.campaigns.payload import payload_bytes
 from analysis.campaigns.systems import SYSTEMS
 from analysis.reporting.figures import seconds_per_sample
 from analysis.reporting.results import Experiment
-from analysis.reporting.round_model import Measured, RoundCosts, Swarm, fit, home_swarm, simulate
+from analysis.reporting.round_model import Measured, RoundCosts, Swarm, fit, simulate
 
 TRUST = 0.10
 """Largest error on cells that the fit has not seen at which the model is believed."""
-PEERS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1000)
 
 
 @dataclass(frozen=True)
@@ -27,8 +26,6 @@ class Prediction:
     """Fitted on all settings."""
     table: pd.DataFrame
     """`value` of the axis, `measured`, `predicted`, `error` (a share), `error of the mean` of the other settings."""
-    like: Swarm
-    """The swarm of the first setting."""
     recipe: str
     """That was trained."""
 
@@ -43,7 +40,7 @@ class Prediction:
         return float(self.table["error of the mean"].abs().max())
 
     def is_trusted(self, elsewhere: pd.DataFrame) -> bool:
-        """Whether it is good enough to extrapolate from: near what was measured, and nearer than a constant.
+        """Whether it is near what was measured, and nearer than a constant.
 
         Args:
             elsewhere: what `transfers` found; of the same recipe that has to be near as well.
@@ -72,7 +69,7 @@ def predict(experiment: Experiment, system: str) -> Prediction | None:
         numbers["predicted, s"] = costs.communication_seconds(asked.swarm, asked.swarm.peers)
         rows.append({"value": value, **numbers})
     everything = [measured_setting(experiment.valid, group) for _, group in settings]
-    return Prediction(system, fit(everything), pd.DataFrame(rows), everything[0].swarm, cells.iloc[0]["recipe"])
+    return Prediction(system, fit(everything), pd.DataFrame(rows), cells.iloc[0]["recipe"])
 
 
 def transfers(prediction: Prediction, experiments: Iterable[Experiment]) -> pd.DataFrame:
@@ -118,16 +115,3 @@ def measured_setting(known: pd.DataFrame, cells: pd.DataFrame) -> Measured:
     other = max(0.0, means["step_seconds"] - computing - exposed)
     rate = float(cells["samples_per_second"].mean())
     return Measured(swarm, means["meeting_seconds"], means["exchange_seconds"], other, rate)
-
-
-def home_table(prediction: Prediction) -> pd.DataFrame:
-    """Predicted speed of 1 to 1,000 volunteers at home, for three sizes of an update."""
-    rows = []
-    for factor in (1, 8, 64):
-        like = replace(prediction.like, samples_per_update=prediction.like.samples_per_update * factor)
-        for peers in PEERS:
-            rate = simulate(home_swarm(peers, like), prediction.costs, updates=10)
-            speed_up = rate / like.samples_per_second
-            label = f"{like.samples_per_update:,.0f} samples per update"
-            rows.append({"label": label, "peers": peers, "samples_per_second": rate, "speed_up": speed_up})
-    return pd.DataFrame(rows)

@@ -47,15 +47,17 @@ def throughput_table(experiment: Experiment) -> pd.DataFrame:
     one_peer = summary[summary["peers"] == 1].set_index("system")["mean"] if experiment.axis == "peers" else {}
     bounds = figures.bound_rows(experiment).set_index(experiment.axis) if len(summary) else None
     failed = {(row.system, getattr(row, experiment.axis)): row for row in experiment.failed_runs.itertuples()}
-    rows = []
+    rows, tries = [], experiment.tries
     for value, group in summary.groupby(experiment.axis, sort=True):
         row: dict[str, Any] = {experiment.axis: value}
         for item in group.itertuples():
             alone = value * one_peer[item.system] if item.system in one_peer else bounds.loc[value, "alone"]
             shown = f"{with_interval(item.mean, item.half_width, item.n)}; efficiency {item.mean / alone:.2f}"
-            row[SYSTEMS[item.system].label] = shown + _failures(failed.pop((item.system, value), None))
+            shown += _failures(failed.pop((item.system, value), None))
+            row[SYSTEMS[item.system].label] = shown + _tries(tries[item.system, value], item.n)
         for system in [system for system, where in failed if where == value]:  # of which no run was valid
-            row[SYSTEMS[system].label] = f"(n = 0){_failures(failed.pop((system, value)))}"
+            shown = f"(n = 0){_failures(failed.pop((system, value)))}"
+            row[SYSTEMS[system].label] = shown + _tries(tries[system, value], 0)
         row["limit, overlapped fp16"] = number(bounds.loc[value, "overlapped"], 1)
         row["limit, synchronous fp16"] = number(bounds.loc[value, "synchronous"], 1)
         rows.append(row)
@@ -65,6 +67,11 @@ def throughput_table(experiment: Experiment) -> pd.DataFrame:
 def _failures(counts: Any) -> str:
     """Beside n, which counts the others."""
     return "" if counts is None else f"; {counts.failed} of {counts.runs} runs failed by themselves"
+
+
+def _tries(tries: int, n: int) -> str:
+    """Where more were needed than the n that count."""
+    return f"; {tries} tries or more" if tries > n else ""
 
 
 def ratio_table(experiment: Experiment) -> pd.DataFrame | None:

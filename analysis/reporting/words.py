@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from itertools import combinations
+from itertools import combinations, product
 from typing import Any
 
 import pandas as pd
@@ -17,7 +17,9 @@ from analysis.reporting.tables import quality_table, time_reached, with_interval
 from recipe.training.pacing import BACKWARD_OVER_FORWARD
 
 FAIR = ("ddp", "ddp-fp16")
-"""What a swarm is compared with: the same global batch, averaged once per update."""
+"""What a swarm is compared with: it is asked for the same global batch, averaged once per update."""
+RATES = {"updates/s": "updates_per_second", "samples/s": "samples_per_second"}
+"""By their names in tables."""
 
 
 def reproduction(experiment: Experiment) -> str:
@@ -177,31 +179,35 @@ def _failures(experiment: Experiment) -> list[str]:
 
 
 def results_table(experiments: Sequence[Experiment]) -> pd.DataFrame:
-    """A row for each swarm of each experiment: how many times as fast as the fair baselines."""
+    """A row for each swarm of each experiment: how many times as fast as the fair baselines, in both rates.
+
+    An update of several local steps is of several times the samples, so updates are not compared there.
+    """
     rows = []
     for experiment in experiments:
         for system, against in _against_fair(experiment).items():
             row = {"experiment": experiment.name, "over": _label(experiment) if experiment.axes else "–"}
             row |= {"system": SYSTEMS[system].label, "peers": _span(experiment.valid["peers"])}
             row["each paced to, samples/s"] = ", ".join(f"{rate:g}" for rate in paced_rates(experiment)) or "not paced"
-            for baseline in FAIR:
-                span, shown = against.get(baseline, (None, None))
-                row[SYSTEMS[baseline].label] = None if span is None else f"{span}; {shown}"
-            rows.append(row)
+            row |= {f"{SYSTEMS[baseline].label}: {name}": None for baseline in FAIR for name in RATES}
+            rows.append(row | against)
     return pd.DataFrame(rows)
 
 
-def _against_fair(experiment: Experiment) -> dict[str, dict[str, tuple[str, str]]]:
-    """Of each swarm over each fair baseline: the mean ratios, and in how many settings a difference was shown."""
-    found: dict[str, dict[str, tuple[str, str]]] = {}
+def _against_fair(experiment: Experiment) -> dict[str, dict[str, str]]:
+    """Of each swarm, by column of the table: the mean ratios, and in how many settings a difference was shown."""
+    found: dict[str, dict[str, str]] = {}
     for system in (name for name in experiment.systems if name.startswith("swarm")):
-        for baseline in FAIR:
-            intervals = [interval(values) for _, values in ratios(experiment, system, baseline).items()]
+        for baseline, (name, rate) in product(FAIR, RATES.items()):
+            if rate == "updates_per_second" and SYSTEMS[system].local_steps > 1:
+                continue
+            intervals = [interval(values) for _, values in ratios(experiment, system, baseline, rate).items()]
             if means := [mean for mean, _, n in intervals if n]:
                 faster = sum(mean - half_width > 1 for mean, half_width, _ in intervals)
                 slower = sum(mean + half_width < 1 for mean, half_width, _ in intervals)
                 shown = f"shown to be faster in {faster} of {len(means)} settings, slower in {slower}"
-                found.setdefault(system, {})[baseline] = _span(means, 2), shown
+                column = f"{SYSTEMS[baseline].label}: {name}"
+                found.setdefault(system, {})[column] = f"{_span(means, 2)}; {shown}"
     return found
 
 

@@ -18,8 +18,9 @@ def write_run(
     waiting: float = 0.0,
     rate: int = 10_000_000,
     top1: float | None = None,
+    samples: int = 512,
 ) -> None:
-    """The files of a swarm whose updates of 512 samples took `seconds` each, 1.5 of them computing.
+    """The files of a swarm whose updates of `samples` took `seconds` each, 1.5 of them computing.
 
     Each host sends `rate` bytes a second. A validation after the fourth update finds the accuracy `top1`.
     """
@@ -30,10 +31,10 @@ def write_run(
         line = {
             "time": 1000 + seconds * (step if is_on_time else step + 1),
             "step": step,
-            "swarm/samples": 512,
+            "swarm/samples": samples,
             "swarm/peers": cell.peers,
         }
-        line |= {"perf/swarm_samples_per_second": 512 / seconds, "round/compute_seconds": 1.5}
+        line |= {"perf/swarm_samples_per_second": samples / seconds, "round/compute_seconds": 1.5}
         line |= {"round/meeting_seconds": 0.1, "round/exchange_seconds": seconds - 1.7}
         line |= {"round/blocked_seconds": waiting}
         lines.append(line | {"round/parts_received_fraction": received})

@@ -10,6 +10,8 @@ from tests.helpers.cli import Program, reaping
 
 pytestmark = pytest.mark.timeout(400)
 
+ENVIRONMENT = {"started_at": "today", "git_commit": "abc", "cores": 2, "cpu": "a CPU", "memory_gib": 23.5}
+
 
 @pytest.mark.long
 def test_a_peer_beside_a_plain_process(tmp_path):
@@ -20,6 +22,7 @@ def test_a_peer_beside_a_plain_process(tmp_path):
         assert program.wait(300) == 0, program.output
     found = json.loads((tmp_path / "footprint-2.json").read_text())
     assert found["peer_options"] == ["--averaging", "local"]
+    assert found["environment"]["git_commit"]
     assert str(tmp_path) not in json.dumps(found)
     rows = {row["process"]: row for row in found["rows"]}
     assert list(rows)[-3:] == ["all", "plain process", "beside the training"]
@@ -42,15 +45,18 @@ def test_windows_of_one_run_have_no_interval(tmp_path):
     older = {"process": "all", "cores": 0.166, "cores_half_width": 0.009, "mb": 1308.0, "mb_half_width": 45.0, "n": 3}
     spans = {"cores_least": 0.16, "cores_most": 0.17, "mb_least": 1290.0, "mb_most": 1330.0}
     newer = {"process": "all", "cores": 0.166, "mb": 1308.0, "windows": 3} | spans
-    shown = []
+    shown, said = [], []
     for row in (older, newer):
         file = tmp_path / "footprint-2.json"
-        file.write_text(json.dumps({"options": options, "peer_options": [], "rows": [row]}))
+        environment = {"environment": ENVIRONMENT} if row is newer else {}
+        file.write_text(json.dumps({"options": options, "peer_options": [], "rows": [row]} | environment))
         (tmp_path / "report").mkdir(exist_ok=True)
         section = footprint_section(file, tmp_path / "report")
         assert "Windows are no repetitions" in section["text"][0]
+        said.append(section["text"][1])
         shown += section["tables"][0][1].to_numpy().tolist()
     assert shown == [["all", "0.166", "1308"], ["all", "0.166 (0.160 to 0.170)", "1308 (1290 to 1330)"]]
+    assert said == ["Commit and machine were not recorded.", "Begun today, commit abc, on 2 cores of a CPU, 23.5 GiB."]
 
 
 @pytest.mark.parametrize("bad", [["--peers", "0"], ["--seconds", "0"], ["--recipe", "nothing"], ["--nonsense", "1"]])

@@ -1,6 +1,8 @@
 """A peer's memory over many rounds: how it is measured, and what the report makes of it."""
 
 import json
+import subprocess
+import sys
 
 import pytest
 
@@ -36,9 +38,18 @@ def test_memory_over_some_rounds(tmp_path):
     found = json.loads((tmp_path / "memory.json").read_text())
     assert {row["process"] for row in found["rows"]} >= {"training", "DHT", "p2pd", "averaging", "all"}
     assert all(100 < row["mb"] < 2000 for row in found["rows"] if row["process"] == "all")
+    assert found["environment"]["git_commit"]
     (tmp_path / "report").mkdir()
     section = memory_section(tmp_path / "memory.json", tmp_path / "report")
     assert [file.exists() for _, file in section["figures"]] == [True]
+
+
+def test_the_machine_is_described_without_torch_in_who_measures():
+    """Its pages would be shared with the peers, whose memory would look smaller."""
+    code = "import sys; from analysis.endurance import memory; found = memory.environment_from_outside(); "
+    code += "print(found['cores'] > 0, 'command_line' in found, 'torch' in sys.modules)"
+    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True).stdout
+    assert said.split() == ["True", "False", "False"]
 
 
 def test_too_few_rounds_are_refused(capsys):

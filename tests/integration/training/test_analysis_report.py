@@ -17,7 +17,7 @@ from analysis.campaigns.measure import measure, rounds_of
 from analysis.campaigns.systems import SYSTEMS
 from analysis.reporting.archive import read
 from analysis.reporting.figures import part_rows
-from analysis.reporting.opening import comparisons
+from analysis.reporting.opening import comparisons, details_section, opening_section
 from analysis.reporting.provenance import machine_section
 from analysis.reporting.report import experiment_section, write_report
 from analysis.reporting.results import Experiment, experiments_in, ratios
@@ -70,7 +70,7 @@ def test_a_report_holds_the_answer_its_figures_and_what_was_left_out(experiment,
     assert "Of our swarm, synchronous, 1 of 10 runs failed by themselves." in text
     assert "(n = 3); efficiency 0.53; 1 of 4 runs failed by themselves" in text, "at 100 ms"
     assert "211.6 ± 2.2 (n = 3)" in text, "512 samples in 2.42 s"
-    assert html.count("data:image/png;base64,") == 4
+    assert html.count("data:image/png;base64,") == 3
     assert not re.search(r'(src|href)="http', html), "nothing is fetched"
     parts = part_rows(Experiment(read(experiment)))
     assert parts["compute"].tolist() == [1.5, 1.5, 1.5]
@@ -91,7 +91,8 @@ def test_what_is_said_comes_with_intervals(tmp_path):
     assert "no difference shown" not in far
     assert "1.30 ± 0.01 (n = 3) times as fast as DDP" in far
     (row,) = results_table([said]).to_dict("records")
-    assert row["DDP, accumulated"].endswith("shown to be faster in 1 of 2 settings, slower in 0")
+    assert row["DDP, accumulated: samples/s"].endswith("shown to be faster in 1 of 2 settings, slower in 0")
+    assert row["DDP, accumulated: updates/s"].startswith("1.01 to 1.30; shown")
 
 
 def test_the_answer_counts_updates_and_is_the_same_in_whatever_order_files_come(tmp_path):
@@ -106,7 +107,7 @@ def test_the_answer_counts_updates_and_is_the_same_in_whatever_order_files_come(
             for system in ("swarm-local-1-fp16", opponent):
                 cell = replace(CELL, system=system, rtt_ms=100, repetition=repetition)
                 slower = seconds + noise if system != opponent else 2.0
-                write_run(tmp_path / name / cell.name, cell, slower)
+                write_run(tmp_path / name / cell.name, cell, slower, samples=512 if system == opponent else 600)
     folders = [tmp_path / name for name in ("near", "far", "few", "float32")]
     for output, sources in (("one", folders), ("other", folders[::-1])):
         write_report(sources, tmp_path / output)
@@ -115,6 +116,14 @@ def test_the_answer_counts_updates_and_is_the_same_in_whatever_order_files_come(
     assert "0.87 to 0.91 times as many updates per second as DDP, accumulated, fp16 hook" in said
     assert "in 2 settings" in said
     assert "Intervals are not corrected for their number" in said
+    begin = said[: said.index("](answer.png)")]
+    (answer,) = (line for line in begin.splitlines() if line.startswith("Our swarm"))
+    assert "intervals that are not corrected for their number" in answer
+    assert "Use a swarm where peers come and go, which DDP does not survive; else use DDP" in answer
+    assert "| " not in said[: said.index("## Contents")], "tables come after the contents"
+    (row,) = re.findall(r"^\| near \| .*", said, re.MULTILINE)
+    slower, faster = (f"shown to be faster in {count} of 1 settings, slower in {1 - count}" for count in (0, 1))
+    assert re.search(rf"0\.91; {slower} \| 1\.\d\d; {faster} \|$", row), "over DDP with the fp16 hook, in both rates"
     left_out = said[said.index("Not counted above") : said.index("Times as fast as DDP")]
     assert "| few | our swarm, 1 local step, fp16 | DDP, accumulated, fp16 hook | 2.00 (n = 2)" in left_out
     assert "| float32 | our swarm, 1 local step, fp16 | DDP, accumulated | 1.82 ± 0.00 (n = 3)" in left_out
@@ -123,6 +132,46 @@ def test_the_answer_counts_updates_and_is_the_same_in_whatever_order_files_come(
     assert [
         row.verdict("updates_per_second") for row in comparisons([Experiment(read(folders[0]))], "swarm-local-1-fp16")
     ] == ["slower"]
+
+
+def test_the_answer_says_where_to_use_a_swarm(tmp_path):
+    for repetition, (rtt, seconds) in product((1, 2, 3), ((0, 2.2), (100, 1.5))):
+        for system in ("swarm-local-1-fp16", "ddp-fp16"):
+            cell = replace(CELL, system=system, rtt_ms=rtt, repetition=repetition)
+            write_run(tmp_path / "far" / cell.name, cell, 2.0 if system == "ddp-fp16" else seconds + 0.001 * repetition)
+    (text,) = opening_section([Experiment(read(tmp_path / "far"))], tmp_path).text
+    shown = "our swarm, 1 local step, fp16, in far with round-trip time, ms = 100"
+    assert (
+        f"or in settings like those where one is shown to be faster ({shown}; all of them with paced devices); else"
+        in text
+    )
+
+
+def test_how_often_cells_ran_is_said_beside_n(tmp_path):
+    """One ran again, and says how often; another one ran again, and its version did not note how often."""
+    earlier = {1: {"earlier_problems": ["late", "late"], "earlier_runs": 2}, 2: {"earlier_problems": ["a", "b"]}}
+    for repetition in (1, 2, 3):
+        write_run(folder := tmp_path / "again" / f"{repetition}", replace(CELL, repetition=repetition))
+        result = json.loads((folder / "result.json").read_text())
+        write_json(folder / "result.json", result | earlier.get(repetition, {}))
+    again = Experiment(read(tmp_path / "again"))
+    (row,) = throughput_table(again).to_dict("records")
+    assert "(n = 3)" in row["our swarm, synchronous"]
+    assert row["our swarm, synchronous"].endswith("; 6 tries or more")
+    ((_, table), *_) = details_section([again]).tables
+    assert table.to_numpy().tolist() == [["our swarm, synchronous", 3, 6, 3]]
+
+
+def test_a_shipped_experiment_asks_in_todays_words(tmp_path):
+    """Those that it was stored with may have been wrong."""
+    write_run(tmp_path / "cell", CELL, 2.0)
+    for command, said in (
+        (["run", "learning_rate"], "where both are asked for"),
+        (["run", "own.toml"], "At the same?"),
+    ):
+        grid = {"name": "learning_rate", "question": "At the same?", "command": command}
+        write_json(tmp_path / "grid.json", grid)
+        assert said in Experiment(read(tmp_path)).question
 
 
 def test_how_long_it_took_to_an_accuracy_is_said_with_how_many_reached_it(tmp_path):

@@ -42,6 +42,7 @@ def test_a_cell_that_ran_again_keeps_its_history(tmp_path, monkeypatch):
         campaign.lock.close()
     result = json.loads((tmp_path / "grid" / CELL.name / "result.json").read_text())
     assert (result["problems"], result["earlier_problems"]) == ([], [reason])
+    assert result["earlier_runs"] == 1
 
 
 def test_a_cell_without_enough_bytes_is_invalid_at_once(tmp_path, monkeypatch):
