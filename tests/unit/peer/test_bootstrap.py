@@ -61,4 +61,4 @@ def test_where_nobody_answers_only_who_has_trained_before_begins_alone(options, 
     with pytest.raises(NobodyAnswers):
         resolve_bootstrap(given)
     assert resolve_bootstrap(given, stored=preset("glyphs")) == Bootstrap((), False, preset("glyphs"))
-    assert capsys.readouterr().out.startswith("Nobody answers: this peer goes on alone")
+    assert capsys.readouterr().out.startswith("No peer answers: this peer goes on alone")
