@@ -42,12 +42,13 @@ WIDTH, BOX_WIDTH, BOX_HEIGHT, FLOOR = 1144, 500, 60, 104
 INK, QUIET, PAPER, FILL = "#1f2937", "#64748b", "#ffffff", "#e8eefc"
 
 
-def modules() -> dict[str, Path]:
-    """The modules of swarm/ by name."""
+def modules(*packages: str) -> dict[str, Path]:
+    """The modules of these packages by name."""
     found = {}
-    for path in sorted((ROOT / "swarm").rglob("*.py")):
-        parts = path.relative_to(ROOT).with_suffix("").parts
-        found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    for package in packages:
+        for path in sorted((ROOT / package).rglob("*.py")):
+            parts = path.relative_to(ROOT).with_suffix("").parts
+            found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
     return found
 
 
@@ -70,9 +71,9 @@ def imports_of(path: Path) -> Iterator[tuple[str, ...]]:
         pending += ast.iter_child_nodes(node)
 
 
-def module_graph() -> dict[str, set[str]]:
-    """Of each module of swarm/, the modules of swarm/ that it imports."""
-    known = modules()
+def module_graph(*packages: str) -> dict[str, set[str]]:
+    """Of each module of these packages, the modules of them that it imports."""
+    known = modules(*packages)
     graph: dict[str, set[str]] = {name: set() for name in known}
     for name, path in known.items():
         for names in imports_of(path):
@@ -93,7 +94,7 @@ def room_of(module: str) -> str | None:
 def room_graph() -> dict[str, dict[str, int]]:
     """Of each room, the rooms that it imports, and by how many of its modules."""
     importers: dict[str, dict[str, set[str]]] = {room: {} for room in ROOMS}
-    for name, path in modules().items():
+    for name, path in modules("swarm").items():
         room = room_of(name)
         if room is None:
             continue
@@ -139,7 +140,7 @@ def svg() -> str:
     height = floors(graph)
     top = max(height.values())
     places = _places(height, top)
-    files = [name for name, path in modules().items() if path.name != "__init__.py"]
+    files = [name for name, path in modules("swarm").items() if path.name != "__init__.py"]
     sizes = {room: sum(room_of(name) == room for name in files) for room in ROOMS}
     total = 20 + top * FLOOR
     short = reduced(graph)

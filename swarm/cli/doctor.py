@@ -121,10 +121,10 @@ def diagnose(options: DoctorOptions) -> Iterator[Check]:
     if not answering:
         return
     yield clock_check(max((found.clock_ahead_seconds for found in answering), key=abs))
-    yield _inbound(peers, options)
+    yield check_inbound(peers, options)
     if line is not None and line.server_endpoints:
-        yield _enrolment(line, options.output_dir)
-    yield from _run(peers, line, options)
+        yield check_enrolment(line, options.output_dir)
+    yield from check_run(peers, line, options)
 
 
 def _probed(address: str) -> ProbeResult:
@@ -150,7 +150,8 @@ def clock_check(ahead_seconds: float) -> Check:
     return judged("clock", -off, -CLOCK_FAILS_SECONDS, -CLOCK_WARNS_SECONDS, found, fix)
 
 
-def _inbound(peers: list[str], options: DoctorOptions) -> Check:
+def check_inbound(peers: list[str], options: DoctorOptions) -> Check:
+    """Whether others could call this machine."""
     from swarm.network.dht_options import NetworkOptions
     from swarm.peer.role import measured
 
@@ -168,7 +169,7 @@ def _inbound(peers: list[str], options: DoctorOptions) -> Check:
     return Check("inbound port", "warning", text, fix)
 
 
-def _enrolment(line: JoinLine, output_dir: Path) -> Check:
+def check_enrolment(line: JoinLine, output_dir: Path) -> Check:
     """Whether a newcomer can become a member now, which a member need not; the invitation is not used up."""
     found = {host_and_port(*endpoint): connects(*endpoint, CONNECT_SECONDS) for endpoint in line.server_endpoints}
     answering = [endpoint for endpoint, trouble in found.items() if trouble is None]
@@ -186,7 +187,8 @@ def _enrolment(line: JoinLine, output_dir: Path) -> Check:
     )
 
 
-def _run(peers: list[str], line: JoinLine | None, options: DoctorOptions) -> Iterator[Check]:
+def check_run(peers: list[str], line: JoinLine | None, options: DoctorOptions) -> Iterator[Check]:
+    """What is trained there, and whether this machine has what that takes."""
     from recipe.model import build_model
     from swarm.membership.run_manifest import OtherProtocolError, choose_manifest, read_manifests
     from swarm.network.dht_options import NetworkOptions, start_dht, stop_dht

@@ -6,6 +6,9 @@ import time
 
 import pytest
 
+TURN_SECONDS = 1e-9
+"""Of the loop, if it waits for nothing: who waits for less than a clock shows would else wait without end."""
+
 
 class Clock:
     """Monotonic seconds, from now on: whoever has the real clock already is not years apart."""
@@ -29,7 +32,7 @@ class _Selector(selectors.DefaultSelector):
         waits_really = timeout is None or (self.num_threads > 0 and timeout > 0)
         ready = super().select(None if waits_really else 0)
         if not ready and timeout is not None:
-            self._clock.now += max(0.0, timeout)
+            self._clock.now += max(TURN_SECONDS, timeout)
         return ready
 
 

@@ -18,6 +18,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from contextvars import ContextVar
+from dataclasses import dataclass, field
 from functools import wraps
 from typing import Any
 
@@ -83,13 +84,28 @@ class CallerLimits:
         return records is not None and caller in records.met
 
 
+@dataclass
+class NodeLimits:
+    """What a node does for others at most, and what it has done of that."""
+
+    answered: CallerLimits = field(
+        default_factory=lambda: CallerLimits(
+            BYTES_AT_ONCE, BYTES_PER_SECOND, TokenBucket(ALL_BYTES_AT_ONCE, ALL_BYTES_PER_SECOND)
+        )
+    )
+    """Bytes in answers and as a newcomer."""
+    handed_over: TokenBucket = field(default_factory=lambda: TokenBucket(HAND_OVERS, HAND_OVERS_PER_SECOND))
+    """Newcomers that are given records."""
+    called_back: Counter[PeerID] = field(default_factory=Counter)
+    """Calls at this moment to those who want to be called back."""
+
+
+limits = NodeLimits()
+"""Of the node in this process."""
 _update_routing_table, _find, _ping = DHTProtocol.update_routing_table, DHTProtocol.rpc_find, DHTProtocol.rpc_ping
 _call_ping, _call_store = DHTProtocol.call_ping, DHTProtocol.call_store
 _objections: ContextVar[dict[PeerID, ValidationError]] = ContextVar("objections")
 """Of the first peers of the node that is being made."""
-_answered = CallerLimits(BYTES_AT_ONCE, BYTES_PER_SECOND, TokenBucket(ALL_BYTES_AT_ONCE, ALL_BYTES_PER_SECOND))
-_handed_over = TokenBucket(HAND_OVERS, HAND_OVERS_PER_SECOND)
-_called_back: Counter[PeerID] = Counter()
 
 
 async def update_routing_table(self: DHTProtocol, node_id: DHTID | None, peer_id: PeerID, responded: bool = True):
@@ -101,7 +117,7 @@ async def update_routing_table(self: DHTProtocol, node_id: DHTID | None, peer_id
         before = table.get(peer_id=peer_id)
         if before is not None and before != node_id and before in table:
             del table[before]
-        if node_id not in table and not (_answered.may(self, peer_id) and _handed_over.take()):
+        if node_id not in table and not (limits.answered.may(self, peer_id) and limits.handed_over.take()):
             silent = table.add_or_update_node(node_id, peer_id)
             _keep_few_replacements(table, node_id)
             if silent is not None:  # is it here?
@@ -128,7 +144,7 @@ async def call_store(
 ) -> list[bool] | None:
     """As Hivemind's; what a newcomer is handed over counts as what it gets in answers."""
     if options.get("in_cache") is False:  # said only of what is handed over
-        _answered.spend(self, peer, sum(len(self.serializer.dumps(value)) for value in values))
+        limits.answered.spend(self, peer, sum(len(self.serializer.dumps(value)) for value in values))
     return await _call_store(self, peer, keys, values, *args, **options)
 
 
@@ -140,7 +156,7 @@ async def rpc_find(self: DHTProtocol, request: dht_pb2.FindRequest, context: P2P
     """
     if len(request.keys) > MAX_KEYS or len(set(request.keys)) < len(request.keys):
         raise ValueError(f"a question for {len(request.keys)} keys")
-    if not _answered.may(self, context.remote_id):
+    if not limits.answered.may(self, context.remote_id):
         raise ValueError("this peer has had enough answers for now")
     response = await _find(self, request, context)
     num_bytes = 0  # of values: neighbours are few
@@ -150,7 +166,7 @@ async def rpc_find(self: DHTProtocol, request: dht_pb2.FindRequest, context: P2P
             num_bytes -= len(result.value)
             result.type = dht_pb2.NOT_FOUND
             result.ClearField("value")
-    _answered.spend(self, context.remote_id, response.ByteSize() + KEY_BYTES * len(request.keys))
+    limits.answered.spend(self, context.remote_id, response.ByteSize() + KEY_BYTES * len(request.keys))
     return response
 
 
@@ -162,16 +178,16 @@ async def rpc_ping(self: DHTProtocol, request: dht_pb2.PingRequest, context: P2P
     """
     if not request.validate:
         return await _ping(self, request, context)
-    caller = context.remote_id
-    if _called_back[caller] >= PINGS_OF_A_PEER or _called_back.total() >= ALL_PINGS:
+    caller, called_back = context.remote_id, limits.called_back
+    if called_back[caller] >= PINGS_OF_A_PEER or called_back.total() >= ALL_PINGS:
         raise ValueError("too many want to be called back at this moment")
-    _called_back[caller] += 1
+    called_back[caller] += 1
     try:
         return await _ping(self, request, context)
     finally:
-        _called_back[caller] -= 1
-        if not _called_back[caller]:
-            del _called_back[caller]
+        called_back[caller] -= 1
+        if not called_back[caller]:
+            del called_back[caller]
 
 
 async def call_ping(self: DHTProtocol, peer: PeerID, validate: bool = False, strict: bool = True) -> DHTID | None:

@@ -339,7 +339,7 @@ def test_the_scaling_table_against_counting_by_hand(tmp_path):
     assert two.efficiency == pytest.approx(300 / 400)
     assert two.communication_share == pytest.approx(0.1)
     table = scaling_table([one, two], ScalingOptions())
-    assert [len(column._cells) for column in table.columns] == [10] * 3
+    assert [len(list(column.cells)) for column in table.columns] == [10] * 3
 
 
 def test_the_scaling_table_with_trainings_that_have_diverged(tmp_path):

@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from recipe.run_folder import RunFolder
-from swarm.cli import doctor
+from swarm.cli import doctor, probe
 from swarm.cli.checks import Check
 from swarm.cli.probe import ProbeResult
 from swarm.enrolment.join_line import JoinLine
@@ -19,9 +19,10 @@ ADDRESS = "/ip6/2001:db8::1/tcp/31337/p2p/QmYyQSo1c1Ym7orWxLYvCrM2EmxFTANf8wXmmE
 @pytest.fixture(autouse=True)
 def a_swarm_that_is_well(monkeypatch):
     monkeypatch.setattr(doctor, "machine_checks", lambda *_: [Check("machine", "ok", "")])
-    monkeypatch.setattr(doctor, "_probed", lambda address: ProbeResult(address, None))
-    monkeypatch.setattr(doctor, "_inbound", lambda *_: Check("inbound port", "ok", ""))
-    monkeypatch.setattr(doctor, "_run", lambda *_: iter(()))
+    monkeypatch.setattr(doctor, "reachable", lambda *_: None)
+    monkeypatch.setattr(probe, "probe", lambda address: ProbeResult(address, None))
+    monkeypatch.setattr(doctor, "check_inbound", lambda *_: Check("inbound port", "ok", ""))
+    monkeypatch.setattr(doctor, "check_run", lambda *_: iter(()))
     monkeypatch.setattr(doctor, "connects", lambda *_: None)
     monkeypatch.setenv(SPINS, "1")  # put back afterwards
 

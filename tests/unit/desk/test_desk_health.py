@@ -18,9 +18,9 @@ from swarm.desk.watcher import Watcher
 from swarm.membership.progress_record import WAITING
 from swarm.network.signed_records import peer_of
 from swarm.protocol.certificates import EVERYTHING, Certificate
+from tests.helpers.desk.seen_run import CARD
 from tests.helpers.owners import Organiser, subkey_of
 from tests.helpers.records import RECORD, FakeDHT
-from tests.unit.desk.conftest import CARD
 
 
 def sentence(run) -> tuple[str, str]:

@@ -9,7 +9,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from swarm.desk.seen import MOST_BYTES_A_SECOND
 from swarm.protocol.notes import LOCAL, MAX_TRAFFIC_BYTES, PUBLIC, Profile
-from tests.unit.desk.test_desk_page import MARKUP, names_on, text_of
+from tests.helpers.desk.pages import MARKUP, names_on, text_of
 
 GPU = Profile("4 × NVIDIA H100", "0.1.0, protocol 19", PUBLIC, 12.5e6, 0, 0)
 

@@ -28,17 +28,13 @@ from swarm.desk.page import MAX_ROWS, SAID, SAID_OF
 from swarm.desk.peer_table import PAGE_ROWS, PeerQuery
 from swarm.desk.report import MAX_STRIPS
 from swarm.runtime.token_bucket import TokenBucket
+from tests.helpers.desk.pages import MARKUP, names_on, text_of
+from tests.helpers.desk.seen_run import CARD
 from tests.helpers.paths import ROOT
-from tests.unit.desk.conftest import CARD
 
 PAGES = ("/", "/live", "/peers")
 FILES = ("/desk.css", "/desk.js", "/icon.svg", "/join.svg", "/badge.svg")
 API = ("/api/v1/swarm", "/api/v1/peers", "/api/v1/history", "/api/v1/timeline")
-MARKUP = "</b><img src=x onerror=alert(1)>&\"'"
-
-
-def text_of(html: str) -> str:
-    return " ".join(re.sub("<[^>]*>", " ", html).split())
 
 
 def test_the_page_says_how_the_run_is(seen):
@@ -333,10 +329,6 @@ def test_a_thousand_peers(seen):
         began = time.perf_counter()
         web.get(path)
         assert time.perf_counter() - began < 10 * seconds, path
-
-
-def names_on(seen, address: str) -> list[str]:
-    return re.findall("<bdi>([^<]*)</bdi>", seen.web.get(address).text)
 
 
 def test_peers_are_sorted_as_the_visitor_says_and_who_has_gone_comes_last(seen):

@@ -11,6 +11,7 @@ from hivemind.dht.storage import DictionaryDHTValue
 from hivemind.dht.validation import CompositeValidator
 from hivemind.p2p import PeerID
 from hivemind.proto import dht_pb2
+from hivemind.utils import ValueWithExpiration
 from hivemind.utils.crypto import RSAPrivateKey
 from hivemind.utils.serializer import MSGPackSerializer
 
@@ -44,8 +45,27 @@ def test_tuples_inside_each_other_end_nothing_and_unknown_types_are_no_line_of_t
 
 def node_at(place: DHTID) -> SimpleNamespace:
     """As much of a node as believes others."""
-    table = RoutingTable(place, bucket_size=20, depth_modulo=5)
-    return SimpleNamespace(node_id=place, routing_table=table, storage={}, num_replicas=5, record_validator=None)
+
+    async def ignore(*_, **__) -> None:
+        """Nobody is called, and whoever calls is not remembered."""
+
+    return SimpleNamespace(
+        node_id=place,
+        node_info=dht_pb2.NodeInfo(node_id=place.to_bytes()),
+        routing_table=RoutingTable(place, bucket_size=20, depth_modulo=5),
+        bucket_size=20,
+        storage={},
+        cache={},
+        num_replicas=5,
+        record_validator=None,
+        rpc_ping=ignore,
+        update_routing_table=ignore,
+    )
+
+
+def limit(monkeypatch, **limits: nodes.CallerLimits | TokenBucket) -> None:
+    """What a node does at most in this test; nothing comes back."""
+    monkeypatch.setattr(nodes, "limits", nodes.NodeLimits(**limits))
 
 
 def test_a_peer_stands_in_one_place_and_not_in_that_of_another():
@@ -68,7 +88,7 @@ def test_a_peer_stands_in_one_place_and_not_in_that_of_another():
 
 
 def test_names_without_end_are_not_remembered_for_good(monkeypatch):
-    monkeypatch.setattr(nodes, "_handed_over", TokenBucket(100, 0.0))
+    limit(monkeypatch, handed_over=TokenBucket(100, 0.0))
     node, pinged = node_at(DHTID.generate(source="own")), []
 
     async def call_ping(peer):
@@ -89,51 +109,41 @@ def test_names_without_end_are_not_remembered_for_good(monkeypatch):
     assert pinged
 
 
-STRANGER_TO_ALL = SimpleNamespace(record_validator=None)
-"""A node that knows nobody."""
+def node_with(num_bytes: int, asked: list[DHTID]) -> SimpleNamespace:
+    """One that has a value of this size for every key that is looked for, which it notes."""
+    node, found = node_at(DHTID(0)), ValueWithExpiration(bytes(num_bytes), 1.0)
+    node.storage = SimpleNamespace(get=lambda key: asked.append(key) or found)
+    return node
 
 
-def answer(keys: list[bytes], peer: PeerID) -> dht_pb2.FindResponse:
+def answer(node: SimpleNamespace, keys: list[bytes], peer: PeerID) -> dht_pb2.FindResponse:
     request = dht_pb2.FindRequest(keys=keys, peer=dht_pb2.NodeInfo(node_id=bytes(20)))
-    return asyncio.run(nodes.rpc_find(STRANGER_TO_ALL, request, SimpleNamespace(remote_id=peer)))
+    return asyncio.run(nodes.rpc_find(node, request, SimpleNamespace(remote_id=peer)))
 
 
 def test_a_question_has_few_keys_and_an_answer_few_bytes(monkeypatch):
-    asked = []
-
-    async def found(_self, request, _context):
-        asked.append(len(request.keys))
-        result = dht_pb2.FindResult(type=dht_pb2.FOUND_DICTIONARY, value=bytes(2**21), expiration_time=1.0)
-        return dht_pb2.FindResponse(results=[result] * len(request.keys))
-
-    monkeypatch.setattr(nodes, "_find", found)
-    monkeypatch.setattr(nodes, "_answered", nodes.CallerLimits(3 * 2**20, 0.0))
+    node = node_with(2**21, asked := [])
+    limit(monkeypatch, answered=nodes.CallerLimits(3 * 2**20, 0.0))
     keys = [bytes([number]) * 20 for number in range(100)]
     for too_many in (keys, [keys[0]] * 2):
         with pytest.raises(ValueError, match="a question for"):
-            answer(too_many, PEERS[0])
-    response = answer(keys[:3], PEERS[0])
+            answer(node, too_many, PEERS[0])
+    response = answer(node, keys[:3], PEERS[0])
     assert [len(result.value) for result in response.results] == [2**21, 0, 0]
     assert [result.type for result in response.results[1:]] == [dht_pb2.NOT_FOUND] * 2
-    answer(keys[:1], PEERS[0])
+    answer(node, keys[:1], PEERS[0])
     with pytest.raises(ValueError, match="enough answers"):
-        answer(keys[:1], PEERS[0])
-    assert asked == [3, 1], "who is refused costs nothing"
-    assert answer(keys[:1], PEERS[1]).results[0].value, "another peer is answered"
+        answer(node, keys[:1], PEERS[0])
+    assert asked == [DHTID.from_bytes(key) for key in (*keys[:3], keys[0])], "who is refused costs nothing"
+    assert answer(node, keys[:1], PEERS[1]).results[0].value, "another peer is answered"
 
 
 def test_neighbours_count_as_what_else_is_in_an_answer(monkeypatch):
     """For a question of 700 bytes with keys that nobody has, a node would send 37 kB, without end."""
-
-    async def rpc_ping(*_):
-        pass
-
     node = node_at(DHTID(0))
-    node.cache, node.bucket_size, node.node_info = {}, 20, dht_pb2.NodeInfo(node_id=bytes(20))
-    node.rpc_ping = rpc_ping
     for number in range(1, 21):
         node.routing_table.add_or_update_node(DHTID(number), PeerID(bytes([18, 32, *[number] * 32])))
-    monkeypatch.setattr(nodes, "_answered", nodes.CallerLimits(2**17, 0.0))
+    limit(monkeypatch, answered=nodes.CallerLimits(2**17, 0.0))
     keys = [bytes([number]) * 20 for number in range(nodes.MAX_KEYS)]
     question = dht_pb2.FindRequest(keys=keys, peer=dht_pb2.NodeInfo(node_id=bytes(20)))
     sent = []
@@ -149,22 +159,20 @@ def test_neighbours_count_as_what_else_is_in_an_answer(monkeypatch):
 
 
 def test_strangers_together_get_so_much_of_a_line_and_who_is_known_gets_its_own(monkeypatch):
-    async def found(_self, request, _context):
-        return dht_pb2.FindResponse(results=[dht_pb2.FindResult(type=dht_pb2.FOUND_DICTIONARY, value=bytes(2**20))])
-
-    monkeypatch.setattr(nodes, "_find", found)
-    monkeypatch.setattr(nodes, "_answered", nodes.CallerLimits(2**24, 0.0, TokenBucket(2**21, 0.0)))
+    node, records = node_with(2**20, []), OwnedRecords(RSAPrivateKey())
+    node.record_validator = CompositeValidator([records])
+    limit(monkeypatch, answered=nodes.CallerLimits(2**24, 0.0, TokenBucket(2**21, 0.0)))
     for peer in PEERS[:2]:
-        answer([bytes(20)], peer)
+        answer(node, [bytes(20)], peer)
     with pytest.raises(ValueError, match="enough answers"):
-        answer([bytes(20)], PEERS[2])
-    monkeypatch.setattr(nodes, "records_of", lambda _protocol: SimpleNamespace(met=[PEERS[2]]))
-    assert answer([bytes(20)], PEERS[2]).results
+        answer(node, [bytes(20)], PEERS[2])
+    records.met.add([PEERS[2]])
+    assert answer(node, [bytes(20)], PEERS[2]).results
 
 
 def test_who_is_new_again_and_again_is_given_all_records_a_few_times(monkeypatch):
     """Each time they go over this peer's line, for a question of some bytes."""
-    monkeypatch.setattr(nodes, "_handed_over", TokenBucket(3, 0.0))
+    limit(monkeypatch, handed_over=TokenBucket(3, 0.0))
     node, given = node_at(DHTID(0)), []
     node.storage = {DHTID(7): SimpleNamespace(value=b"all records", expiration_time=2e9)}
 
@@ -186,16 +194,18 @@ def test_who_is_new_again_and_again_is_given_all_records_a_few_times(monkeypatch
 
 def test_what_is_handed_over_counts_as_an_answer(monkeypatch):
     """Whoever fills a node's storage, and is new again and again, would have it send megabytes a second."""
-    monkeypatch.setattr(nodes, "_answered", nodes.CallerLimits(2**20, 0.0, TokenBucket(2**20, 0.0)))
-    monkeypatch.setattr(nodes, "_handed_over", TokenBucket(1000, 0.0))
+    answered = nodes.CallerLimits(2**20, 0.0, TokenBucket(2**20, 0.0))
+    limit(monkeypatch, answered=answered, handed_over=TokenBucket(1000, 0.0))
     given = []
 
-    async def call_store(_self, peer, *_, **__):
+    async def store(peer, *_, **__) -> dht_pb2.StoreResponse:
         given.append(peer)
+        return dht_pb2.StoreResponse()
 
-    monkeypatch.setattr(nodes, "_call_store", call_store)
     node, records = node_at(DHTID(0)), DictionaryDHTValue()
     node.serializer, node.call_store = MSGPackSerializer, partial(nodes.call_store, node)
+    node.IS_DICTIONARY, node.rpc_semaphore, node.wait_timeout = DHTProtocol.IS_DICTIONARY, asyncio.Semaphore(), 1.0
+    node.get_stub = lambda peer: SimpleNamespace(rpc_store=partial(store, peer))
     for number in range(300):
         records.store(bytes([number % 256, number // 256]), bytes(1000), 2e9)
     node.storage = {DHTID(7): SimpleNamespace(value=records, expiration_time=2e9)}
@@ -215,26 +225,28 @@ def test_what_is_handed_over_counts_as_an_answer(monkeypatch):
 def test_who_wants_to_be_called_back_and_does_not_answer_holds_few_calls(monkeypatch):
     """Of all calls that a process answers at a time, members need some."""
     monkeypatch.setattr(nodes, "ALL_PINGS", 3)
+    limit(monkeypatch)
+    node, place = node_at(DHTID(0)), DHTID(7)
 
     async def run() -> list[list[bool]]:
         silence = asyncio.Event()
 
-        async def ping(_self, request, _context):
-            if request.validate:
-                await silence.wait()
-            return dht_pb2.PingResponse()
+        async def call_ping(*_, **__) -> DHTID:
+            await silence.wait()
+            return place
 
-        monkeypatch.setattr(nodes, "_ping", ping)
-        call = lambda peer, validate=True: asyncio.ensure_future(  # noqa: E731
-            nodes.rpc_ping(None, dht_pb2.PingRequest(validate=validate), SimpleNamespace(remote_id=peer))
-        )
+        def call(peer: PeerID, validate: bool = True) -> asyncio.Future:
+            request = dht_pb2.PingRequest(peer=dht_pb2.NodeInfo(node_id=place.to_bytes()), validate=validate)
+            return asyncio.ensure_future(nodes.rpc_ping(node, request, SimpleNamespace(remote_id=peer)))
+
+        node.call_ping = call_ping
         calls = [call(PEERS[0]) for _ in range(5)] + [call(PEERS[1]) for _ in range(5)]
         await asyncio.sleep(0)
-        assert (await call(PEERS[2], validate=False)) == dht_pb2.PingResponse(), "others are answered"
+        assert not (await call(PEERS[2], validate=False)).available, "others are answered"
         waiting = [not call.done() for call in calls]
         silence.set()
         await asyncio.gather(*calls, return_exceptions=True)
-        return [waiting, [(await call(PEERS[2])) == dht_pb2.PingResponse()]]
+        return [waiting, [(await call(PEERS[2])).available]]
 
     waiting, again = asyncio.run(run())
     assert waiting == [True, True, False, False, False, True, False, False, False, False]

@@ -16,6 +16,7 @@ from sortedcontainers import SortedSet
 
 from swarm.network.dht_bounds import searches
 from swarm.network.hivemind_patches import repair_hivemind
+from tests.helpers.virtual_time import run_in_virtual_time
 
 repair_hivemind()
 KEY = DHTID.generate(source="run.progress")
@@ -95,13 +96,18 @@ def test_a_record_is_found_behind_a_node_that_names_others_without_end(answer_se
     assert network.asked.count(LIAR) <= searches.MAX_CALLS + 1
 
 
-def test_a_store_ends():
-    network = Network()
-    began = time.monotonic()
-    assert asyncio.run(in_time(network.node.store("run.progress", b"a record", get_dht_time() + 60)))
+@pytest.mark.parametrize("answer_seconds", [0.0, 0.4, 30.0])
+def test_a_store_ends(answer_seconds, monkeypatch):
+    network = Network(answer_seconds)
+
+    async def store() -> None:
+        began = time.monotonic()
+        assert await network.node.store("run.progress", b"a record", get_dht_time() + 60)
+        assert time.monotonic() - began < searches.SEARCH_SECONDS + searches.LAST_SECONDS + 0.01
+
+    run_in_virtual_time(store, monkeypatch)
     assert network.stored
     assert network.asked.count(LIAR) <= searches.MAX_CALLS + 1
-    assert time.monotonic() - began < searches.SEARCH_SECONDS + searches.LAST_SECONDS
 
 
 def test_the_nearest_nodes_are_found_as_far_as_the_search_came():

@@ -4,6 +4,7 @@ import ast
 import importlib.util
 import subprocess
 import sys
+from collections.abc import Collection, Mapping
 from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
@@ -125,11 +126,35 @@ def test_the_house_is_not_too_high():
     assert max(graph.floors(room_graph()).values()) <= MAX_FLOORS
 
 
-def test_no_modules_import_each_other_in_a_circle():
+def circle(imports: Mapping[str, Collection[str]]) -> list[str]:
+    """Modules that import each other in a circle, if any do."""
     try:
-        TopologicalSorter(graph.module_graph()).prepare()
+        TopologicalSorter(imports).prepare()
     except CycleError as error:
-        pytest.fail(f"an import circle: {' → '.join(error.args[1])}")
+        return error.args[1]
+    return []
+
+
+def test_a_circle_is_found():
+    assert circle({"a": {"b"}, "b": {"c"}, "c": set()}) == []
+    assert set(circle({"a": {"b"}, "b": {"c"}, "c": {"a"}})) == {"a", "b", "c"}
+
+
+def test_no_modules_import_each_other_in_a_circle():
+    """Of any package: one that imports another one is in a circle with it if that imports it as well."""
+    imports = graph.module_graph(*ALLOWED, "tests")
+    assert {name.split(".")[0] for name in imports} == {*ALLOWED, "tests"}
+    found = circle(imports)
+    assert not found, f"an import circle: {' → '.join(found)}"
+
+
+def test_what_tests_share_is_in_helpers():
+    """No test imports another one, be it of its own folder, nor does a helper: it would change with that."""
+    imports = graph.module_graph("tests")
+    assert any(targets for name, targets in imports.items() if name.startswith("tests.unit."))
+    for name, targets in imports.items():
+        others = [target for target in targets if not target.startswith("tests.helpers.")]
+        assert not others, f"{name} imports {others}"
 
 
 def folders() -> list[str]:
@@ -139,8 +164,8 @@ def folders() -> list[str]:
 
 
 @pytest.mark.parametrize("folder", folders())
-def test_a_folder_has_no_more_files_than_one_can_look_through(folder):
-    """Its `__init__.py` is empty and does not count."""
+def test_a_folder_has_no_more_files_than_one_can_look_through_beside_its_init(folder):
+    """`__init__.py` does not count: it says what is in the folder, in a few lines."""
     files = [path.name for path in (ROOT / folder).iterdir() if path.is_file() and path.name != "__init__.py"]
     assert len(files) <= MAX_FILES, f"{len(files)} files: {sorted(files)}"
 

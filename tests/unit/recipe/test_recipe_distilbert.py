@@ -14,7 +14,7 @@ from recipe.errors import InputError
 from recipe.model import build_model
 from recipe.presets import preset
 from recipe.registry import build_data
-from tests.unit.recipe.test_recipe_text import write_csv
+from tests.helpers.texts.csv_files import write_csv
 
 WORDS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "stocks", "rise", "fall", "team", "wins", "##ning", "again", ".")
 TINY = replace(

@@ -1,6 +1,5 @@
 """Texts as data and models: what is read, how it is cut, and that texts of unequal length do not disturb each other."""
 
-import csv
 import subprocess
 import sys
 from collections import Counter
@@ -24,14 +23,9 @@ from recipe.text.encoder import TextEncoder
 from recipe.text.tokens import HIDDEN, PAD, VOCABULARY, HashedWords
 from swarm.cli.checks import check_data
 from swarm.membership.run_manifest import PROTOCOL, RunManifest
+from tests.helpers.texts.csv_files import write_csv
 
 OWN_TEXTS = replace(preset("docstrings"), dataset="csv", num_classes=2)
-
-
-def write_csv(path, rows) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("w", newline="", encoding="utf-8") as file:
-        csv.writer(file).writerows(rows)
 
 
 @pytest.fixture

@@ -1,0 +1,12 @@
+"""Texts in the form of AG News."""
+
+import csv
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+
+def write_csv(path: Path, rows: Iterable[Sequence[str]]) -> None:
+    """One row for each text: its class, and what belongs to it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w", newline="", encoding="utf-8") as file:
+        csv.writer(file).writerows(rows)
