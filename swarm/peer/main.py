@@ -153,9 +153,14 @@ class State(Enum):
 
 
 class Interrupts:
-    """Ctrl-C, SIGTERM and a terminal that is closed: the first one asks the peer to leave, the second one ends it."""
+    """Ctrl-C, SIGTERM and a terminal that is closed: the first one asks the peer to leave, the second one ends it.
 
-    def __init__(self):
+    Args:
+        leave_at_once: ends this process and its children
+    """
+
+    def __init__(self, leave_at_once: Callable[[int], None]):
+        self._leave_at_once = leave_at_once
         self.state = State.IMPORTING
         self.stop_requested = threading.Event()
 
@@ -173,7 +178,7 @@ class Interrupts:
             KeyboardInterrupt: while it joins, or has ended
         """
         if self.stop_requested.is_set() or self.state is State.IMPORTING:
-            _leave_at_once(signal_number)
+            self._leave_at_once(signal_number)
         self.stop_requested.set()
         if self.state is not State.TRAINING:
             raise KeyboardInterrupt
@@ -225,7 +230,7 @@ class Peer:
         self.options, self.bootstrap, self.clock = options, bootstrap, clock
         self._entry = Entry(options, line)
         self.name = options.machine.public_name or f"peer-{secrets.token_hex(3)}"
-        self._interrupts = Interrupts()
+        self._interrupts = Interrupts(_leave_at_once)
         self._began = time.monotonic()
         self._session = None
         self._run: list[str] = []

@@ -4,7 +4,6 @@ import signal
 
 import pytest
 
-from swarm.peer import main
 from swarm.peer.main import Interrupts, State
 
 
@@ -13,12 +12,11 @@ class EndedAtOnce(Exception):  # noqa: N818
 
 
 @pytest.fixture
-def interrupts(monkeypatch) -> Interrupts:
+def interrupts() -> Interrupts:
     def leave_at_once(_signal_number: int) -> None:
         raise EndedAtOnce
 
-    monkeypatch.setattr(main, "_leave_at_once", leave_at_once)
-    return Interrupts()
+    return Interrupts(leave_at_once)
 
 
 def test_an_import_could_swallow_an_exception(interrupts):
