@@ -83,7 +83,7 @@ def test_what_is_said_counts(address):
     told, options = measured(NetworkOptions(initial_peers=(address,), host_maddrs=LOOPBACK))
     assert (told.mode, options.client_mode) == ("full", False)
     first, _ = measured(NetworkOptions())
-    assert "first one" in first.reason
+    assert "first peer" in first.reason
 
 
 def test_what_was_measured_is_used(address):
