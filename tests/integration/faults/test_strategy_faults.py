@@ -206,7 +206,7 @@ def host_dht(name, initial_peers, line):
     with running_dht(initial_peers, line) as dht:
         now = get_dht_time()
         record = PeerProgress(name, 0, 0, 0.0, now, now, True, JOINING)
-        ProgressStore(dht, "test-64-none-clip.progress").post(record).result(10)
+        ProgressStore(dht, f"{SwarmStrategy(64, 'test').namespace}.progress").post(record).result(10)
         line.get()
 
 
