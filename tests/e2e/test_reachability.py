@@ -29,7 +29,7 @@ from swarm.network.reachability import (
 )
 from swarm.network.signed_records import peer_of, prepare_identity
 from swarm.peer.role import measured
-from tests.helpers.cli import START_SECONDS, PeerProgram, reaping
+from tests.helpers.cli import START_SECONDS, PeerProgram, reaping, summary_of
 from tests.helpers.owners import subkey_of
 from tests.helpers.programs.ports import free_port
 
@@ -194,5 +194,8 @@ def test_two_outbound_only_peers_alone_are_told_what_is_missing(dht, address, tm
         assert "client-mode peers cannot average with each other" in error
         assert "--port 31337" in error
         assert "Traceback" not in peer.output
-        assert not (peer.folder.checkpoints / "last.ckpt").exists(), "it has had no weights but the first ones"
+        updates = summary_of(peer.folder)["updates"]  # some, if the other comes late
+        assert (peer.folder.checkpoints / "last.ckpt").exists() == (updates > 0), (
+            "without one it has no weights to keep"
+        )
     assert signal.getsignal(signal.SIGINT) is not signal.SIG_IGN
