@@ -169,31 +169,10 @@ def _advice(found: dict[str, list[Comparison]], paced: set[str]) -> str:
     Args:
         paced: names of experiments whose devices kept a set speed
     """
-    of_each: dict[str, list[str]] = {}
-    for system, rows in found.items():
-        if faster := _shown_faster(rows):
-            of_each[SYSTEMS[system].label] = faster
-    said = "; ".join(f"{label}, in {', '.join(faster)}" for label, faster in of_each.items())
     names = {row.setting.partition(": ")[0] for rows in found.values() for row in rows if row.is_shown_faster}
-    said += "; all of them with paced devices" if said and names <= paced else ""
-    where = f", or in settings like those where one is shown to be faster ({said})" if said else ""
+    where = ", or in the settings in which the picture shows it to be faster" if names else ""
+    where += ", all of them with paced devices" if names and names <= paced else ""
     return f"Use a swarm where peers come and go, which DDP does not survive{where}; else use DDP, which is simpler."
-
-
-def _shown_faster(rows: Sequence[Comparison]) -> list[str]:
-    """Experiments in which all settings were, or an experiment with those that were."""
-    settings: dict[str, dict[str, bool]] = {}
-    for row in rows:
-        name, _, setting = row.setting.partition(": ")
-        settings.setdefault(name, {})[setting] = row.is_shown_faster
-    found = []
-    for name, faster in settings.items():
-        values = [setting.partition(" = ")[2] for setting, is_faster in faster.items() if is_faster]
-        if all(faster.values()):
-            found.append(name)
-        elif values:
-            found.append(f"{name} with {next(iter(faster)).partition(' = ')[0]} = {' and '.join(values)}")
-    return found
 
 
 def _larger_updates(experiments: Sequence[Experiment]) -> str:

@@ -25,8 +25,8 @@ MAX_STRIPES = 8
 MIN_PART_BYTES = 2**14
 """Of one part, however many there are."""
 BURST_BYTES = 2**19
-"""Of one part of every stream together, if the slowest line carries `USUAL_KBPS`."""
-USUAL_KBPS = 10_000
+"""Of one part of every stream together, if the slowest line carries `ASSUMED_KBPS`."""
+ASSUMED_KBPS = 10_000
 """What a line is taken to carry that has not been measured, and one that is slower."""
 MAX_PART_BYTES = 3 * 2**16
 """Of one part over faster lines: a new stream lets it through at once."""
@@ -93,8 +93,9 @@ def part_size_bytes(stripe_bytes: int, num_reducers: int, stripes: int, num_memb
         line_kbps: of the slowest member; 0: not known
     """
     streams = _streams(num_reducers, stripes)
-    usual, fast = (BURST_BYTES * kbps // USUAL_KBPS // streams for kbps in (USUAL_KBPS, line_kbps))
-    most = max(usual, min(fast, MAX_PART_BYTES, MAX_SHOWN_BYTES // num_members))
+    over_assumed_line = BURST_BYTES // streams
+    over_known_line = BURST_BYTES * line_kbps // ASSUMED_KBPS // streams
+    most = max(over_assumed_line, min(over_known_line, MAX_PART_BYTES, MAX_SHOWN_BYTES // num_members))
     least_parts = max(2, LEAST_PARTS // stripes)
     return max(MIN_PART_BYTES, min(most, stripe_bytes // (least_parts * max(1, num_reducers))))
 

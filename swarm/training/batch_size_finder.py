@@ -154,7 +154,7 @@ def _search(probe: Probe, fewest: int, most: int) -> MicroBatch:
             return MicroBatch(best.samples, best.seconds, "time")
         best = MicroBatch(samples, seconds, "time")
         if samples >= most:
-            return MicroBatch(samples, seconds, "a share of the target batch that keeps updates close to it")
+            return MicroBatch(samples, seconds, "the target batch (larger ones would overshoot it)")
         if 2 * seconds > MAX_SECONDS or time.perf_counter() + 2 * seconds > deadline:
             return best
         # Twice as many while the time says little, else straight to what the pace promises.
