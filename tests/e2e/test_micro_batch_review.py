@@ -108,7 +108,7 @@ def test_in_a_real_run(tmp_path, capsys, monkeypatch):
     assert "Micro-batch: 1 sample, measured: 1.3 s each" in said
     assert "Micro-batch: 2 samples from now on instead of 1, by measuring again while training." in said
     assert "Micro-batch: 4 samples from now on instead of 2" in said
-    assert "Micro-batch: 8 samples" not in said, "a share of the target batch is the bound"
+    assert "Micro-batch: 8 samples" not in said, "the target batch is the bound"
     folder = tmp_path / "busy" / "ada"
     summary = json.loads((folder / "summary.json").read_text())
     assert summary["micro_batch"] == 4
