@@ -205,6 +205,13 @@ def asked_samples(cell: Cell) -> int:
     return cell.full_recipe().target_batch_size * max(1, system.local_steps)
 
 
+def have_equal_updates(system: str, baseline: str) -> bool:
+    """Whether an update of both is asked to have equally many samples, so that updates per second can be compared."""
+    one, other = SYSTEMS[system], SYSTEMS[baseline]
+    same_steps = max(1, one.local_steps) == max(1, other.local_steps)
+    return same_steps and one.every_micro_batch == other.every_micro_batch
+
+
 def samples_between_validations(cell: Cell) -> int:
     """How finely the time to an accuracy is measured."""
     recipe, local = cell.full_recipe(), SYSTEMS[cell.system].local_steps or 1

@@ -141,8 +141,9 @@ def experiment_section(experiment: Experiment, output: Path) -> Section:
             (f"Where the time goes{mark}", figures.parts(experiment, output)),
         ]
         if (against := ratio_table(experiment)) is not None:
-            title = f"Times as fast as (ratios within a repetition: mean, 95 % interval, n){mark}"
-            section.tables.append((title, against))
+            title = "Times as fast as (ratios within a repetition: mean, 95 % interval, n"
+            title += "; updates/s where both were asked for equally large updates)"
+            section.tables.append((f"{title}{mark}", against))
         if (shares := kept_table(experiment)) is not None:
             title = "What is left of the speed at the shortest round trip (within a repetition: mean, 95 % interval, n)"
             section.tables.append((f"{title}{mark}", shares))

@@ -45,6 +45,8 @@ REPETITIONS = ("repetition", "seed", "dataset")
 """What is no setting: systems are compared within each. Of data sets only the folds of one vary in an experiment."""
 INDEPENDENT = ("seed", "dataset")
 """Of these, what repetitions have to differ in for their accuracies to be independent."""
+RATES = {"updates/s": "updates_per_second", "samples/s": "samples_per_second"}
+"""By their names in tables."""
 
 
 class Experiment:

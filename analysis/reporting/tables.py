@@ -13,9 +13,10 @@ from scipy import stats
 
 from analysis.campaigns.cells import Cell
 from analysis.campaigns.statistics import equivalence
-from analysis.campaigns.systems import SYSTEMS, asked_samples
+from analysis.campaigns.systems import SYSTEMS, asked_samples, have_equal_updates
 from analysis.reporting import figures
 from analysis.reporting.results import (
+    RATES,
     Experiment,
     differences,
     doubling,
@@ -75,15 +76,21 @@ def _tries(tries: int, n: int) -> str:
 
 
 def ratio_table(experiment: Experiment) -> pd.DataFrame | None:
-    """Every swarm over everything that is not ours; None where nothing ran in the same repetition."""
+    """Every swarm over everything that is not ours; None where nothing ran in the same repetition.
+
+    A row for samples per second, and one for updates per second where both were asked for equally large updates.
+    """
     ours = [system for system in experiment.systems if system.startswith("swarm")]
     others = [system for system in experiment.systems if not system.startswith("swarm")]
-    rows: dict[tuple[str, Any], dict[str, Any]] = {}
-    for system, baseline in itertools.product(ours, others):
-        for value, found in ratios(experiment, system, baseline).items():
-            row = rows.setdefault((system, value), {"system": SYSTEMS[system].label, experiment.axis: value})
+    rows: dict[tuple[int, Any, str], dict[str, Any]] = {}
+    for system, baseline, (unit, rate) in itertools.product(ours, others, RATES.items()):
+        if rate == "updates_per_second" and not have_equal_updates(system, baseline):
+            continue
+        for value, found in ratios(experiment, system, baseline, rate).items():
+            place = ours.index(system), value, unit
+            row = rows.setdefault(place, {"system": SYSTEMS[system].label, experiment.axis: value, "in": unit})
             row[SYSTEMS[baseline].label] = with_interval(*interval(found), digits=2)
-    return pd.DataFrame(list(rows.values())) if rows else None
+    return pd.DataFrame([rows[place] for place in sorted(rows)]) if rows else None
 
 
 def kept_table(experiment: Experiment) -> pd.DataFrame | None:

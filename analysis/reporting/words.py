@@ -10,16 +10,14 @@ from typing import Any
 import pandas as pd
 
 from analysis.campaigns.cells import load_grid, shipped_grids
-from analysis.campaigns.systems import SYSTEMS, samples_between_validations
+from analysis.campaigns.systems import SYSTEMS, have_equal_updates, samples_between_validations
 from analysis.reporting import figures
-from analysis.reporting.results import REPETITIONS, Experiment, interval, of_seeds, ratios
+from analysis.reporting.results import RATES, REPETITIONS, Experiment, interval, of_seeds, ratios
 from analysis.reporting.tables import quality_table, time_reached, with_interval
 from recipe.training.pacing import BACKWARD_OVER_FORWARD
 
 FAIR = ("ddp", "ddp-fp16")
 """What a swarm is compared with: it is asked for the same global batch, averaged once per update."""
-RATES = {"updates/s": "updates_per_second", "samples/s": "samples_per_second"}
-"""By their names in tables."""
 
 
 def reproduction(experiment: Experiment) -> str:
@@ -199,7 +197,7 @@ def _against_fair(experiment: Experiment) -> dict[str, dict[str, str]]:
     found: dict[str, dict[str, str]] = {}
     for system in (name for name in experiment.systems if name.startswith("swarm")):
         for baseline, (name, rate) in product(FAIR, RATES.items()):
-            if rate == "updates_per_second" and SYSTEMS[system].local_steps > 1:
+            if rate == "updates_per_second" and not have_equal_updates(system, baseline):
                 continue
             intervals = [interval(values) for _, values in ratios(experiment, system, baseline, rate).items()]
             if means := [mean for mean, _, n in intervals if n]:

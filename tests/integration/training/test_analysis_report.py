@@ -27,6 +27,7 @@ from analysis.reporting.tables import (
     equivalence_table,
     kept_table,
     quality_table,
+    ratio_table,
     survivors_table,
     throughput_table,
 )
@@ -93,6 +94,23 @@ def test_what_is_said_comes_with_intervals(tmp_path):
     (row,) = results_table([said]).to_dict("records")
     assert row["DDP, accumulated: samples/s"].endswith("shown to be faster in 1 of 2 settings, slower in 0")
     assert row["DDP, accumulated: updates/s"].startswith("1.01 to 1.30; shown")
+
+
+def test_ratios_are_in_updates_as_well_as_in_samples(tmp_path):
+    """But not where an update of one is asked to have several times as many samples as that of the other."""
+    for repetition, (system, seconds, samples) in product(
+        (1, 2, 3),
+        (("swarm", 2.2, 600), ("swarm-local", 8.0, 2048), ("ddp", 2.0, 512), ("ddp-every-micro-batch", 0.5, 32)),
+    ):
+        cell = replace(CELL, system=system, repetition=repetition)
+        write_run(tmp_path / "rates" / cell.name, cell, seconds, samples=samples)
+    table = ratio_table(Experiment(read(tmp_path / "rates")))
+    columns = ["system", "in", "DDP, accumulated", "DDP, an update every micro-batch"]
+    assert table[columns].fillna("–").to_numpy().tolist() == [
+        ["our swarm, synchronous", "samples/s", "1.07 ± 0.00 (n = 3)", "4.26 ± 0.00 (n = 3)"],
+        ["our swarm, synchronous", "updates/s", "0.91 ± 0.00 (n = 3)", "–"],
+        ["our swarm, 4 local steps", "samples/s", "1.00 ± 0.00 (n = 3)", "4.00 ± 0.00 (n = 3)"],
+    ]
 
 
 def test_the_answer_counts_updates_and_is_the_same_in_whatever_order_files_come(tmp_path):
