@@ -1,4 +1,4 @@
-"""How a report begins: the answer in five sentences and one picture; and what these leave out."""
+"""How a report begins: the answer in four short paragraphs and one picture; and what these leave out."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def opening_section(experiments: Sequence[Experiment], output: Path) -> Section:
             found[system] = rows
     if found:
         paced = {experiment.name for experiment in experiments if paced_rates(experiment)}
-        section.text.append(" ".join([*_sentences(found), _advice(found, paced), _scope(found)]))
+        section.text += [*_results(found), _advice(found, paced), _scope(found)]
         picture = figures.forest({SYSTEMS[system].label: rows for system, rows in found.items()}, output)
         section.figures.append(
             (f"A swarm over {SYSTEMS[FAIR_OPPONENT].label}: each setting, mean and 95 % interval of the ratio", picture)
@@ -127,7 +127,7 @@ def details_section(experiments: Sequence[Experiment]) -> Section:
         f"{_larger_updates(experiments)}Updates per second say how fast a system learns where updates are of equal "
         "size, and samples per second how much of the machines is used. Shown: the 95 % interval of the ratio leaves 1 "
         "out, which takes three repetitions. Limits, in figures and tables, are what is left when nothing but "
-        "computing and the bytes of an fp16 average takes time; DDP, which sends gradients while it computes others, "
+        "computing and the bytes of an fp16 average takes time. DDP sends gradients while it computes others, so it "
         "can exceed the synchronous one where it is not paced. An update of several local steps has several times the "
         "samples, so the table below does not compare such updates."
     )
@@ -141,38 +141,38 @@ def details_section(experiments: Sequence[Experiment]) -> Section:
     return section
 
 
-def _sentences(found: dict[str, list[Comparison]]) -> list[str]:
-    """One about each swarm, and one about where the first of them gains most and least."""
+def _results(found: dict[str, list[Comparison]]) -> list[str]:
+    """A paragraph about each swarm; that of the first one also says where it gains most and least."""
     said = []
     for system, rows in found.items():
         in_updates, in_samples = (_span([row.means[rate] for row in rows]) for rate in RATES)
         verdicts = [row.verdict("updates_per_second") for row in rows]
         said.append(
             f"{_capital(SYSTEMS[system].label)} made {in_updates} times as many updates per second as "
-            f"{SYSTEMS[FAIR_OPPONENT].label} ({in_samples} times as many samples) in {len(rows)} settings: shown to be "
-            f"faster in {verdicts.count('faster')}, slower in {verdicts.count('slower')}, and neither in "
-            f"{verdicts.count('not shown')}."
+            f"{SYSTEMS[FAIR_OPPONENT].label}, in {len(rows)} settings. It used {in_samples} times as many samples per "
+            f"second. In updates per second, it is shown to be faster in {verdicts.count('faster')} of these settings, "
+            f"slower in {verdicts.count('slower')}, and neither in {verdicts.count('not shown')}."
         )
-    system, rows = next(iter(found.items()))
-    shown = [row for row in rows if row.verdict("updates_per_second") != "not shown"]
+    shown = [row for row in next(iter(found.values())) if row.verdict("updates_per_second") != "not shown"]
     if shown:
         best = max(shown, key=lambda row: row.means["updates_per_second"])
         worst = min(shown, key=lambda row: row.means["updates_per_second"])
-        label = SYSTEMS[system].label
-        said.append(f"Of the shown ones, {label} gained most at {_said(best)}, and least at {_said(worst)}.")
+        said[0] += f" Of the shown ones, it gained most at {_said(best)}. It gained least at {_said(worst)}."
     return said
 
 
 def _advice(found: dict[str, list[Comparison]], paced: set[str]) -> str:
-    """Which of both to use when: a sentence.
+    """Which of both to use when.
 
     Args:
         paced: names of experiments whose devices kept a set speed
     """
     names = {row.setting.partition(": ")[0] for rows in found.values() for row in rows if row.is_shown_faster}
-    where = ", or in the settings in which the picture shows it to be faster" if names else ""
-    where += ", all of them with paced devices" if names and names <= paced else ""
-    return f"Use a swarm where peers come and go, which DDP does not survive{where}; else use DDP, which is simpler."
+    said = ["Use a swarm where peers come and go, which DDP does not survive."]
+    if names:
+        said.append("Use one as well in the settings in which the picture shows it to be faster.")
+        said += ["All of these had paced devices."] if names <= paced else []
+    return " ".join([*said, "Else use DDP, which is simpler."])
 
 
 def _larger_updates(experiments: Sequence[Experiment]) -> str:
@@ -187,10 +187,10 @@ def _larger_updates(experiments: Sequence[Experiment]) -> str:
         return ""
     most, where = max(found)
     return (
-        "A swarm's update has more samples than it was asked for, since nobody stops in the middle of a micro-batch, "
-        f"and peers hear of each other a moment later: {min(found)[0]:.0f} to {most:.0f} % more here, most at {where}. "
-        "DDP's has not. So what a swarm has learnt in as many updates, it has learnt from more samples; tables of "
-        "quality say from how many. "
+        f"A swarm's update has more samples than it was asked for: {min(found)[0]:.0f} to {most:.0f} % more here, most "
+        f"at {where}. Nobody stops in the middle of a micro-batch, and peers hear of each other a moment later. DDP's "
+        "update has just as many as asked. So what a swarm has learnt in as many updates, it has learnt from more "
+        "samples; tables of quality say from how many. "
     )
 
 
@@ -232,9 +232,9 @@ def _scope(found: dict[str, list[Comparison]]) -> str:
     peers = [number for rows in found.values() for row in rows for number in row.peers]
     repetitions = [row.n for rows in found.values() for row in rows]
     return (
-        f"All of it was measured with {min(peers)} to {max(peers)} peers on one machine, in an emulated network, with "
-        f"{min(repetitions)} to {max(repetitions)} repetitions of each setting, and intervals that are not corrected "
-        "for their number; more peers, other models and real lines may differ."
+        f"All of it was measured with {min(peers)} to {max(peers)} peers on one machine, in an emulated network. Each "
+        f"setting had {min(repetitions)} to {max(repetitions)} repetitions. Intervals are not corrected for their "
+        "number. More peers, other models and real lines may differ."
     )
 
 
