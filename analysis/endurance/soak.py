@@ -68,7 +68,8 @@ class SoakOptions:
     outbound_only: int = 0
     """So many of the peers, the last ones, only call others, as behind NAT."""
     calm_runs: int = CALM_RUNS
-    """Peers that train alone for as many updates without faults afterwards, to compare accuracies."""
+    """Peers that train alone for as many updates without faults afterwards, to compare accuracies. These are judged
+    where 10 steps or more were validated with faults and without."""
     output_dir: Annotated[Path, arg("FOLDER")] = Path("runs/soak")
     """Its runs/, logs/ and calm/ are deleted first."""
 

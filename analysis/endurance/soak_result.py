@@ -17,8 +17,9 @@ from analysis.program import options_of_result
 from recipe.run_folder import RunFolder, read_metrics
 
 TOLERATED_ACCURACY = 0.005
-MEAN_OF = 10
-"""Validations whose mean is compared: a single one moves by some points from update to update, faults or not."""
+JUDGED_VALIDATIONS = 10
+"""The mean of the last ones is compared, and with fewer nothing is judged: a single validation moves by some points
+from update to update, faults or not, which is several times what is tolerated."""
 DIVISION = "network divided"
 HANG_SECONDS = 120.0
 """No new update for so long is a hang, even if all were killed and make some updates again first."""
@@ -119,17 +120,17 @@ def summarise(
     _judge(events, updates, moments, usual)
     found = dict(item for folder in runs.iterdir() for item in accuracies(RunFolder(folder), step).items())
     of_calm = [accuracies(folder, step) for folder in calm]
-    validated = sorted(set(found).intersection(*of_calm))[-MEAN_OF:] if calm else []  # as many updates for all
-    accuracy, *of_calm = (_mean(one, validated) for one in (found, *of_calm))
-    calm_accuracies = sorted(of_calm) if validated else []
+    validated = sorted(set(found).intersection(*of_calm))[-JUDGED_VALIDATIONS:] if calm else []
+    accuracy = _mean(found, validated) if validated else None
+    calm_accuracies = sorted(_mean(one, validated) for one in of_calm) if validated else []
     problems = [*problems, *not_back(events), *hangs(events)]
     if len(set(hashes.values())) > 1:
         problems.append(f"different weights at step {step}: {hashes}")
     if left:
         problems.append(f"processes were left on {', '.join(left)}")
-    if not validated and options.get("calm_runs") != 0:  # else it is not asked for
-        problems.append(f"no step until {step} was validated with and without faults")
-    if validated and accuracy < calm_accuracies[0] - TOLERATED_ACCURACY:
+    if found and calm and not validated:
+        problems.append(f"no step until {step} was validated both with and without faults")
+    if len(validated) == JUDGED_VALIDATIONS and accuracy < calm_accuracies[0] - TOLERATED_ACCURACY:
         problems.append(f"accuracy {accuracy:.3f}, without faults {shown(calm_accuracies)}")
     return {
         "options": options_of_result(options),
@@ -145,9 +146,9 @@ def summarise(
     }
 
 
-def _mean(accuracy_at: Mapping[int, float], steps: Sequence[int]) -> float | None:
-    """Over these steps; None over none."""
-    return statistics.mean(accuracy_at[step] for step in steps) if steps else None
+def _mean(accuracy_at: Mapping[int, float], steps: Sequence[int]) -> float:
+    """Over these steps."""
+    return statistics.mean(accuracy_at[step] for step in steps)
 
 
 def summarise_stock(
@@ -274,20 +275,24 @@ def rows(found: Mapping[str, Any]) -> list[dict[str, str]]:
     return result
 
 
-def accuracy_of(found: Mapping[str, Any]) -> str:
-    """With faults and without, in words."""
+def accuracy_of(found: Mapping[str, Any]) -> str | None:
+    """With faults and without, in words; None where nobody trained without."""
+    if "calm_accuracies" not in found or not found["options"].get("calm_runs"):
+        return None
     steps = found["validated_steps"]
-    return (
-        f"accuracy {found['accuracy']:.3f}, without faults {shown(found['calm_accuracies'])} (means of {len(steps)} "
-        f"validation{'s' * (len(steps) != 1)} until update {steps[-1]})"
-    )
+    not_judged = f"not judged: {len(steps)} of {JUDGED_VALIDATIONS} validations"
+    if not steps:
+        return f"accuracy {not_judged}"
+    said = f"accuracy {found['accuracy']:.3f}, without faults {shown(found['calm_accuracies'])}"
+    said += f" (means of {len(steps)} validation{'s' * (len(steps) != 1)} until update {steps[-1]})"
+    return said if len(steps) == JUDGED_VALIDATIONS else f"{said}; {not_judged}"
 
 
 def table(found: Mapping[str, Any]) -> Table:
     """The same for a screen."""
     title = f"{found['updates']} updates, usually one in {found['usual_seconds']:.1f} s"
-    if found["validated_steps"]:
-        title += f"; {accuracy_of(found)}"
+    if accuracy := accuracy_of(found):
+        title += f"; {accuracy}"
     summary = Table(title=title, title_justify="left")
     for column in COLUMNS:
         summary.add_column(column.strip(), justify="left" if column == "fault" else "right")

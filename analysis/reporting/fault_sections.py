@@ -39,9 +39,9 @@ def soak_section(file: Path, output: Path) -> dict[str, Any]:
         f"{found['updates']} updates, usually one in {found['usual_seconds']:.1f} s."
     ]
     text.append(_provenance(found))
-    if found["validated_steps"]:
+    if accuracy := accuracy_of(found):
         text.append(
-            f"{accuracy_of(found).capitalize()}; without faults trained peers that were alone. "
+            f"{accuracy.capitalize()}; without faults trained peers that were alone. "
             f"Peers that held the same weights at step {found['step']}: {len(found['weights'])}. "
             "All of them were paced, and learnt from two samples of each micro-batch: compare these accuracies with "
             "each other only."

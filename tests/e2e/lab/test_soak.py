@@ -47,12 +47,13 @@ def test_what_a_swarm_lost_by_a_fault(runs, calm):
         '{"step": 10, "val/top1": 0.8}\n{"step": 20, "val/top1": 1.0}\n{"step": 99, "val/top1": 1.0}\n'
     )
     event, next_one = Event("killed", ["h2"], began=10.5, mended=13.5), Event("frozen", ["h1"], began=13.8, mended=15.0)
-    found = summarise(runs, [event, next_one], 27, {"h1": "a", "h2": "a"}, [], [calm, calm], [], options={"seed": 0})
+    found = summarise(runs, [event, next_one], 27, {"h1": "a", "h2": "a"}, [], [calm, calm], [], {"calm_runs": 2})
     assert [event["stall_seconds"] for event in found["events"]] == [3, 0], "the later one met a swarm that stood still"
     assert found["events"][0]["back_seconds"] == pytest.approx(6.5)
     assert (found["updates"], found["usual_seconds"], found["problems"]) == (27, 1, [])
     assert (found["validated_steps"], found["accuracy"], found["calm_accuracies"]) == ([10, 20], 0.9, [0.9, 0.9])
     assert table(found).row_count == 2
+    assert table(found).title.endswith("until update 20); not judged: 2 of 10 validations")
     alone = {row["fault"]: row["of these, begun when all were there"] for row in rows(found)}
     assert alone == {"killed": "1", "frozen": "0"}, "the victim of the first one was not back"
     divided = Event("network divided", ["h1", "h2"], began=10.5, mended=13.5)
@@ -66,11 +67,10 @@ def test_a_swarm_that_stood_still_for_long_hung():
 
 
 def test_what_is_not_good_is_said_and_compared_with_hiveminds(tmp_path, runs, calm):
-    calm.metrics.write_text('{"step": 20, "val/top1": 0.95}\n')
+    calm.metrics.write_text("".join(f'{{"step": {step}, "val/top1": 0.95}}\n' for step in range(11, 21)))
     event = Event("killed", ["h3"], began=10.5, mended=13.5)
     found = summarise(runs, [event], 27, {"h1": "a", "h2": "b"}, ["h1"], [calm], [], options={})
     assert len(found["problems"]) == 4, "not back, other weights, processes left, less accurate"
-    assert table(summarise(runs, [event], 9, {}, [], [calm], [], options={})).row_count == 1, "nothing was validated"
     lost = summarise(runs, [event], 0, {}, [], [], ["they never trained again"], options={})
     assert lost["problems"][0] == "they never trained again"
 
@@ -88,6 +88,24 @@ def test_what_is_not_good_is_said_and_compared_with_hiveminds(tmp_path, runs, ca
     assert both["fault"].tolist() == ["frozen", "killed"]
     assert both["ours: times"].tolist() == ["–", "1"]
     assert both["Hivemind's: times"].tolist() == ["1", "–"]
+
+
+@pytest.mark.parametrize(
+    ("validations", "problems", "said"),
+    [
+        (10, ["accuracy 0.900, without faults 0.950"], "(means of 10 validations until update 10)"),
+        (9, [], "(means of 9 validations until update 9); not judged: 9 of 10 validations"),
+        (0, ["no step until 27 was validated both with"], "accuracy not judged: 0 of 10 validations"),
+    ],
+)
+def test_accuracies_are_judged_where_there_are_enough_of_them(runs, calm, validations, problems, said):
+    lines = [f'{{"step": {step}, "val/top1": 0.95}}\n' for step in range(1, validations + 1)]
+    calm.metrics.write_text("".join(lines))
+    event = Event("killed", ["h2"], began=10.5, mended=13.5)
+    found = summarise(runs, [event], 27, {}, [], [calm], [], options={"calm_runs": 1})
+    assert len(found["problems"]) == len(problems)
+    assert all(one.startswith(begin) for one, begin in zip(found["problems"], problems, strict=True))
+    assert table(found).title.endswith(said)
 
 
 def test_a_victim_of_hiveminds_swarm_that_is_not_back_is_a_problem(runs):
