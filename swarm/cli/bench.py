@@ -6,7 +6,8 @@
 
 Both train the same recipe on the same samples, each in a process of its own; while one makes its updates the other
 waits. A machine whose speed drifts slows both alike, so the ratio of two neighbouring turns is what matters, not their
-seconds. What the swarm's other processes do meanwhile slows both turns; the last line says how much that is.
+seconds. What the swarm's other processes do meanwhile slows both turns; the last line of the table says how much that
+is. OUTPUT_DIR/bench-TIME/bench.json holds every turn, the machine, the commit and the command.
 """
 
 from __future__ import annotations
@@ -17,10 +18,10 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import lightning as L
 import numpy as np
@@ -31,14 +32,15 @@ from rich.progress import Progress
 from rich.table import Table
 from scipy import stats
 
-from recipe.command_line import at_least, exit_status, read_options
+from recipe.command_line import arg, at_least, exit_status, read_options
 from recipe.config import Recipe
 from recipe.errors import InputError
 from recipe.overrides import RecipeOverrides, apply_overrides
 from recipe.presets import preset
 from recipe.registry import build_data, build_task
-from recipe.run_folder import RunFolder
+from recipe.run_folder import RunFolder, make_writable, write_json
 from recipe.training.compiler import check_compiler
+from recipe.training.environment import describe_environment
 from recipe.training.trainer import build_trainer
 from swarm.cli.demo import wide_console
 from swarm.network.dht_options import NetworkOptions, start_dht, stop_dht
@@ -70,6 +72,8 @@ class BenchOptions:
     """Where both compute."""
     compile: bool = False
     """Both compile the model with torch.compile."""
+    output_dir: Annotated[Path, arg("FOLDER")] = Path("runs")
+    """Folder for bench-TIME/bench.json, the result."""
     overrides: Annotated[RecipeOverrides, tyro.conf.arg(name="recipe"), tyro.conf.FlagConversionOff] = field(
         default_factory=RecipeOverrides
     )
@@ -107,6 +111,13 @@ class Turns:
     def ratios(self) -> np.ndarray:
         """Speed of the swarm over that of the plain Trainer, shape [pairs]."""
         return np.array(self.seconds[PLAIN]) / np.array(self.seconds[SWARM])
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """95 % interval of the mean of the ratios: its two ends."""
+        ratios = self.ratios
+        low, high = stats.t.interval(0.95, len(ratios) - 1, loc=ratios.mean(), scale=stats.sem(ratios))
+        return float(low), float(high)
 
 
 class TakeTurns(L.Callback):
@@ -240,8 +251,7 @@ def cpu_seconds_beside(pid: int) -> float:
 
 def result_table(turns: Turns, options: BenchOptions) -> Table:
     """Seconds per update of both, the mean of the ratios with its 95 % interval, and what runs beside."""
-    ratios = turns.ratios
-    low, high = stats.t.interval(0.95, len(ratios) - 1, loc=ratios.mean(), scale=stats.sem(ratios))
+    ratios, (low, high) = turns.ratios, turns.interval
     micro_batch_ms = 1000 * np.median(turns.seconds[PLAIN]) / (options.updates * options.micro_batches)
     device = torch.cuda.get_device_name() if options.device == "cuda" else "CPU"
     title = (
@@ -263,13 +273,32 @@ def result_table(turns: Turns, options: BenchOptions) -> Table:
     return table
 
 
+def content(turns: Turns, options: BenchOptions, environment: dict[str, Any]) -> dict[str, Any]:
+    """Of `bench.json`: `seconds` are those of each turn, and `interval` is that of the mean of the `ratios`.
+
+    Args:
+        environment: as `describe_environment` says it
+    """
+    own = {name: value for name, value in asdict(options).items() if name not in ("recipe", "overrides", "output_dir")}
+    found = {"seconds": turns.seconds, "ratios": turns.ratios.tolist(), "mean_ratio": float(turns.ratios.mean())}
+    found |= {"interval": turns.interval, "cores_beside": turns.cores_beside}
+    return {"options": own, "recipe": asdict(options.trained()), **found, "environment": environment}
+
+
 def main(arguments: list[str] | None = None) -> int:
     """Returns the exit status: 0, 2 for bad input, 130 after Ctrl-C."""
     options = read_options(BenchOptions, arguments, "swarm bench", description=__doc__)
 
     def run() -> int:
+        output_dir = options.output_dir.expanduser()
+        make_writable(output_dir)
+        environment = describe_environment()
         turns = compare(options)
+        folder = output_dir / f"bench-{time.strftime('%Y%m%d-%H%M%S')}"
+        folder.mkdir()
+        write_json(folder / "bench.json", content(turns, options, environment))
         wide_console().print(result_table(turns, options))
+        print(f"Result: {folder / 'bench.json'}")
         return 0
 
     return exit_status(run, "Interrupted: nothing was measured to its end.")

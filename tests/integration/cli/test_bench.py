@@ -1,5 +1,6 @@
 """The comparison with a plain Trainer, with real processes and small micro-batches."""
 
+import json
 import os
 import subprocess
 import sys
@@ -11,6 +12,7 @@ from rich.console import Console
 
 from recipe.errors import InputError
 from recipe.overrides import RecipeOverrides
+from swarm.cli import bench
 from swarm.cli.bench import PLAIN, SWARM, BenchOptions, Turns, compare, cpu_seconds_beside, result_table
 from swarm.runtime.processes import descendants
 
@@ -47,6 +49,19 @@ def test_the_ratio_is_of_neighbours_and_comes_with_an_interval():
     assert "-0.050–1.384" in shown.get()
     assert "0.500–1.000" in shown.get()
     assert "(250 ms)" in shown.get(), "2 s for two updates of four micro-batches"
+
+
+def test_the_result_is_kept_and_it_is_said_where(tmp_path, monkeypatch, capsys):
+    turns = Turns({PLAIN: [1.0, 2.0, 4.0], SWARM: [2.0, 4.0, 4.0]}, 0.02)
+    monkeypatch.setattr(bench, "compare", lambda options: turns)
+    assert bench.main(["--recipe", "digits", "--pairs", "3", "--depth", "2", "--output-dir", str(tmp_path)]) == 0
+    (file,) = tmp_path.glob("bench-*/bench.json")
+    assert capsys.readouterr().out.endswith(f"Result: {file}\n")
+    kept = json.loads(file.read_text())
+    assert (kept["seconds"], kept["ratios"], kept["cores_beside"]) == (turns.seconds, [0.5, 0.5, 1.0], 0.02)
+    assert kept["interval"] == pytest.approx([-0.050, 1.384], abs=5e-4)
+    assert (kept["options"]["pairs"], kept["recipe"]["depth"]) == (3, 2)
+    assert {"git_commit", "cpu", "command_line"} <= kept["environment"].keys()
 
 
 @pytest.mark.parametrize(
