@@ -244,8 +244,8 @@ def _back(updates: dict[str, list[tuple[float, int, float]]], event: Event) -> f
 
 
 COLUMNS = (
-    *("fault", "times", "recovered", "stall: median s", "worst s"),
-    *("of these, begun when all were there", "worst s of these", "victims back: median s", "worst s "),
+    *("fault", "times", "recovered", "stall: median s", "stall: worst s"),
+    *("of these, begun when all were there", "stall of these: worst s", "back: median s", "back: worst s"),
 )
 
 
@@ -295,7 +295,7 @@ def table(found: Mapping[str, Any]) -> Table:
         title += f"; {accuracy}"
     summary = Table(title=title, title_justify="left")
     for column in COLUMNS:
-        summary.add_column(column.strip(), justify="left" if column == "fault" else "right")
+        summary.add_column(column, justify="left" if column == "fault" else "right")
     for row in rows(found):
         summary.add_row(*row.values())
     return summary

@@ -19,11 +19,8 @@ WHO = {"swarm": "Our swarm", "hivemind": "Hivemind's Optimizer with its defaults
 SOAKS = {"soak.json": "our swarm", "soak-hivemind.json": "Hivemind's Optimizer"}
 """What `python -m analysis soak` writes, and whom it happened to."""
 SHORT = {"swarm": "ours", "hivemind": "Hivemind's"}
-COMPARED = {
-    **{"times": "times", "recovered": "recovered", "stall: median s": "stall: median s", "worst s": "stall: worst s"},
-    **{"victims back: median s": "back: median s", "worst s ": "back: worst s"},
-}
-"""Columns of a soak's table, and what they are called where there are others' beside them."""
+COMPARED = ("times", "recovered", "stall: median s", "stall: worst s", "back: median s", "back: worst s")
+"""Columns of a soak's table that stand beside those of another one."""
 
 
 def soak_section(file: Path, output: Path) -> dict[str, Any]:
@@ -77,8 +74,8 @@ def side_by_side(files: Sequence[Path]) -> dict[str, Any]:
         found = json.loads(file.read_text())
         options = found["options"]
         whose = SHORT[options["system"]]
-        names = {column: f"{whose}: {name}" for column, name in COMPARED.items()}
-        tables.append(pd.DataFrame(rows(found)).set_index("fault")[list(names)].rename(columns=names))
+        table = pd.DataFrame(rows(found)).set_index("fault")[[*COMPARED]]
+        tables.append(table.add_prefix(f"{whose}: "))
         minutes, usual = options["minutes"], found["usual_seconds"]
         paces.append(f"{whose} {found['updates']} in {minutes:g} minutes, usually one in {usual:.1f} s")
     together = pd.concat(tables, axis=1).sort_index().fillna("–").rename_axis("fault").reset_index()
