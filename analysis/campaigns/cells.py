@@ -223,12 +223,16 @@ class Grid:
         repetition as well as along each axis, such as that of seeds. So a steady drift favours none of two systems
         with an even number of repetitions, or of seeds where those are the repetitions.
         """
-        *outer, last = self.axes.values() or [[None]]  # without axes there is one cell for each repetition
-        for places in itertools.product(*map(enumerate, (range(1, repeat + 1), *outer))):
-            turns, (repetition, *values) = zip(*places, strict=True)
-            for system in last[:: -1 if sum(turns) % 2 else 1]:
-                settings = self.common | dict(zip(self.axes, (*values, system), strict=False)) | changes
-                yield _cell(settings | {"repetition": repetition})
+        if not self.axes:
+            for repetition in range(1, repeat + 1):
+                yield _cell(self.common | changes | {"repetition": repetition})
+            return
+        *outer, last = self.axes
+        for repetition, *places in itertools.product(range(repeat), *(range(len(self.axes[name])) for name in outer)):
+            settings = self.common | {name: self.axes[name][at] for name, at in zip(outer, places, strict=True)}
+            is_backwards = (repetition + sum(places)) % 2 == 1
+            for value in self.axes[last][:: -1 if is_backwards else 1]:
+                yield _cell(settings | {last: value} | changes | {"repetition": repetition + 1})
 
 
 def _cell(settings: dict[str, Any]) -> Cell:

@@ -151,12 +151,18 @@ def _measurement(
         raise InputError(f"A process ended early ({error}): see the logs in {options.output_dir}.") from error
     if len(peers) != options.peers:
         raise InputError(f"{len(peers)} of {options.peers} peers were there: see {options.output_dir / 'swarm.log'}.")
-    alone, *used = (
-        {part: np.array([(sizes[0] - old[part][0]) / seconds, sizes[1]]) for part, sizes in new.items()}
-        for old, new in zip(before, after, strict=True)
-    )
+    alone, *used = [_used(old, new, seconds) for old, new in zip(before, after, strict=True)]
     mean = {part: np.mean([one[part] for one in used], axis=0) for part in used[0]}
     return mean | {PLAIN: alone[ALL], BESIDE: mean[ALL] - alone[ALL]}
+
+
+def _used(before: dict[str, np.ndarray], after: dict[str, np.ndarray], seconds: float) -> dict[str, np.ndarray]:
+    """Of each process: cores that it kept busy between two looks at its `_sizes`, and megabytes at the end."""
+    found = {}
+    for part, (cpu_seconds, megabytes) in after.items():
+        earlier_cpu_seconds, _ = before[part]
+        found[part] = np.array([(cpu_seconds - earlier_cpu_seconds) / seconds, megabytes])
+    return found
 
 
 def _sizes(peer: psutil.Process) -> dict[str, np.ndarray]:

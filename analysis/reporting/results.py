@@ -212,15 +212,17 @@ def differences(experiment: Experiment, system: str, baseline: str, column: str)
     """
     pairs = _rates_within_a_repetition(experiment, column).unstack("system")
     found = (pairs[system] - pairs[baseline]).dropna()
-    levels = [name for name in INDEPENDENT if name in found.index.names]
-    return list(found.groupby(level=levels).mean()) if levels else [found.mean()] if len(found) else []
+    if levels := [name for name in INDEPENDENT if name in found.index.names]:
+        return list(found.groupby(level=levels).mean())
+    return [found.mean()] if len(found) else []
 
 
 def of_seeds(cells: pd.DataFrame, column: str) -> list[float]:
     """A number of each seed (and fold): the mean over repetitions with the same seed, which are not independent."""
-    levels = [name for name in INDEPENDENT if name in cells]
     found = cells.dropna(subset=[column])
-    return list(found.groupby(levels)[column].mean()) if levels else [found[column].mean()] if len(found) else []
+    if levels := [name for name in INDEPENDENT if name in cells]:
+        return list(found.groupby(levels)[column].mean())
+    return [found[column].mean()] if len(found) else []
 
 
 def _independent(cells: pd.DataFrame, column: str) -> Sequence[float]:

@@ -107,20 +107,29 @@ def order_of_runs(experiment: Experiment) -> str | None:
 
 def _fixed_orders(axis: str, blocks: Sequence[pd.DataFrame]) -> dict[str, list[Any]]:
     """Which systems ran together more than once at a value of the axis and never the other way round: its values."""
-    counted: dict[Any, Counter[tuple[str, str]]] = {}
-    for rows in blocks:
-        counted.setdefault(rows[axis].iloc[0], Counter()).update(combinations(dict.fromkeys(rows["system"]), 2))
     found: dict[str, list[Any]] = {}
-    for value, pairs in counted.items():
-        fixed = {pair for pair, times in pairs.items() if times > 1 and pair[::-1] not in pairs}
-        after: dict[str, list[str]] = {}
-        for first, last in (pair for pair in pairs if pair in fixed):
-            if not any((first, other) in fixed and (other, last) in fixed for other in SYSTEMS):  # those say it already
-                after.setdefault(first, []).append(SYSTEMS[last].label)
-        if after:
-            order = "; ".join(f"{SYSTEMS[first].label} before {' and '.join(lasts)}" for first, lasts in after.items())
+    for value in dict.fromkeys(rows[axis].iloc[0] for rows in blocks):
+        pairs = _always_before([rows for rows in blocks if rows[axis].iloc[0] == value])
+        if order := _said_order(pairs):
             found.setdefault(order, []).append(value)
     return found
+
+
+def _always_before(blocks: Sequence[pd.DataFrame]) -> list[tuple[str, str]]:
+    """Two systems each, of which the first one ran earlier in more than one repetition, and later in none."""
+    times: Counter[tuple[str, str]] = Counter()
+    for rows in blocks:
+        times.update(combinations(dict.fromkeys(rows["system"]), 2))
+    return [(first, last) for (first, last), number in times.items() if number > 1 and (last, first) not in times]
+
+
+def _said_order(pairs: Sequence[tuple[str, str]]) -> str:
+    """Of `_always_before`, without what follows from two others."""
+    after: dict[str, list[str]] = {}
+    for first, last in pairs:
+        if not any((first, between) in pairs and (between, last) in pairs for between in SYSTEMS):
+            after.setdefault(first, []).append(SYSTEMS[last].label)
+    return "; ".join(f"{SYSTEMS[first].label} before {' and '.join(lasts)}" for first, lasts in after.items())
 
 
 def lost_warm_up(experiment: Experiment) -> str | None:
