@@ -1,4 +1,4 @@
-"""How a report begins: the answer in four short paragraphs and one picture; and what these leave out."""
+"""How a report begins: the answer in five sentences and one picture; and what these leave out."""
 
 from __future__ import annotations
 
@@ -142,37 +142,35 @@ def details_section(experiments: Sequence[Experiment]) -> Section:
 
 
 def _results(found: dict[str, list[Comparison]]) -> list[str]:
-    """A paragraph about each swarm; that of the first one also says where it gains most and least."""
+    """A sentence about each swarm, and one about where the first of them gains most and least."""
     said = []
     for system, rows in found.items():
         in_updates, in_samples = (_span([row.means[rate] for row in rows]) for rate in RATES)
         verdicts = [row.verdict("updates_per_second") for row in rows]
+        label, opponent = SYSTEMS[system].label, SYSTEMS[FAIR_OPPONENT].label
         said.append(
-            f"{_capital(SYSTEMS[system].label)} made {in_updates} times as many updates per second as "
-            f"{SYSTEMS[FAIR_OPPONENT].label}, in {len(rows)} settings. It used {in_samples} times as many samples per "
-            f"second. In updates per second, it is shown to be faster in {verdicts.count('faster')} of these settings, "
-            f"slower in {verdicts.count('slower')}, and neither in {verdicts.count('not shown')}."
+            f"{_capital(label)} made {in_updates} times the updates/s of {opponent} ({in_samples} times the "
+            f"samples/s): of {len(rows)} settings, it is shown to be faster in {verdicts.count('faster')} and slower "
+            f"in {verdicts.count('slower')}."
         )
     shown = [row for row in next(iter(found.values())) if row.verdict("updates_per_second") != "not shown"]
     if shown:
         best = max(shown, key=lambda row: row.means["updates_per_second"])
         worst = min(shown, key=lambda row: row.means["updates_per_second"])
-        said[0] += f" Of the shown ones, it gained most at {_said(best)}. It gained least at {_said(worst)}."
+        said.insert(1, f"Of what is shown, that swarm gained most at {_said(best)} and least at {_said(worst)}.")
     return said
 
 
 def _advice(found: dict[str, list[Comparison]], paced: set[str]) -> str:
-    """Which of both to use when.
+    """Which of both to use when: a sentence.
 
     Args:
         paced: names of experiments whose devices kept a set speed
     """
     names = {row.setting.partition(": ")[0] for rows in found.values() for row in rows if row.is_shown_faster}
-    said = ["Use a swarm where peers come and go, which DDP does not survive."]
-    if names:
-        said.append("Use one as well in the settings in which the picture shows it to be faster.")
-        said += ["All of these had paced devices."] if names <= paced else []
-    return " ".join([*said, "Else use DDP, which is simpler."])
+    where = ", or where the picture shows it to be faster" if names else ""
+    where += " (with paced devices only)" if names and names <= paced else ""
+    return f"Use a swarm where peers come and go, which DDP does not survive{where}; else use DDP, which is simpler."
 
 
 def _larger_updates(experiments: Sequence[Experiment]) -> str:
@@ -232,9 +230,8 @@ def _scope(found: dict[str, list[Comparison]]) -> str:
     peers = [number for rows in found.values() for row in rows for number in row.peers]
     repetitions = [row.n for rows in found.values() for row in rows]
     return (
-        f"All of it was measured with {min(peers)} to {max(peers)} peers on one machine, in an emulated network. Each "
-        f"setting had {min(repetitions)} to {max(repetitions)} repetitions. Intervals are not corrected for their "
-        "number. More peers, other models and real lines may differ."
+        f"All of it was measured {min(repetitions)} to {max(repetitions)} times, with {min(peers)} to {max(peers)} "
+        "peers on one machine, in an emulated network: more peers, other models and real lines may differ."
     )
 
 
