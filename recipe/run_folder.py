@@ -47,6 +47,11 @@ class RunFolder:
         make_writable(folder.checkpoints)
         return folder
 
+    @property
+    def has_checkpoint(self) -> bool:
+        """Whether a training has left one here; a half-written one is none."""
+        return any(self.checkpoints.glob("[!.]*.ckpt"))
+
     def write_recipe(self, recipe: Recipe) -> None:
         """Writes `recipe.json`, which `Recipe.from_json` reads."""
         with whole_file(self.recipe) as file:

@@ -78,7 +78,8 @@ RECORDS = [
 ]
 
 MEMBERS = """\
-Where a run has an organiser, the prefix of its keys and calls ends with a hash of her public key. A record of progress
+Where a run has an organiser, the prefix of its keys and calls ends with a hash of her public key and the second in
+which she began it: a run that is begun anew under its old name meets nothing of the earlier one. A record of progress
 or addresses, a ticket, a wish and the question whether a peer is there are then wrapped: MessagePack of (certificate,
 content). The certificate must name the peer that libp2p or the record's signature proves, count now, and not be on the
 list of removed members. A group in which one ticket has no such certificate is refused by its members.

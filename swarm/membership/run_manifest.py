@@ -22,7 +22,7 @@ from swarm.network.signed_records import RUNS_KEY, owned_entries
 from swarm.protocol.certificates import CLOCK_SECONDS, Authority, NotSigned, Signer
 from swarm.protocol.run_names import authority_in, is_run_id, key_prefix, signed_content
 
-PROTOCOL = 24
+PROTOCOL = 25
 """Raised when peers of two versions could no longer train together.
 
 11: a member may listen to a round before it has the weights of its step.
@@ -38,6 +38,7 @@ records say why a round failed, and what a test found.
 22: buffers travel in parts of their own, and are averaged without regard to local steps.
 23: rounds are named after their run as well, and tickets have bytes of their own, so that nothing signed counts twice;
 who gives no samples has no vote on going back; orders are signed for one recipe.
+25: a manifest says when its organiser began the run, and orders are signed for that beginning.
 """
 
 MAX_MANIFEST_BYTES = 64 * 1024
@@ -78,6 +79,7 @@ class RunManifest:
         organiser: public key of who decides about its members; empty if everybody may join
         signature: hers, over all the rest, as text; empty as long as it is not signed
         made: when she signed it, seconds since 1970: the latest counts; 0 if it is not signed
+        begun: when she began the run at step 0, seconds since 1970; 0 if it has no organiser
 
     Raises:
         InputError: the run id is not a plain name (it becomes a folder on every volunteer's disk).
@@ -90,6 +92,7 @@ class RunManifest:
     organiser: bytes = b""
     signature: str = ""
     made: int = 0
+    begun: int = 0
 
     def __post_init__(self):
         if not is_run_id(self.run_id):
@@ -101,7 +104,7 @@ class RunManifest:
     @property
     def key_prefix(self) -> str:
         """Start of all DHT keys of this run."""
-        return key_prefix(self.run_id, self.recipe.fingerprint, self.organiser)
+        return key_prefix(self.run_id, self.recipe.fingerprint, self.organiser, self.begun)
 
     @property
     def authority(self) -> Authority | None:
@@ -109,8 +112,9 @@ class RunManifest:
         return Authority(self.run_id, self.organiser, self.key_prefix) if self.organiser else None
 
     def signed_by(self, signer: Signer) -> "RunManifest":
-        """The manifest of a run by invitation."""
-        dated = replace(self, made=int(time.time()))
+        """The manifest of a run by invitation, which begins now if it has not begun before."""
+        now = int(time.time())
+        dated = replace(self, made=now, begun=self.begun or now)
         content = signed_content(dated._content(), signer)
         return replace(dated, organiser=signer.public_key, signature=content["signature"])
 
@@ -133,7 +137,7 @@ class RunManifest:
             "fingerprint": self.recipe.fingerprint,
             "recipe": json.loads(self.recipe.to_json()),
             "classes": self.classes,
-            **({"made": self.made} if self.made else {}),
+            **({"made": self.made, "begun": self.begun} if self.made else {}),
         }
 
     @classmethod
@@ -182,14 +186,16 @@ class RunManifest:
             authority = authority_in(content)
         except NotSigned as error:
             raise InputError(f"The swarm holds a run manifest that {error}.") from None
-        if authority is None and content.keys() & {"signature", "made"}:
+        if authority is None and content.keys() & {"signature", "made", "begun"}:
             raise InputError("The swarm holds a run manifest with a signature of nobody.")
         if authority is None:
             return cls(protocol, content["run_id"], recipe, classes)
-        made = content["made"]
-        if type(made) is not int or not 0 < made <= time.time() + CLOCK_SECONDS:
+        made, begun = content["made"], content["begun"]
+        latest = time.time() + CLOCK_SECONDS
+        if any(type(second) is not int or not 0 < second <= latest for second in (made, begun)):
             raise InputError("The swarm holds a run manifest of the future: is this machine's clock right?")
-        return cls(protocol, content["run_id"], recipe, classes, authority.organiser, content["signature"], made)
+        signature = content["signature"]
+        return cls(protocol, content["run_id"], recipe, classes, authority.organiser, signature, made, begun)
 
     def with_classes(self, classes: str, data_dir: Path) -> "RunManifest":
         """The manifest of a peer with these data; who starts a run fixes them.

@@ -170,7 +170,8 @@ def _run_in(manifest: Any) -> tuple[str, Authority | None] | None:
         content = json.loads(manifest)
         authority = authority_in(content)
         organiser = b"" if authority is None else authority.organiser
-        prefix = key_prefix(content["run_id"], content["fingerprint"], organiser)
+        # Earlier versions have not said when a run was begun.
+        prefix = key_prefix(content["run_id"], content["fingerprint"], organiser, content.get("begun", 0))
         return prefix, None if authority is None else replace(authority, run=prefix)
     except (ValueError, TypeError, KeyError, RecursionError):  # a stranger's bytes
         return None

@@ -47,7 +47,7 @@ def trained_before(options: PeerOptions) -> tuple[str, Recipe] | None:
     folders = [output_dir / options.run_id / name] if options.run_id else [path.parent for path in books]
     for folder in map(RunFolder, folders):
         try:
-            if folder.path.name == name and any(folder.checkpoints.glob("[!.]*.ckpt")):
+            if folder.path.name == name and folder.has_checkpoint:
                 return folder.path.parent.name, Recipe.from_json(folder.recipe.read_bytes())
         except (OSError, InputError):
             continue
@@ -75,7 +75,7 @@ def resumed(options: PeerOptions) -> PeerOptions:
     checkpoints = [path for folder in peers for path in folder.checkpoints.glob("[!.]*.ckpt")]
     if not checkpoints:
         said = f"--resume finds no checkpoint in {output_dir}"
-        if any(any(folder.checkpoints.glob("[!.]*.ckpt")) for folder in of_demos):
+        if any(folder.has_checkpoint for folder in of_demos):
             raise InputError(
                 f"{said} but those of `swarm demo`: name one with --run-id, or leave --resume out to begin anew."
             )

@@ -42,8 +42,8 @@ LATEST_SECONDS = 2**33
 CERTIFICATE, REMOVALS, WARRANT, MANIFEST = (f"swarm {kind} 1" for kind in ("certificate", "removals", "warrant", "run"))
 """Kinds of what is signed."""
 ORDER, REVOCATION = "swarm order 3 {}", "swarm revocation 1 {}"
-"""The same, with the run in them: there are many, and they need not all carry it. An order counts for one recipe (the
-start of the run's keys), and who is revoked is so under the run's id, as a warrant counts."""
+"""The same, with the run in them: there are many, and they need not all carry it. An order counts for one recipe and
+one beginning (the start of the run's keys); who is revoked is so under the run's id, as a warrant counts."""
 
 _Key = Annotated[bytes, Meta(min_length=KEY_BYTES, max_length=KEY_BYTES)]
 _Signature = Annotated[bytes, Meta(min_length=SIGNATURE_BYTES, max_length=SIGNATURE_BYTES)]
@@ -149,7 +149,7 @@ class Authority:
     Args:
         run_id: the run
         organiser: her public key, 32 bytes
-        run: start of the run's keys, with its recipe, of which orders are read; empty where none are
+        run: start of the run's keys, with its recipe and beginning, of which orders are read; empty where none are
     """
 
     run_id: str

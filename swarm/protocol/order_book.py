@@ -294,7 +294,7 @@ def merged(known: OrderBook, data: bytes, authority: Authority, now: float = 0.0
 
 
 def revocations_in(data: bytes) -> bytes:
-    """A list without its orders: who is revoked is so with every recipe that is trained under the run's id.
+    """A list without its orders: who is revoked is so in every run that is begun under the run's id.
 
     Raises:
         NotSigned: it cannot be read

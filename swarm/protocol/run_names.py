@@ -9,12 +9,12 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from swarm.protocol.certificates import KEY_BYTES, MANIFEST, Authority, NotSigned, Signer
+from swarm.protocol.certificates import KEY_BYTES, LATEST_SECONDS, MANIFEST, Authority, NotSigned, Signer
 
 _RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 MAX_SIGNATURE_BYTES = 256
 _FINGERPRINT = re.compile(r"[0-9a-f]{8,64}")
-PREFIX_PATTERN = r"\A[A-Za-z0-9][A-Za-z0-9_-]*-[0-9a-f]{8,64}(~[0-9a-f]{32})?\Z"
+PREFIX_PATTERN = r"\A[A-Za-z0-9][A-Za-z0-9_-]*-[0-9a-f]{8,64}(~[0-9a-f]{32}(-[1-9][0-9]{0,9})?)?\Z"
 """What `key_prefix` returns looks so: a stranger's word for one is shown on terminals."""
 
 
@@ -23,35 +23,47 @@ def is_run_id(name: object) -> bool:
     return isinstance(name, str) and _RUN_ID.fullmatch(name) is not None
 
 
-def key_prefix(run_id: str, fingerprint: str, organiser: bytes = b"") -> str:
+def key_prefix(run_id: str, fingerprint: str, organiser: bytes = b"", begun: int = 0) -> str:
     """Start of all DHT keys of a run. Other recipes get others; no dots, they have a meaning to hivemind.
 
     Args:
         organiser: her public key, so that nobody else's run of the same name is meant; empty if the run is open
+        begun: when she began it, seconds since 1970, so that none of her earlier ones is meant; 0 if nobody says it
 
     Raises:
         ValueError: one of them is no such thing
     """
     if not is_run_id(run_id) or not isinstance(fingerprint, str) or not _FINGERPRINT.fullmatch(fingerprint):
         raise ValueError("no run id and fingerprint")
+    if type(begun) is not int or not 0 <= begun <= LATEST_SECONDS:
+        raise ValueError("no time")
     name = run_id
     if "." in name:  # "a.b" must not meet "a-b"
         name = f"{name.replace('.', '-')}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"
     # A run id has no tilde: nobody can name an open run so that it gets the keys of this one.
-    return f"{name}-{fingerprint}" + (f"~{hashlib.sha256(organiser).hexdigest()[:32]}" if organiser else "")
+    if not organiser:
+        return f"{name}-{fingerprint}"
+    return f"{name}-{fingerprint}~{_digest_of(organiser)}" + (f"-{begun}" if begun else "")
 
 
 def is_prefix_of(prefix: str, run_id: str, organiser: bytes) -> bool:
-    """Whether the DHT keys of this organiser's run begin so, whatever its recipe is."""
+    """Whether the DHT keys of this organiser's run begin so, whatever its recipe is and whenever it was begun."""
+    name, _, owner = prefix.partition("~")
+    begun = owner.partition("-")[2]
     try:
-        return key_prefix(run_id, prefix.partition("~")[0].rpartition("-")[2], organiser) == prefix
+        return key_prefix(run_id, name.rpartition("-")[2], organiser, int(begun or 0)) == prefix
     except ValueError:
         return False
 
 
 def has_organiser(prefix: str, organiser: bytes) -> bool:
     """Whether DHT keys that begin so are of a run with this organiser, or of an open one if she is empty."""
-    return prefix.partition("~")[2] == (hashlib.sha256(organiser).hexdigest()[:32] if organiser else "")
+    return prefix.partition("~")[2].partition("-")[0] == (_digest_of(organiser) if organiser else "")
+
+
+def _digest_of(organiser: bytes) -> str:
+    """Names her in keys of the DHT."""
+    return hashlib.sha256(organiser).hexdigest()[:32]
 
 
 def signed_content(content: Mapping[str, Any], signer: Signer) -> dict[str, Any]:

@@ -126,7 +126,7 @@ class Membership:
         with contextlib.suppress(NotSigned):
             try:
                 admission.lists.take_all({ORDERS: kept.get(ORDERS, b"")})
-            except NotSigned:  # the run was begun anew with another recipe
+            except NotSigned:  # the run was begun anew
                 admission.lists.take(ORDERS, revocations_in(kept[ORDERS]))
         return admission
 

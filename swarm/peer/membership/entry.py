@@ -127,7 +127,8 @@ class Entry:
                     f"Run {self._run_id} has another organiser's key than {folder.key}: give the --organiser-key FILE "
                     "with which it was started, or another --run-id."
                 )
-            return RunManifest(protocol, self._run_id, recipe, organiser=self._signer.public_key)
+            begun = self._begun_before() or int(time.time())
+            return RunManifest(protocol, self._run_id, recipe, organiser=self._signer.public_key, begun=begun)
         kept = self._kept_credentials()
         is_same = kept is not None and (self.line is None or self.line.organiser == kept.line.organiser)
         if is_same and kept.manifest:
@@ -138,6 +139,21 @@ class Entry:
                 "Join again when one of its peers runs."
             )
         return RunManifest(protocol, self._run_id, recipe)
+
+    def _begun_before(self) -> int:
+        """When the run began with which this peer goes on, seconds since 1970; 0 if it begins one at step 0.
+
+        Without a checkpoint it does, and what was ordered in an earlier run does not count in it.
+        """
+        from swarm.membership.run_manifest import RunManifest
+
+        kept = self._kept_credentials()
+        if kept is None or not self._folder.has_checkpoint:
+            return 0
+        try:
+            return RunManifest.from_bytes(kept.manifest).begun
+        except InputError:  # of another version
+            return 0
 
     def take_part(self, dht, manifest, addresses: Sequence[str]) -> None:
         """This peer becomes a member of the run of this manifest, whose other processes hear of it.

@@ -316,7 +316,7 @@ def members(tmp_path, organiser) -> LedgerRun:
 
 
 def organiser_run(organiser: Organiser, name: str = "letters") -> str:
-    return key_prefix(name, "0123abcd", organiser.authority.organiser)
+    return key_prefix(name, "0123abcd", organiser.authority.organiser, begun=1_760_000_000)
 
 
 def test_credit_goes_to_members(members):

@@ -68,6 +68,13 @@ def test_only_what_the_organiser_has_signed_shows_that_her_run_is_of_another_pro
     assert read_manifests(dht, (), "run", key) == {"run": newest}
 
 
+@pytest.mark.parametrize("begun", [-1, "1000", True, 2**40])
+def test_a_run_that_says_no_time_when_it_was_begun_is_refused(organiser, begun):
+    made = RunManifest(PROTOCOL, "run", digits(), begun=begun).signed_by(organiser.signer)
+    with pytest.raises(InputError, match="of the future"):
+        RunManifest.from_bytes(made.to_bytes())
+
+
 def test_a_signature_without_an_organiser_is_no_open_run(organiser):
     data = RunManifest(PROTOCOL, "run", digits()).signed_by(organiser.signer).to_bytes()
     assert RunManifest.from_bytes(data).organiser

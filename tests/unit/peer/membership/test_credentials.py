@@ -77,10 +77,13 @@ def test_it_keeps_who_was_removed(organiser, line, identity, peer_id, folder):
     assert become_member(line, identity, "ada", folder).new_admission().why_this_peer_was_removed == "noise"
 
 
-def test_what_was_ordered_before_the_run_began_anew_does_not_count(organiser, line, identity, peer_id, folder):
-    """With another recipe, under the same run id. Who is revoked or removed is so all the same."""
+@pytest.mark.parametrize("changed", ["the recipe", "nothing but the time"])
+def test_what_was_ordered_before_the_run_began_anew_does_not_count(organiser, line, identity, peer_id, folder, changed):
+    """Under the same run id. Who is revoked or removed is so all the same."""
     first = RunManifest(PROTOCOL, "night-1", preset("digits")).signed_by(organiser.signer)
-    second = replace(first, recipe=replace(first.recipe, learning_rate=0.5))
+    second = replace(first, begun=first.begun + 1)
+    if changed == "the recipe":
+        second = replace(first, recipe=replace(first.recipe, learning_rate=0.5))
     member = become_member(line, identity, "ada", folder, given(organiser.certificate(peer_id)))
     admission = replace(member, run=first.key_prefix).new_admission()
     admission.lists.take(REMOVED, organiser.remove(admission, why="noise"))
