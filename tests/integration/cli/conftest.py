@@ -19,7 +19,7 @@ from swarm.protocol.certificates import EVERYTHING, Certificate
 from swarm.protocol.orders import Orders
 from swarm.protocol.signed_lists import ORDERS, REMOVED
 
-RUN = "digits"
+RUN, BEGUN = "digits", 1_760_000_000
 
 
 class Member:
@@ -37,7 +37,7 @@ class Member:
         self.addresses = tuple(visible_addresses(self.dht))
         registry, signer, now = folder.registry, folder.make_signer(), int(time.time())
         self.member = registry.use_invitation(registry.invite(name, 1, 1, EVERYTHING), self.dht.peer_id, name)
-        self.manifest = RunManifest(PROTOCOL, RUN, digits()).signed_by(signer)
+        self.manifest = RunManifest(PROTOCOL, RUN, digits(), begun=BEGUN).signed_by(signer)
         made = Certificate(RUN, self.dht.peer_id, self.member.serial, EVERYTHING, now - 600, now + 3600, name)
         self.admission = Admission(self.manifest.authority, made.signed_by(signer))
         self.dht.take_part(self.manifest.key_prefix, self.manifest.authority, self.admission.certificate)
