@@ -61,7 +61,7 @@ class Owner(Protocol):
 
 
 class OtherVersion(Exception):  # noqa: N818 (reads as what it is)
-    """This file ends with lines of another version of this program: nothing can follow on them."""
+    """This file has lines of another version of this program: nothing can follow on them."""
 
 
 class _LineOfAnyVersion(Struct):
@@ -146,6 +146,7 @@ class Ledger:
     Args:
         path: of its file
         run: start of the run's keys in the DHT
+        protocol: that this program speaks: another one may name rounds in another way
         owner: signs
         name: under which the peer is shown
         admission: tells what other members have shown
@@ -156,13 +157,14 @@ class Ledger:
         self,
         path: Path,
         run: str,
+        protocol: int,
         owner: Owner,
         name: str,
         admission: Admission = OPEN,
         sign_seconds: float = SIGN_SECONDS,
     ):
         self._path, self._run, self._owner, self._name, self._admission = path, run, owner, name, admission
-        self._sign_seconds = sign_seconds
+        self._protocol, self._sign_seconds = protocol, sign_seconds
         self._file: LedgerFile | None = None
         self._signed_at, self._signed_bytes = 0.0, 0
         self._certificates: dict[PeerID, Certificate] = {}
@@ -178,7 +180,7 @@ class Ledger:
         key = self._owner.local_public_key.decode().removeprefix("[owner:").removesuffix("]")
         file = self._open(key)
         organiser = b"" if self._admission.is_open else self._admission.authority.organiser
-        start = Start(file.n, file.before, time.time(), FORMAT, self._run, organiser, key, self._name)
+        start = Start(file.n, file.before, time.time(), FORMAT, self._run, organiser, key, self._name, self._protocol)
         file.append(start)
         self._file = file
         self._show([self._owner.own])
@@ -189,7 +191,7 @@ class Ledger:
         """That of before. If nothing can follow on it, it is kept under another name, and a new one begins."""
         try:
             file = LedgerFile(self._path)
-            if not file.size or self._is_own(file.first_line(), key):
+            if not file.size or self._goes_on(file.first_line(), key):
                 return file
             _moved_aside(self._path)
         except OtherVersion:
@@ -198,12 +200,21 @@ class Ledger:
             logger.warning(f"The ledger {self._path} is of another version of this program: {said}.")
         return LedgerFile(self._path)
 
-    def _is_own(self, first: bytes, key: str) -> bool:
+    def _goes_on(self, first: bytes, key: str) -> bool:
+        """Whether a file that begins with this line is of this run and peer.
+
+        Raises:
+            OtherVersion: it is, and of a program of another protocol
+        """
         try:
             start = read_line(first)
         except NotALine:
             return False
-        return isinstance(start, Start) and (start.run, start.key) == (self._run, key)
+        if not isinstance(start, Start) or (start.run, start.key) != (self._run, key):
+            return False
+        if start.protocol != self._protocol:
+            raise OtherVersion
+        return True
 
     def note(self, report: StepReport, attested: Attestation | None = None) -> None:
         """The peer has made this update.

@@ -35,6 +35,7 @@ MAX_LINE_BYTES = 2**20
 MAX_LINES = 2**40
 MAX_KEY_LENGTH = MAX_SUBKEY_BYTES - len("[owner:]")
 MAX_RUN_LENGTH = 256
+MAX_PROTOCOL = 2**16
 MAX_SIGNATURE_LENGTH = 4 * -(-MAX_KEY_BITS // 8 // 3) + 4
 CLIENT_MODE, LISTENS, WARM = 1, 2, 4
 """What a member's ticket said: flags."""
@@ -72,6 +73,7 @@ class Start(Line, frozen=True, tag="start"):
         organiser: her public key; empty if the run is open to everybody
         key: the peer's public key, as OpenSSH writes it; its peer id is the hash of it
         name: under which the peer is shown
+        protocol: that its program speaks; 0: one that has not said it
     """
 
     time: _Seconds
@@ -80,6 +82,7 @@ class Start(Line, frozen=True, tag="start"):
     organiser: Annotated[bytes, Meta(max_length=KEY_BYTES)]
     key: Annotated[str, Meta(max_length=MAX_KEY_LENGTH)]
     name: Annotated[str, Meta(max_length=MAX_NAME_LENGTH)]
+    protocol: Annotated[int, Meta(ge=0, lt=MAX_PROTOCOL)] = 0
 
     @property
     def peer(self) -> PeerID | None:

@@ -125,7 +125,8 @@ class Session:
         self._begin_folder()
         entry.keep(self.admission, self.manifest, self.folder)
         self.metrics = SwarmMetrics(self.folder.rounds)
-        self.ledger = Ledger(self.folder.ledger, self.manifest.key_prefix, dht.records, name, self.admission)
+        run, protocol = self.manifest.key_prefix, self.manifest.protocol
+        self.ledger = Ledger(self.folder.ledger, run, protocol, dht.records, name, self.admission)
         self.company = ReachablePeerCheck(dht.client_mode, stop_requested)
         self.line = LineUse(options.connection.max_upload_mbps or math.inf)
         self.traffic = TrafficLimit(self.line, options.leaving.max_traffic_gb, stop_requested)

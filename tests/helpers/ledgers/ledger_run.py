@@ -14,6 +14,7 @@ from hivemind.utils.crypto import RSAPrivateKey
 from swarm.ledger.audit import Audit, audit
 from swarm.ledger.ledger import Ledger
 from swarm.ledger.lines import AnyLine, Signature, Update, digest_of, read_line, to_line
+from swarm.membership.run_manifest import PROTOCOL
 from swarm.network.signed_records import OwnedRecords
 from swarm.protocol.admission import OPEN, Admission
 from swarm.protocol.attestation import Attestation
@@ -47,7 +48,7 @@ class LedgerRun:
         self, folder: Path, run: str = RUN, admissions: dict[str, Admission] | None = None, sign_seconds: float = 0.0
     ):
         self.folder, self.run, self.admissions = folder, run, admissions or {}
-        self.lineage, self.step, self.sign_seconds = bytes(16), 0, sign_seconds
+        self.lineage, self.step, self.sign_seconds, self.protocol = bytes(16), 0, sign_seconds, PROTOCOL
         self.ledgers: dict[str, Ledger] = {}
 
     def path(self, name: str) -> Path:
@@ -58,7 +59,8 @@ class LedgerRun:
         for name in names:
             self.path(name).parent.mkdir(parents=True, exist_ok=True)
             admission = self.admissions.get(name, OPEN)
-            self.ledgers[name] = Ledger(self.path(name), self.run, owner(name), name, admission, self.sign_seconds)
+            of_run = self.path(name), self.run, self.protocol
+            self.ledgers[name] = Ledger(*of_run, owner(name), name, admission, self.sign_seconds)
             self.ledgers[name].begin()
 
     def group(self, samples: dict[str, int], loss: float = 1.5) -> Group:

@@ -13,6 +13,7 @@ from swarm.ledger.calls import caller_of
 from swarm.ledger.collector import FetchLedgers
 from swarm.ledger.ledger import Ledger
 from swarm.ledger.server import LedgerServer
+from swarm.membership.run_manifest import PROTOCOL
 from swarm.network.hivemind_patches import repair_hivemind
 from swarm.network.peer_service import PeerService
 from swarm.network.signed_records import OwnedRecords, prepare_identity, read_key
@@ -37,7 +38,7 @@ class Node:
     def __init__(self, folder: Path, name: str):
         self.key, self.ledger = folder / f"{name}.key", folder / f"{name}.jsonl"
         self.peer_id = prepare_identity(self.key)
-        Ledger(self.ledger, RUN, OwnedRecords(read_key(self.key)), name).begin()
+        Ledger(self.ledger, RUN, PROTOCOL, OwnedRecords(read_key(self.key)), name).begin()
 
     async def start(self, initial_peers=(), **options) -> P2P:
         """Answer as a peer does whom others can call, or cannot."""

@@ -89,6 +89,19 @@ def test_a_ledger_of_another_version_is_kept_and_a_new_one_begins(run, caplog, n
     assert [record.getMessage() for record in caplog.records if "it is kept as ledger-1.jsonl" in record.getMessage()]
 
 
+def test_a_ledger_of_another_protocol_is_kept_and_a_new_one_begins(run, caplog):
+    """Its lines can be read here. But rounds may be named in another way, so that they look like changed ones."""
+    content = run.path("anna").read_bytes()
+    run.protocol += 1
+    run.start("anna")
+    run.close()
+    assert run.path("anna").with_name("ledger-1.jsonl").read_bytes() == content
+    assert read_line(run.lines("anna")[0]).protocol == run.protocol
+    assert [record.getMessage() for record in caplog.records if "it is kept as ledger-1.jsonl" in record.getMessage()]
+    run.start("anna")
+    assert not run.path("anna").with_name("ledger-2.jsonl").exists(), "on its own lines it goes on"
+
+
 def test_what_a_crash_has_left_unsigned_is_signed_at_the_next_start(tmp_path):
     run = LedgerRun(tmp_path, sign_seconds=math.inf)
     run.start(*NAMES)
