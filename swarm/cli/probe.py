@@ -18,7 +18,6 @@ from hivemind.utils import get_dht_time
 from swarm.enrolment.join_line import JoinLine
 from swarm.membership.progress_store import progress_records
 from swarm.membership.run_manifest import RunManifest, choose_manifest, read_manifests
-from swarm.network.addresses import check_reachable
 from swarm.network.dht_options import NetworkOptions, start_dht, stop_dht
 from swarm.network.dht_process import SwarmDHT
 from swarm.network.known_peers import peer_of_address
@@ -44,7 +43,7 @@ def looking_at(
         InputError: nobody answers, or the run is not known there
     """
     run_id, organiser = (run_id, b"") if line is None else (line.run_id, line.organiser)
-    dht = start_dht(NetworkOptions(initial_peers=tuple(check_reachable([*given, *also])), client_mode=True))
+    dht = start_dht(NetworkOptions(initial_peers=(*given, *also), client_mode=True))
     try:
         yield dht, choose_manifest(read_manifests(dht, given, run_id, organiser), run_id, organiser)
     finally:
