@@ -435,9 +435,9 @@ class Peer:
         elif (num_gpus := session.work.num_gpus) > 1:
             print(offer(num_gpus))
         print(f"Run folder: {session.folder.path}")
-        if session.work.resumed_step is not None:
+        if session.work.own.resumed_step is not None:
             unless = ", unless the swarm is ahead" if session.joins else ""
-            print(f"Going on from step {session.work.resumed_step}, where its last checkpoint was made{unless}.")
+            print(f"Going on from step {session.work.own.resumed_step}, where its last checkpoint was made{unless}.")
         if self.options.start_from is not None:
             weights = (
                 session.work.started_from or "the run's own, because the run exists already (--start-from is ignored)"

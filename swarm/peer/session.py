@@ -190,8 +190,8 @@ class Session:
         self.folder.summary.unlink(missing_ok=True)  # it says that a run has ended
         for half in self.folder.path.rglob(".*.tmp"):
             half.unlink(missing_ok=True)
-        if self.work.resumed_step is not None:
-            sweep_checkpoints(self.folder.checkpoints, self.work.resumed_step)
+        if self.work.own.resumed_step is not None:
+            sweep_checkpoints(self.folder.checkpoints, self.work.own.resumed_step)
         try:
             self.folder.write_recipe(self.recipe)
             self.folder.write_environment()
@@ -232,7 +232,7 @@ class Session:
         try:
             # Lightning raises it after SIGTERM; this peer leaves in order, as after Ctrl-C
             with contextlib.suppress(SIGTERMException):
-                trainer.fit(self.work.task, self.work.data, ckpt_path=self.work.checkpoint)
+                trainer.fit(self.work.task, self.work.own.data, ckpt_path=self.work.own.checkpoint)
             if self._has_weights(trainer.global_step):
                 trainer.save_checkpoint(self.folder.checkpoints / "last.ckpt", weights_only=False)
             outcome = self.outcome(trainer)
@@ -322,10 +322,10 @@ class Session:
         )
 
     def _review(self) -> MicroBatchReview:
-        most = largest_sensible(self.recipe, self.work.data.num_train_samples)
+        most = largest_sensible(self.recipe, self.work.own.data.num_train_samples)
         # The processes of an island would have to change theirs at the same moment.
         found = self.work.micro_batch if self.channel is None else replace(self.work.micro_batch, limit="given")
-        return MicroBatchReview(found, most, self.work.data, self.reporter.say)
+        return MicroBatchReview(found, most, self.work.own.data, self.reporter.say)
 
     def _evaluation(self) -> Evaluation:
         every, validate_every = self.options.results.evaluate_every_steps, self.recipe.validate_every_steps
@@ -390,7 +390,7 @@ class Session:
             return "target accuracy reached"
         if trainer.global_step < trainer.max_steps:
             return "time is up"
-        has_taken_part = self.metrics.updates > 0 or (self.work.resumed_step or 0) >= trainer.max_steps
+        has_taken_part = self.metrics.updates > 0 or (self.work.own.resumed_step or 0) >= trainer.max_steps
         return "completed" if has_taken_part else "over before this peer took part"
 
     def _write_summary(self, final: Status, seconds: float) -> None:

@@ -78,11 +78,7 @@ def _data_of(options: PeerOptions, manifest: RunManifest, identity: str) -> Peer
 class Workload:
     """What one peer computes; a helper computes nothing."""
 
-    data: PeerData | NoData
-    checkpoint: Path | None
-    """Of an earlier life of this peer in this run."""
-    resumed_step: int | None
-    """Its step."""
+    own: OwnData
     started_from: Path | None
     """The file whose weights a new swarm starts from."""
     task: ClassificationTask
@@ -101,7 +97,7 @@ class Workload:
     @property
     def replay(self) -> Replay:
         """Computes any micro-batch of this peer again."""
-        return Replay(self.task, self.data)
+        return Replay(self.task, self.own.data)
 
 
 def prepare_workload(
@@ -148,9 +144,7 @@ def prepare_workload(
         task.compile_model(device)
     data.batch_size = micro_batch.samples
     return Workload(
-        data=data,
-        checkpoint=own.checkpoint,
-        resumed_step=own.resumed_step,
+        own=own,
         started_from=started_from,
         task=task,
         helps=helps,

@@ -110,7 +110,7 @@ def test_a_run_is_completed_by_who_has_taken_part_in_it(updates, resumed_step, s
         stop_requested=Event(),
         options=SimpleNamespace(leaving=SimpleNamespace(target_accuracy=None)),
         metrics=SimpleNamespace(updates=updates),
-        work=SimpleNamespace(resumed_step=resumed_step),
+        work=SimpleNamespace(own=SimpleNamespace(resumed_step=resumed_step)),
         why_ended=None,
     )
     assert Session.outcome(session, SimpleNamespace(global_step=step, max_steps=10, callback_metrics={})) == outcome
