@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
+from collections import Counter
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -18,7 +19,8 @@ PER_ADDRESS, PER_ADDRESS_A_SECOND = 200, 50
 """Answers at once, and then a second: a class of students may share an address."""
 IN_ALL, IN_ALL_A_SECOND = 1000, 500
 MAX_CONNECTIONS = 256
-"""While there are more, questions are refused."""
+"""While there are as many, one of them makes place for a new one; those of a web server in front do not, and questions
+are refused while there are no others."""
 PER_ADDRESS_CONNECTIONS = MAX_CONNECTIONS // 4
 QUESTION_SECONDS = 10.0
 """In which a visitor asks something, completely, and takes the answer."""
@@ -51,15 +53,33 @@ class Connection(H11Protocol):
     def __init__(self, *arguments: Any, **options: Any):
         super().__init__(*arguments, **options)
         self._has_answered, self._next_look = False, None
+        self._since = self.loop.time()
+        self._household: str | None = None
+        """None of a web server in front, and of whom nobody knows the address."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:
         super().connection_made(transport)
         self._look_later()
         if self.client is not None and self.client[0] not in IN_FRONT:
-            mine = household(self.client[0])
-            of_mine = sum(other.client is not None and household(other.client[0]) == mine for other in self.connections)
-            if of_mine > PER_ADDRESS_CONNECTIONS:
-                transport.abort()
+            self._household = household(self.client[0])
+            if sum(other._household == self._household for other in self.connections) > PER_ADDRESS_CONNECTIONS:
+                return self._close()
+        if len(self.connections) >= MAX_CONNECTIONS:
+            self._make_place()
+
+    def _make_place(self) -> None:
+        """Close the oldest connection of the address that has most; rather one on which nobody waits for an answer.
+
+        So a few addresses that have all places keep nobody out.
+        """
+        others = [other for other in self.connections if other._household is not None and other is not self]
+        if others:
+            of = Counter(other._household for other in others)
+            max(others, key=lambda other: (of[other._household], not other._is_answering, -other._since))._close()
+
+    def _close(self) -> None:
+        self.connections.discard(self)  # its place is free at once
+        self.transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._next_look.cancel()

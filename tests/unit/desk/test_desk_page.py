@@ -248,14 +248,19 @@ def test_who_keeps_connections_open_keeps_nobody_out(seen, monkeypatch, asked, t
             time.sleep(0.1)
 
 
-def test_three_addresses_that_keep_connections_open_keep_nobody_out(seen):
+@pytest.mark.parametrize("num_addresses", [3, 4, 8])
+def test_a_few_addresses_that_keep_connections_open_keep_nobody_out(seen, num_addresses):
     listener = open_socket("127.0.0.1", 0)
     port = listener.getsockname()[1]
     with served(lambda: seen.desk.newest, listener), contextlib.ExitStack() as held:
+        front = held.enter_context(socket.create_connection(("127.0.0.1", port), 10, source_address=("127.0.0.1", 0)))
         for number in range(MAX_CONNECTIONS):
-            address = f"127.0.0.{2 + number % 3}"
+            address = f"127.0.0.{2 + number % num_addresses}"
             held.enter_context(socket.create_connection(("127.0.0.1", port), 10, source_address=(address, 0)))
-        assert asked_at(port, "127.0.0.9") == b"HTTP/1.1 200"
+        for address in ("127.0.0.99", "127.0.0.98", "127.0.0.1"):
+            assert asked_at(port, address) == b"HTTP/1.1 200"
+        front.sendall(QUESTION)
+        assert front.recv(12) == b"HTTP/1.1 200"  # a web server keeps its connections
 
 
 def test_who_asks_without_end_and_reads_nothing_is_not_waited_for(seen, monkeypatch):
