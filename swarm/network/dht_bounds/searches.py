@@ -3,7 +3,9 @@
 Hivemind asks whoever is named, as long as somebody is named who is nearer to the key. A node that names others without
 end, each of them a little nearer, would be asked for good: nothing would be stored or found any more, and what was
 begun anew would pile up. So a search makes so many calls and takes so long. One that is broken off asks the nearest of
-those whom this node knows itself, all at once, since who is named must not hide them; and ends with what it has.
+those whom this node knows itself, all at once, since who is named must not hide them; and ends with what it has. One
+that has heard of several who do not answer asks them, too: made-up peers would fill all places that it looks at. Those
+whose addresses a newcomer was given are among whom it knows.
 
 A name that belongs to nobody costs its inventor nothing, and would be remembered for good for not having answered.
 """
@@ -28,6 +30,8 @@ SEARCH_SECONDS = 3.0
 """As long as Hivemind waits for one answer: with a silent node a search takes so long anyway."""
 LAST_SECONDS = 1.5
 """For those who are asked at the end; whoever waits for records waits a little longer than both."""
+MAX_UNANSWERED = 5
+"""Whom others have named, and who did not answer or named nobody: a quarter of the nodes that a search looks at."""
 MAX_SILENT = 4096
 """Peers of whom a node remembers how often they have not answered, beside those that it does not ask at present."""
 
@@ -51,8 +55,9 @@ class Search:
         keys: Collection[DHTID],
     ):
         self._ask, self._keys = ask, list(keys)
-        self._not_asked = dict.fromkeys(known)
+        self._known, self._not_asked = frozenset(known), dict.fromkeys(known)
         self._calls, self._ends = 0, time.monotonic() + SEARCH_SECONDS
+        self._unanswered = 0
         self._last: asyncio.Task[None] | None = None
 
     async def neighbours(self, node: DHTID, keys: Collection[DHTID]) -> Neighbours:
@@ -63,11 +68,20 @@ class Search:
             self._not_asked.pop(node, None)
             asked = asyncio.ensure_future(self._answer(node, keys))
             if (await asyncio.wait([asked], timeout=seconds))[0]:
-                return asked.result()
+                said = asked.result()
+                if node not in self._known and not any(named or ends for named, ends in said.values()):
+                    self._unanswered += 1
+                    if self._unanswered >= MAX_UNANSWERED:
+                        await self._others_asked()
+                return said
+        await self._others_asked()
+        return {key: ((), True) for key in keys}
+
+    async def _others_asked(self) -> None:
+        """Once in a search."""
         if self._last is None:
             self._last = asyncio.ensure_future(self._ask_the_others())
         await asyncio.wait([self._last])
-        return {key: ((), True) for key in keys}
 
     async def _ask_the_others(self) -> None:
         if calls := [asyncio.ensure_future(self._answer(node, self._keys)) for node in self._not_asked]:

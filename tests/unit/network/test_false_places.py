@@ -121,6 +121,20 @@ def test_a_record_is_found_beside_who_says_that_it_stands_everywhere(liar_says):
     assert found.value[b"owner"].value == b"manifest"
 
 
+def test_two_who_tell_of_peers_that_do_not_exist_do_not_hide_who_is_known():
+    """A newcomer knows the two, some nodes, and a member to whom it was sent, and looked at the made-up peers only."""
+    numbers = itertools.count(1)
+
+    def other_peers_each_time() -> Answer:
+        return {next_to_key(number): peer(f"nobody {number}") for number in itertools.islice(numbers, NEW_PEERS)}
+
+    network = Network([*HONEST[:6], *LIARS], other_peers_each_time, has_record=[HONEST[5]])
+    found = asyncio.run(asyncio.wait_for(network.get(), 10))
+    assert all(network.asked[name] for name in LIARS)
+    assert found is not None
+    assert found.value[b"owner"].value == b"manifest"
+
+
 def test_who_stands_nearer_with_each_answer_is_asked_a_few_times():
     """It is in no table, where it would have one place."""
     distances = itertools.count(2**90, -1)
