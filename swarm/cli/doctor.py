@@ -163,9 +163,9 @@ def check_inbound(peers: list[str], options: DoctorOptions) -> Check:
     text = f"{found.mode} peer, {found.reason}. {found.router}".removesuffix(". ")
     if found.opened is not None:
         found.opened.close()
-    if found.mode == "full":
+    if found.mode == "server-mode":
         return Check("inbound port", "ok", text)
-    fix = "you can join and contribute. To be a full peer, forward a TCP port of your router and give it as --port"
+    fix = "you can join and contribute. To be a server-mode peer, forward a TCP port and give it as --port"
     return Check("inbound port", "warning", text, fix)
 
 

@@ -100,7 +100,7 @@ class Traffic:
         num_peers: who train now
         samples_per_second: of all of them
         updates_per_hour: at that pace
-        bytes_per_update: that a full peer sends, and about as many that it receives
+        bytes_per_update: that a server-mode peer sends, and about as many that it receives
         is_chosen: by the swarm while it trains (`--averaging auto`): these are the most, with which it begins
     """
 
@@ -132,7 +132,7 @@ class Traffic:
 def expected_traffic(dht: hivemind.DHT, manifest: RunManifest, shapes: Sequence[Sequence[int]]) -> Traffic:
     """From the run manifest and the progress records of those who train.
 
-    The newcomer is taken for a full peer, which is the more that is asked of it.
+    The newcomer is taken for a server-mode peer, which is the more that is asked of it.
     """
     records = progress_records(dht, manifest).values()
     num_full = 1 + sum(not record.client_mode for record in records)
@@ -145,9 +145,9 @@ def expected_traffic(dht: hivemind.DHT, manifest: RunManifest, shapes: Sequence[
 
 
 def vectors_sent(num_peers: int, num_full: int) -> float:
-    """Vectors that a full peer sends, and receives, for one average; a client-mode one sends and receives one.
+    """Vectors that a server-mode peer sends, and receives, for one average; a client-mode one sends and receives one.
 
-    Full peers share the vector: each sends the shares of the others, and its own averaged share to everybody. Where all
-    are full, that is the 2 (N - 1) / N of a butterfly all-reduce (Patarasuk and Yuan 2009).
+    Server-mode peers share the vector: each sends the shares of the others, and its own averaged share to every peer.
+    Where all are in server mode, that is the 2 (N - 1) / N of a butterfly all-reduce (Patarasuk and Yuan 2009).
     """
     return (num_full - 1) / num_full + (num_peers - 1) / num_full

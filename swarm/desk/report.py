@@ -118,7 +118,7 @@ class PeerReport(BaseModel):
     name: str = Field(description="as it calls itself: anybody can choose any name")
     state: State
     phase: str
-    role: Literal["full", "client-mode", "helper"]
+    role: Literal["server-mode", "client-mode", "helper"]
     reachable: bool
     reached: str = Field(description="how others call it, or that they cannot; as it says")
     device: str | None = Field(description="on which it computes; null if it does not say")
@@ -288,7 +288,7 @@ def _peer(peer_id: str, peer: PeerSeen, total_rate: float) -> PeerReport:
         name=peer.name,
         state=peer.state,
         phase=peer.phase,
-        role="helper" if peer.helps else "client-mode" if peer.client_mode else "full",
+        role="helper" if peer.helps else "client-mode" if peer.client_mode else "server-mode",
         reachable=not peer.client_mode,
         reached="not reachable" if peer.client_mode else profile.reached or "reachable",
         device=profile.device or None,

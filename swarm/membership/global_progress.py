@@ -155,11 +155,12 @@ class GlobalProgress:
         return max(self.own.step, min(self.latest_step, known[-2]))
 
     def donors(self, min_step: int) -> list[PeerID]:
-        """Full peers that claim to hold the state of `min_step` or later: those first that say something of it, which a
-        newcomer does not, then those that have been in a group with this peer, then who is no further than a second one
-        says, then the latest, then the senior.
+        """Server-mode peers that claim to hold the state of `min_step` or later.
 
-        Where there is none, outbound-only ones.
+        Those first that say something of it, which a newcomer does not, then those that have been in a group with this
+        peer, then who is no further than a second one says, then the latest, then the senior.
+
+        Where there is none, client-mode ones.
         """
         candidates = sorted(
             (

@@ -65,14 +65,14 @@ class Reachability:
     """How this peer takes part, and why.
 
     Args:
-        mode: a full peer can be called; a client-mode peer only calls
+        mode: a server-mode peer can be called; a client-mode peer only calls
         reason: the end of a sentence
         host: the address behind which others see this machine, or None if nobody said
         router: a sentence about what the router of this home did, if it was asked
         opened: what it keeps open for this peer
     """
 
-    mode: Literal["full", "client-mode"]
+    mode: Literal["server-mode", "client-mode"]
     reason: str
     host: str | None = None
     router: str = ""
@@ -200,7 +200,7 @@ async def _says(host: str, port: int, nonce: bytes) -> bool:
 
 
 async def offer_call_backs(_dht: hivemind.DHT, node: hivemind.dht.DHTNode) -> None:
-    """Runs in the DHT process of a full peer: newcomers may ask it from now on."""
+    """Runs in the DHT process of a server-mode peer: newcomers may ask it from now on."""
     await ReachabilityService(node.p2p).add_p2p_handlers(node.p2p)
 
 
@@ -247,7 +247,7 @@ async def _measure(
         for addresses in _by_family(initial_peers):
             by_router = ask_router and not addresses[0].startswith(_IPV6) and any(map(is_public, addresses))
             found.append(await _measure_by(addresses, CallMe(port, nonce), identity_path, by_router))
-            if found[-1].mode == "full":
+            if found[-1].mode == "server-mode":
                 return found[-1]
     finally:
         listener.close()
@@ -271,7 +271,7 @@ async def _measure_by(
         logger.debug(f"reachability was not measured: {error}")
         found = Reachability("client-mode", "because no peer could be asked to call this machine")
     finally:
-        if opening is not None and (found is None or found.mode != "full"):
+        if opening is not None and (found is None or found.mode != "server-mode"):
             opened, _ = await opening
             if opened is not None:
                 await opened.close_all()
@@ -306,9 +306,10 @@ async def _ask_all(
         await p2p.shutdown()
     found = conclusion([answer for answer in answers if answer is not None and answer.host], question.port)
     if opened is not None:
-        ended = "for this peer until it ends" if found.mode == "full" else "but that did not help: it is closed again"
+        helped = found.mode == "server-mode"
+        ended = "for this peer until it ends" if helped else "but that did not help: it is closed again"
         router = f"Your router opened port {question.port} {ended}."
-    return replace(found, router=router, opened=opened if found.mode == "full" else None)
+    return replace(found, router=router, opened=opened if found.mode == "server-mode" else None)
 
 
 async def _check_identity(p2p: P2P, identity_path: Path | None) -> None:
@@ -339,6 +340,6 @@ def conclusion(answers: list[Called], port: int) -> Reachability:
     host = statistics.mode([host for host in hosts if ipaddress.ip_address(host).is_global] or hosts)
     reached = sum(answer.reached for answer in answers)
     asked = f"{len(answers)} peer{'s' * (len(answers) != 1)}"
-    mode = "full" if reached == len(answers) else "client-mode"
-    count = asked if mode == "full" else f"{reached} of {asked}"
+    mode = "server-mode" if reached == len(answers) else "client-mode"
+    count = asked if mode == "server-mode" else f"{reached} of {asked}"
     return Reachability(mode, f"because {count} could call this machine at {host} port {port}", host)

@@ -30,17 +30,19 @@ def measured(
     says_where = bool(network.host_maddrs or network.announce_maddrs)
     ask_router = ask_router and not says_where and network.public_ip is None
     if not network.initial_peers:
-        found = Reachability("full", "because it is the first peer: no other peer is there to test it")
+        found = Reachability("server-mode", "because it is the first peer: no other peer is there to test it")
         return _believed(found, network) if ask_router else (found, network)
     if says_where:
-        return Reachability("full", "because --host-maddrs or --announce-maddrs say so: it was not measured"), network
+        reason = "because --host-maddrs or --announce-maddrs say so: it was not measured"
+        return Reachability("server-mode", reason), network
     network.check()
     port = network.port or free_port()
     found = measure_reachability(network.initial_peers, port, network.identity_path, ask_router)
     network = replace(network, port=port, check_identity=False, opened=found.opened)
     if network.public_ip is not None and found.host != str(ipaddress.ip_address(network.public_ip)):
         # The asked peers see another address than the one that is said to work, and dial only what they see.
-        return Reachability("full", f"because --public-ip {network.public_ip} says so: it was not measured"), network
+        reason = f"because --public-ip {network.public_ip} says so: it was not measured"
+        return Reachability("server-mode", reason), network
     if found.mode == "client-mode":
         return found, replace(network, client_mode=True, public_ip=None, port=0)
     if found.host is not None and found.host not in own_addresses():

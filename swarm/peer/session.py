@@ -383,7 +383,7 @@ class Session:
         if self.why_ended is not None:
             return "no member any more"
         if self.stop_requested.is_set():
-            return "no full peer" if self.company.complaint else "interrupted"
+            return "no server-mode peer" if self.company.complaint else "interrupted"
         accuracy = trainer.callback_metrics.get("val/top1", 0.0)
         target = self.options.leaving.target_accuracy
         if target is not None and accuracy >= target:

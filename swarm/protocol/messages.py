@@ -215,8 +215,9 @@ class Member:
 
     Args:
         peer_id: libp2p peer id
-        since: seconds since 1970; the senior (smallest) full peer leads. In a run by invitation, of who is proven, it
-            is when it became a member, as the organiser has signed; else when it joined or came back, as it says
+        since: seconds since 1970; the senior (smallest) server-mode peer leads. In a run by invitation, of who is
+            proven, it is when it became a member, as the organiser has signed; else when it joined or came back, as it
+            says
         client_mode: it cannot be dialled, so it neither leads nor reduces
         awaited: a group closes without it if it is not
         proven: it has been in a group with this peer since it joined; who has not, may say what it likes
@@ -230,7 +231,7 @@ class Member:
 
     @property
     def seniority(self) -> tuple[bool, float, bytes]:
-        """Sort key that all who have met compute alike: the first full peer in this order leads."""
+        """Sort key that all who have met compute alike: the first server-mode peer in this order leads."""
         return not self.proven, self.since, self.peer_id.to_bytes()
 
 

@@ -41,7 +41,7 @@ IMPATIENT = "tests.helpers.programs.impatient_peer"
 
 @pytest.fixture(scope="module")
 def dht() -> Iterator:
-    """A full peer's DHT, without training."""
+    """A server-mode peer's DHT, without training."""
     started = start_dht(NetworkOptions(host_maddrs=LOOPBACK))
     yield started
     stop_dht(started)
@@ -55,8 +55,9 @@ def address(dht) -> str:
 def test_a_running_peer_calls_back(address):
     port = free_port()
     found = measure_reachability([address], port)
-    assert (found.mode, found.host) == ("full", "127.0.0.1")
-    assert str(found) == f"Reachability: full peer, because 1 peer could call this machine at 127.0.0.1 port {port}."
+    assert (found.mode, found.host) == ("server-mode", "127.0.0.1")
+    said = f"Reachability: server-mode peer, because 1 peer could call this machine at 127.0.0.1 port {port}."
+    assert str(found) == said
 
 
 def measure_often(address: str, key: Path) -> None:
@@ -81,14 +82,14 @@ def test_what_is_said_counts(address):
     assert (forced.mode, options.client_mode) == ("client-mode", True)
     assert "--client-mode was given" in forced.reason
     told, options = measured(NetworkOptions(initial_peers=(address,), host_maddrs=LOOPBACK))
-    assert (told.mode, options.client_mode) == ("full", False)
+    assert (told.mode, options.client_mode) == ("server-mode", False)
     first, _ = measured(NetworkOptions())
     assert "first peer" in first.reason
 
 
 def test_what_was_measured_is_used(address):
     found, options = measured(NetworkOptions(initial_peers=(address,)))
-    assert found.mode == "full"
+    assert found.mode == "server-mode"
     assert options.port > 0
     assert not options.client_mode
     assert options.public_ip is None, "its own address needs no other announcement"
@@ -98,10 +99,10 @@ def test_what_was_measured_is_used(address):
     ("answers", "mode", "reason"),
     [
         ([], "client-mode", "no peer answered"),
-        ([Called("192.0.2.1", True)], "full", "1 peer could call this machine at 192.0.2.1 port 7"),
-        ([Called("192.0.2.1", True)] * 3, "full", "3 peers could"),
+        ([Called("192.0.2.1", True)], "server-mode", "1 peer could call this machine at 192.0.2.1 port 7"),
+        ([Called("192.0.2.1", True)] * 3, "server-mode", "3 peers could"),
         ([Called("192.0.2.1", True), Called("198.51.100.1", False)], "client-mode", "1 of 2 peers"),
-        ([Called("192.168.1.7", True), Called("8.8.8.8", True)], "full", "2 peers could call this machine at 8.8.8.8"),
+        ([Called("192.168.1.7", True), Called("8.8.8.8", True)], "server-mode", "could call this machine at 8.8.8.8"),
     ],
 )
 def test_conclusions(answers, mode, reason):

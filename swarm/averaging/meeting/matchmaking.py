@@ -1,10 +1,10 @@
 """How peers meet at the end of a step: everyone goes to the most senior peer, who closes the group when all have come.
 
-Hivemind's matchmaking announces every round in the DHT and waits a fixed time for whoever may turn up. But the members
-of a swarm know each other from their progress records, so they meet without the DHT: the senior full peer leads, the
-others knock at its door (early ones wait in its lobby), and the group closes half a round trip after the last expected
-member arrives, or when the leader's patience ends. Who is not there any more (`failure_detector`) is not waited for;
-if that is the leader, the next in seniority leads.
+Hivemind's matchmaking announces every round in the DHT and waits a fixed time for peers that may come. But the members
+of a swarm know each other from their progress records, so they meet without the DHT: the senior server-mode peer leads,
+the others knock at its door (early ones wait in its lobby), and the group closes half a round trip after the last
+expected member arrives, or when the leader's patience ends. Who is not there any more (`failure_detector`) is not
+waited for; if that is the leader, the next in seniority leads.
 """
 
 from __future__ import annotations
@@ -147,7 +147,7 @@ class Matchmaking:
                     self._monitor.end()
                 if group is not None:
                     return group
-                # Only outbound-only peers and listeners come here: nobody to follow, unable to lead.
+                # Only client-mode peers and listeners come here: nobody to follow, unable to lead.
                 await asyncio.sleep(
                     self._timeouts.knock_again_seconds if ticket.listens else self._timeouts.redirect_seconds
                 )

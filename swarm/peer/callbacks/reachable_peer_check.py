@@ -7,12 +7,12 @@ import time
 
 import lightning as L
 
-PATIENCE_SECONDS = 120.0  # a full peer whose machine restarts is back by then
+PATIENCE_SECONDS = 120.0  # a server-mode peer whose machine restarts is back by then
 LOOK_SECONDS = 1.0
 
 
 class ReachablePeerCheck(L.Callback):
-    """Makes a client-mode peer leave when no full peer has been in the swarm for a while.
+    """Makes a client-mode peer leave when no server-mode peer has been in the swarm for a while.
 
     Client-mode peers cannot call each other: each would wait for the others, or go on by itself for nothing. A thread
     of its own looks, because a round that finds nobody lasts.

@@ -124,7 +124,7 @@ def test_a_newcomer_is_called_back_although_a_stranger_is_called_all_the_time(ru
     with Peers(timeout_seconds=150) as peers:
         peers.start("callbacks", stranger, "callbacks", run.address, {})
         felt(peers, "callbacks", "called back")
-        assert measure_reachability([run.address], free_port()).mode == "full"
+        assert measure_reachability([run.address], free_port()).mode == "server-mode"
         run.trains_on(3)
 
 

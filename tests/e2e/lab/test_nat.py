@@ -19,7 +19,7 @@ PORT = 31337
 
 @dataclass
 class Internet:
-    """Two full peers that train on and on, and a home behind a router."""
+    """Two server-mode peers that train on and on, and a home behind a router."""
 
     home: Home
     output_dir: Path
@@ -63,7 +63,7 @@ def test_with_a_mapped_port_it_is_a_full_peer(internet):
     internet.home.forward(PORT)
     peer = internet.volunteer("mapped", "--port", str(PORT))
     status = peer.wait_for_contribution(updates=3)
-    assert f"full peer, because 1 peer could call this machine at {ROUTER_IP} port {PORT}" in peer.output
+    assert f"server-mode peer, because 1 peer could call this machine at {ROUTER_IP} port {PORT}" in peer.output
     assert any(address.startswith(f"/ip4/{ROUTER_IP}/tcp/{PORT}/") for address in status.addresses)
     peer.interrupt()
     assert peer.wait(60) == 0, peer.output

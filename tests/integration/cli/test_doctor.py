@@ -66,7 +66,7 @@ def test_all_is_well(examine, address):
         *("inbound port", "run manifest", "traffic", "micro-batch", "shared memory", "data"),
     ]
     assert "answers over TCP port" in checks["peer 127.0.0.1"].found
-    assert "full peer" in checks["inbound port"].found
+    assert "server-mode peer" in checks["inbound port"].found
     assert "run letters: vit_tiny_patch16_224 on digits" in checks["run manifest"].found
     assert "1,257 training samples" in checks["data"].found
     measured = checks["micro-batch"].found

@@ -46,7 +46,7 @@ class Found:
 
 
 def out_there(_name, initial_peers, line, place, host, port):
-    """A full peer on the internet, until it is told to end."""
+    """A server-mode peer on the internet, until it is told to end."""
     enter(place)
     dht = start_dht(NetworkOptions(initial_peers, port=port))
     line.announce(next(address for address in visible_addresses(dht) if host in address))
@@ -98,7 +98,7 @@ def test_the_router_opens_a_port_for_as_long_as_the_peer_runs(tmp_path, protocol
         peers.start("out-there", out_there, net.internet, INTERNET_IP, 31000)
         peers.start("at-home", volunteer, net.home, True)
         found = peers.message("at-home")
-        assert f"full peer, because 1 peer could call this machine at {ROUTER_IP} port {outside}." in found.said
+        assert f"server-mode peer, because 1 peer could call this machine at {ROUTER_IP} port {outside}." in found.said
         assert f"Your router opened port {outside} for this peer until it ends." in found.said
         assert net.opened() == [(str(outside), f"{HOME_IP}:{PORT}")]
         address = next(address for address in found.addresses if f"/{ROUTER_IP}/tcp/{outside}/" in address)
@@ -153,7 +153,7 @@ def test_with_ipv6_alone_it_is_a_full_peer():
         peers.start("out-there", out_there, net.internet, INTERNET_IPV6, 31000)
         peers.start("at-home", volunteer, net.home, True)
         found = peers.message("at-home")
-        assert f"full peer, because 1 peer could call this machine at {HOME_IPV6} port {PORT}." in found.said
+        assert f"server-mode peer, because 1 peer could call this machine at {HOME_IPV6} port {PORT}." in found.said
         address = next(address for address in found.addresses if address.startswith(f"/ip6/{HOME_IPV6}/tcp/{PORT}/"))
         peers.start("caller", caller, net.internet, address)
         assert peers.results("caller") == {"caller": True}

@@ -27,10 +27,10 @@ def test_the_page_says_what_each_peer_computes_on_and_how_it_is_reached(seen):
     seen.look(seen.record("ada", 1, profile=told), quiet, hidden, helper)
     text = text_of(seen.web.get("/").text)
     for words in (
-        "full public address 4 × NVIDIA H100 0.1.0, protocol 19 1 10",
+        "server-mode public address 4 × NVIDIA H100 0.1.0, protocol 19 1 10",
         "0.500 100 Mbit/s 1.5 GB now",
         "client-mode not reachable – 1",
-        "full local network – 0.1.0 1",
+        "server-mode local network – 0.1.0 1",
         "helper public address CPU, 8 threads",
         "1 GB in all",
     ):

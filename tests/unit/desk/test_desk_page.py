@@ -48,7 +48,7 @@ def test_the_page_says_how_the_run_is(seen):
         "Accuracy 90.0 %",
         "Samples per second 20",
         "Updates per minute 30",
-        "ada ada training full reachable – 19 10 50.0 % 0.250 – now",
+        "ada ada training server-mode reachable – 19 10 50.0 % 0.250 – now",
         "The desk began to watch. ada and ben were there.",
         "Claimed, not audited",
         "swarm join /ip4/203.0.113.5/tcp/31337",

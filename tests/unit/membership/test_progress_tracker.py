@@ -532,7 +532,7 @@ def test_an_outbound_only_peer_counts_for_full_ones_if_it_is_ahead_of_them(swarm
     assert swarm.tracker.swarm.latest_step == 0
     assert anna in swarm.members, "it has not promised anything"
     swarm.tracker.holds(5, LINEAGE)
-    assert swarm.tracker.swarm.superiors == [], "at the same step the others follow a full peer"
+    assert swarm.tracker.swarm.superiors == [], "at the same step the others follow a server-mode peer"
 
 
 def test_outbound_only_peers_cannot_ask_each_other():

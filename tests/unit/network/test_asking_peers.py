@@ -22,5 +22,5 @@ def test_peers_behind_any_name_are_asked(monkeypatch, host):
 
     monkeypatch.setattr(P2P, "create", AsyncMock())
     monkeypatch.setattr(ReachabilityService, "get_stub", stub_of)
-    assert measure_reachability([f"/dns4/{host}/tcp/31337/p2p/{PEER}"], free_port()).mode == "full"
+    assert measure_reachability([f"/dns4/{host}/tcp/31337/p2p/{PEER}"], free_port()).mode == "server-mode"
     assert asked == [PEER]

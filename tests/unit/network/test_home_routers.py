@@ -213,7 +213,7 @@ def test_a_port_leads_to_the_address_that_this_machine_has_now(monkeypatch):
 def test_who_was_called_within_its_home_alone_is_found_where_its_router_says(monkeypatch):
     opened = OpenPorts(SimpleNamespace(external_host="8.8.8.8"))
     found = Reachability(
-        "full", "because 1 peer could call this machine", "127.0.0.1", "Your router opened it.", opened
+        "server-mode", "because 1 peer could call this machine", "127.0.0.1", "Your router opened it.", opened
     )
     monkeypatch.setattr(role, "measure_reachability", lambda *_: found)
     asked = NetworkOptions(("/ip4/127.0.0.1/tcp/1/p2p/QmYyQSo1c1Ym7orWxLYvCrM2EmxFTANf8wXmmE7DWjhx5N",))
