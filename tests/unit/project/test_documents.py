@@ -381,7 +381,7 @@ def test_pages_tell_no_history():
 
 def test_who_starts_a_swarm_is_told_who_can_spoil_it():
     start = README.split("\n## Start\n")[1].split("\n## ")[0]
-    assert "**Earlier lies that nobody checked stay.**" in start
+    assert "**Earlier lies that no peer checked stay.**" in start
     assert "by anyone with the address" in start
 
 
