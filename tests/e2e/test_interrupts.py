@@ -36,7 +36,9 @@ def test_ctrl_c_while_it_imports(program, at, tmp_path):
         else:
             pytest.fail(f"it has not imported {at}: {seen}")
         process.send_signal(signal.SIGINT)
-        said, complaints = process.communicate(timeout=60)
+        # Not by communicate(), which begins behind what the loop has read ahead: perhaps in the middle of a line.
+        complaints, said = process.stderr.read(), process.stdout.read()
+        process.wait()
     finally:
         process.kill()
         process.wait()
