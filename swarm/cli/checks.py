@@ -149,7 +149,7 @@ def check_micro_batch(model: nn.Module, recipe: Recipe, device: str) -> Check:
     Args:
         device: --device
     """
-    from swarm.training.batch_size_finder import measure_for_recipe, precision_on
+    from swarm.training.micro_batch.finder import measure_for_recipe, precision_on
 
     try:
         found = measure_for_recipe(model, recipe, device)

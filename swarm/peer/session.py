@@ -56,11 +56,11 @@ from swarm.protocol.notes import Profile
 from swarm.runtime.line_use import LineUse
 from swarm.runtime.processes import kill
 from swarm.training.averaging_mode import Averaging
-from swarm.training.batch_size_finder import largest_sensible
-from swarm.training.batch_size_review import MicroBatchReview
 from swarm.training.helper import HelperStrategy
 from swarm.training.island.channel import Channel
 from swarm.training.island.lost import IslandLost
+from swarm.training.micro_batch.finder import largest_sensible
+from swarm.training.micro_batch.review import MicroBatchReview
 from swarm.training.options import CoordinatorOptions
 from swarm.training.strategy import SwarmStrategy
 

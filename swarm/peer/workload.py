@@ -24,8 +24,8 @@ from swarm.peer.island.computing import agreed_samples
 from swarm.peer.island.launch import agree
 from swarm.peer.options import PeerOptions
 from swarm.peer.own_profile import device_name
-from swarm.training.batch_size_finder import MicroBatch, measure_for_recipe
 from swarm.training.island.channel import Channel, Word
+from swarm.training.micro_batch.finder import MicroBatch, measure_for_recipe
 
 
 @dataclass(frozen=True)

@@ -12,9 +12,9 @@ import torch
 from recipe.data.vision_data import VisionData
 from recipe.presets import preset
 from recipe.registry import build_data
-from swarm.training import batch_size_finder as micro_batch
-from swarm.training import batch_size_review as micro_batch_review
-from swarm.training.batch_size_review import MICRO_BATCHES, UPDATES, MicroBatchRule
+from swarm.training.micro_batch import finder as micro_batch
+from swarm.training.micro_batch import review as micro_batch_review
+from swarm.training.micro_batch.review import MICRO_BATCHES, UPDATES, MicroBatchRule
 
 
 def judged(rule: MicroBatchRule, seconds_per_sample: float, updates: int, has_room: bool = True) -> list[int]:

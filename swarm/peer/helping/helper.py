@@ -15,8 +15,8 @@ from recipe.glyphs.archive import REFERENCE_DIGEST
 from recipe.registry import build_data
 from recipe.training.callbacks import StepMetrics
 from swarm.membership.run_manifest import RunManifest
-from swarm.training.batch_size_finder import MicroBatch
 from swarm.training.helper import NO_BATCHES, NoBatches
+from swarm.training.micro_batch.finder import MicroBatch
 
 NO_MICRO_BATCH = MicroBatch(0, math.nan, "given")
 

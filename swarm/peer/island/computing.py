@@ -26,9 +26,9 @@ from swarm.peer.island.launch import agree
 from swarm.peer.options import PeerOptions
 from swarm.peer.own_profile import device_name
 from swarm.training.averaging_mode import Averaging
-from swarm.training.batch_size_finder import measure_for_recipe, precision_on
 from swarm.training.island.channel import Channel
 from swarm.training.island.lost import IslandLost
+from swarm.training.micro_batch.finder import measure_for_recipe, precision_on
 from swarm.training.strategy import SwarmStrategy
 
 

@@ -13,7 +13,7 @@ from recipe.presets import preset
 from recipe.registry import build_data, build_task
 from recipe.run_folder import RunFolder
 from recipe.training.trainer import build_trainer
-from swarm.training.batch_size_finder import measure_for_recipe
+from swarm.training.micro_batch.finder import measure_for_recipe
 from swarm.training.options import CoordinatorOptions
 from swarm.training.strategy import SwarmStrategy
 from tests.helpers.swarm_peers import Peers, running_dht

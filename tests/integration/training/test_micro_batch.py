@@ -12,7 +12,7 @@ from recipe.model import build_model
 from recipe.overrides import OTHER_MODEL
 from recipe.presets import preset
 from recipe.registry import build_task
-from swarm.training.batch_size_finder import (
+from swarm.training.micro_batch.finder import (
     BUDGET_SECONDS,
     largest_sensible,
     measure_for_recipe,

@@ -17,7 +17,6 @@ from recipe.presets import preset
 from recipe.training.launched import Launched
 from swarm.protocol.messages import Ticket
 from swarm.protocol.round_report import StepReport
-from swarm.training.batch_size_finder import largest_sensible
 from swarm.training.contribution import Contribution
 from swarm.training.coordinator import Coordinator
 from swarm.training.gradient_buffer import GradientVector, averaged_tensors
@@ -30,6 +29,7 @@ from swarm.training.island.lost import IslandLost
 from swarm.training.island.sharded import division
 from swarm.training.island.sharded.peer import ShardedVector
 from swarm.training.local_steps import LocalCoordinator
+from swarm.training.micro_batch.finder import largest_sensible
 from swarm.training.strategy import SwarmStrategy
 from swarm.training.throughput import Noted
 

@@ -12,7 +12,7 @@ import torch
 
 from recipe.data.peer_data import PeerData
 from recipe.model import fewest_samples
-from swarm.training.batch_size_finder import MAX_SECONDS, MEMORY_FRACTION, MIN_FREE_BYTES, MicroBatch
+from swarm.training.micro_batch.finder import MAX_SECONDS, MEMORY_FRACTION, MIN_FREE_BYTES, MicroBatch
 
 MICRO_BATCHES = 8
 """So many of one size are timed before they are judged."""
