@@ -142,7 +142,6 @@ class Coordinator:
             get_state=self.version.export,
             of_trainer=[*map(local_of, model.parameters()), *model.buffers(), *self._gradients.own_tensors],
         )
-        self.averager.start()
         own = OwnPeer(
             version=self.version,
             gradients=self._gradients,
@@ -154,7 +153,6 @@ class Coordinator:
             should_stop=should_stop,
         )
         self._step_orders = StepOrders(own)
-        self.averager.set_step(step, self.version.lineage)
         # Its rounds, and the updates that come out of them.
         self._round = OwnRound(
             own,
@@ -235,8 +233,17 @@ class Coordinator:
 
     # ---- joining and catching up ------------------------------------------------------------------------------------
 
+    def start(self) -> None:
+        """Start the process that averages, which answers others from now on.
+
+        Raises:
+            InputError: it died on the way
+        """
+        self.averager.start()
+        self.averager.set_step(self.step, self.version.lineage)
+
     def join(self) -> None:
-        """Become a member: take over the swarm's state if there is a swarm, else begin with this peer's own.
+        """Become a member, after `start`: take over the swarm's state if there is a swarm, else begin with its own.
 
         Raises:
             InputError: a swarm is there but nobody hands over its state

@@ -13,7 +13,6 @@ from swarm.runtime.hivemind_version import check_hivemind_version
 
 check_hivemind_version()
 
-import operator
 import os
 import threading
 import warnings
@@ -31,12 +30,10 @@ from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities.data import extract_batch_size
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
-from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, IterableDataset
 
 from recipe.errors import InputError
 from recipe.training.heap import keep_heap
 from recipe.training.replay import Replay
-from swarm.averaging.compression.codec import TOO_COARSE_FOR_BUFFERS
 from swarm.membership.run_manifest import PROTOCOL
 from swarm.network.dht_options import NetworkOptions, start_dht, stop_dht, visible_addresses
 from swarm.protocol.auto_mode import Plan
@@ -46,7 +43,7 @@ from swarm.runtime import fault_injection as faults
 from swarm.runtime.processes import keep_signal_handlers
 from swarm.training.averaging_mode import Averaging
 from swarm.training.coordinator import Coordinator
-from swarm.training.gradient_buffer import has_float_buffers, trained_parameters
+from swarm.training.gradient_buffer import trained_parameters
 from swarm.training.island.channel import Channel
 from swarm.training.island.crew import Crew
 from swarm.training.island.lead import Lead
@@ -54,6 +51,7 @@ from swarm.training.island.sharded.divided import Divided
 from swarm.training.limits import Limit, is_to_leave
 from swarm.training.local_steps import LocalCoordinator
 from swarm.training.options import CoordinatorOptions
+from swarm.training.trainer_checks import check_dealt_out, check_trained, check_trainer
 
 OUTER = "outer optimizer"
 """Under which a checkpoint keeps that beside the state of the peer's own."""
@@ -215,74 +213,17 @@ class SwarmStrategy(SingleDeviceStrategy):
 
     def process_dataloader(self, dataloader: object) -> object:
         """Lightning asks for each; those for training have to be dealt out to the processes."""
-        is_sampled = isinstance(dataloader, DataLoader) and type(dataloader.batch_sampler) is BatchSampler
-        is_sampled = is_sampled and not isinstance(dataloader.dataset, IterableDataset)
-        is_dealt_out = not is_sampled or isinstance(dataloader.sampler, DistributedSampler)
-        if self._inside is not None and self._trainer.training and not is_dealt_out:
-            raise InputError(
-                "Each process of an island needs samples of its own: give the DataLoader "
-                "sampler=DistributedSampler(dataset, WORLD_SIZE, RANK)."
-            )
+        if self._inside is not None and self._trainer.training:
+            check_dealt_out(dataloader)
         return super().process_dataloader(dataloader)
 
     def setup_optimizers(self, trainer: Trainer) -> None:
         super().setup_optimizers(trainer)
-        if len(self.optimizers) != 1 or not self.lightning_module.automatic_optimization:
-            raise InputError(
-                "SwarmStrategy needs one optimizer and automatic optimization: change the LightningModule."
-            )
-        if trainer.precision == "16-mixed":
-            raise InputError(
-                "SwarmStrategy cannot share loss scales between peers: use precision 'bf16-mixed' or '32'."
-            )
-        codec = self.averaging.codec.name
-        if codec in TOO_COARSE_FOR_BUFFERS and has_float_buffers(self.lightning_module):
-            raise InputError(
-                f"The codec {codec} is too coarse for this model's running statistics (float buffers): use 'fp16'."
-            )
-        self._check_buffers()
-        if trainer.accumulate_grad_batches != 1:
-            raise InputError("A swarm accumulates to the target batch size itself: leave accumulate_grad_batches at 1.")
+        check_trainer(trainer, self.averaging, self.options.admission.is_open)
         for config in self.lr_scheduler_configs:
-            if config.reduce_on_plateau:
-                raise InputError("A swarm steps schedulers by global update: ReduceLROnPlateau cannot be used.")
             config.interval = EVERY_UPDATE
             if isinstance(config.scheduler, LambdaLR):
                 config.scheduler.lr_lambdas = [self._steered(rate) for rate in config.scheduler.lr_lambdas]
-        self._check_steerable()
-
-    def _check_buffers(self) -> None:
-        """All float buffers are averaged, whatever they are for."""
-        most = self.averaging.codec.largest_number
-        exact = "'none' with another averaging than auto" if self.averaging.auto else "'none'"
-        for name, buffer in self.lightning_module.named_buffers():
-            if not buffer.is_floating_point():
-                continue
-            if not torch.isfinite(buffer).all():
-                raise InputError(
-                    f"The buffer {name} holds numbers that are not finite, and a swarm averages float buffers: "
-                    "register it as bool, as masks can be, or make it where it is used."
-                )
-            if self._trainer.ckpt_path is None and (buffer.abs() > most).any():  # later it is told of, and goes on
-                raise InputError(
-                    f"The buffer {name} holds numbers beyond ±{most:,.0f}, where the codec "
-                    f"{self.averaging.codec.name} cuts them off, and a swarm averages float buffers: use {exact}, or "
-                    "register a mask as bool."
-                )
-
-    def _check_steerable(self) -> None:
-        schedulers = [config.scheduler for config in self.lr_scheduler_configs]
-        if self.averaging.auto and not all(isinstance(scheduler, LambdaLR) for scheduler in schedulers):
-            raise InputError(
-                "With the averaging auto an update may count for several: give the LightningModule a LambdaLR as "
-                "scheduler, or another averaging."
-            )
-        if self.options.admission.is_open:
-            return
-        if not schedulers or not all(isinstance(scheduler, LambdaLR) for scheduler in schedulers):
-            raise InputError(
-                "The organiser of a run may change its learning rate: give the LightningModule a LambdaLR as scheduler."
-            )
 
     def barrier(self, name: str | None = None) -> None:
         """Lightning waits here for all processes before it trains: this is where a peer joins the swarm."""
@@ -303,7 +244,7 @@ class SwarmStrategy(SingleDeviceStrategy):
         with keep_signal_handlers():
             kind = Coordinator if self.averaging.local_steps is None else LocalCoordinator
             kind = kind if self._divided is None else self._divided.coordinator
-            self.coordinator = kind(
+            coordinator = kind(
                 self.dht,
                 self.namespace,
                 self.lightning_module,
@@ -318,6 +259,8 @@ class SwarmStrategy(SingleDeviceStrategy):
                 max_step=self.max_step,
                 plan=self.plan,
             )
+            coordinator.start()
+        self.coordinator = coordinator
         self.coordinator.version.keep_own = self.keep_own
         self.coordinator.is_to_leave = partial(is_to_leave, self._trainer)
         if self._inside is not None and self._divided is None:
@@ -435,7 +378,7 @@ class SwarmStrategy(SingleDeviceStrategy):
         **kwargs: Any,
     ) -> Any:
         loss = closure()
-        self._check_trained()
+        check_trained(trained_parameters(self.optimizers[0]), self._trained)
         faults.at("computing", self.coordinator.step)
         if self._contribute(loss):
             self._adopt_step(completed=self.coordinator.step)  # it may have caught up in this call
@@ -447,15 +390,6 @@ class SwarmStrategy(SingleDeviceStrategy):
             self._trainer.should_stop = True
             self._trainer.limit_val_batches = 0  # no last validation for somebody who wants to leave
         return loss
-
-    def _check_trained(self) -> None:
-        """What is frozen or unfrozen on the way would be averaged with nobody, and no newcomer would have it."""
-        now = trained_parameters(self.optimizers[0])
-        if len(now) != len(self._trained) or any(map(operator.is_not, now, self._trained)):
-            raise InputError(
-                "The parameters that are trained have changed, and a swarm trains the same ones to its end: leave out "
-                "what freezes or unfreezes them on the way, such as BackboneFinetuning, or begin another run for it."
-            )
 
     def _contribute(self, loss: torch.Tensor | None) -> bool:
         """The micro-batch belongs to the swarm's step; whether an average is there."""
