@@ -132,6 +132,8 @@ class AllReduce:
         """Shape [n], fp32: the parts of the average that have come, each in its place."""
         self._num_averages: Counter[PeerID] = Counter()
         """Parts of the average that each reducer has sent, in the order of its parts."""
+        self._num_given: Counter[PeerID] = Counter()
+        """Parts of this peer that have left for each other reducer."""
         self._own_parts = self._parts.get(me, [])
         parts = [part for parts in self._parts.values() for part in parts]
         self._largest_part = max((len(part.numbers) for part in parts), default=0)
@@ -182,6 +184,11 @@ class AllReduce:
         """After the round has succeeded, here or for others: what its averages left out goes with the next ones."""
         for part_index, left_out in self._left_out.items():
             self._feedback.keep(left_out, self._own_parts[part_index].offset, self._weight_of_all)
+
+    @property
+    def has_given(self) -> bool:
+        """Whether all parts of this peer have left for the other reducers: it is not known of all whether they came."""
+        return all(self._num_given[peer] == len(parts) for peer, parts in self._parts.items() if peer != self.me)
 
     @property
     def _weight_of_all(self) -> float:
@@ -335,6 +342,7 @@ class AllReduce:
                     tensor_part = self._seals.commitment(reducer)
                 message.tensor_part.CopyFrom(tensor_part)
                 await self._may_send(message)
+                self._num_given[reducer] += 1
                 yield message
                 faults.at("exchanging", self.group.step)
                 message = averaging_pb2.AveragingData()

@@ -37,7 +37,7 @@ from swarm.averaging.send_window import SendWindow
 from swarm.averaging.shares import count_stripes
 from swarm.averaging.slow_members import USUAL_MBPS, SlowMembers
 from swarm.averaging.striped_allreduce import StripedAllReduce
-from swarm.averaging.unsettled import Memory, Unsettled
+from swarm.averaging.unsettled import Unsettled
 from swarm.membership.backoff import BlameBackoff
 from swarm.membership.failure_detector import FailureDetector
 from swarm.network.peer_service import PeerService
@@ -437,7 +437,7 @@ class Rounds:
             except BaseException as error:
                 trouble.kept_waiting = stripes.kept_waiting | stripes.lost
                 self._matchmaking.lobby.reopen()
-                self._unsettled.failed(bounded.group_id, self._memories_of(stripes))
+                self._unsettled.failed(bounded.group_id, stripes.memories(self._low_rank))
                 self._judge(stripes, bounded, time.perf_counter() - started, compute_seconds, trouble)
                 if trouble.blamed and isinstance(error, Exception):
                     raise RoundFailed(str(error), frozenset(stripes.lost)) from error
@@ -448,12 +448,6 @@ class Rounds:
         self._matchmaking.met(bounded.peer_ids)
         self._judge(stripes, bounded, exchange_seconds, compute_seconds, trouble)
         return stripes, exchange_seconds
-
-    def _memories_of(self, stripes: StripedAllReduce) -> list[Memory]:
-        """Who knows what a round that failed here has left out for those who have finished it."""
-        if self._low_rank is not None:
-            return [self._low_rank]
-        return [runner for runner in stripes.runners if runner.has_served]
 
     @contextlib.contextmanager
     def _audited(self, closed: Group) -> Iterator[None]:

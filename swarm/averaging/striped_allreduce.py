@@ -21,8 +21,10 @@ from hivemind.utils import get_logger
 from swarm.averaging.allreduce import AllReduce
 from swarm.averaging.compression.error_feedback import ErrorFeedback
 from swarm.averaging.compression.float16 import compact
+from swarm.averaging.compression.powersgd import LowRank
 from swarm.averaging.lines.division import shares_of
 from swarm.averaging.shares import stripe_of, stripes_of
+from swarm.averaging.unsettled import Memory
 from swarm.membership.failure_detector import FailureDetector
 from swarm.protocol.messages import Blame, Group, RoundFailed
 from swarm.runtime.async_utils import in_thread
@@ -176,6 +178,17 @@ class StripedAllReduce(contextlib.AsyncExitStack):
             for peer_id in filter(self._detector.was_in_time, late):
                 logger.debug(f"{peer_id} is late")
                 self._give_up(peer_id)
+
+    def memories(self, low_rank: LowRank | None) -> list[Memory]:
+        """Who knows what this round, which has failed here, left out for those who have finished it.
+
+        With PowerSGD that is a product of both passes. Of a peer whose part of the second one has not left, nothing
+        has arrived.
+        """
+        if low_rank is None:
+            return [runner for runner in self.runners if runner.has_served]
+        have_begun = not self._stripes  # all passes
+        return [low_rank] if have_begun and all(runner.has_given for runner in self.runners) else []
 
     @property
     def _reducers(self) -> set[PeerID]:

@@ -1,6 +1,7 @@
 """Into how many stripes a vector is divided, and how they are told apart."""
 
 import asyncio
+import contextlib
 import time
 
 import pytest
@@ -9,10 +10,13 @@ from hivemind.p2p import PeerID
 from hivemind.proto import averaging_pb2
 from hivemind.utils.asyncio import as_aiter
 
+from swarm.averaging.allreduce import AllReduce
 from swarm.averaging.compression.codec import Codec
 from swarm.averaging.compression.error_feedback import ErrorFeedback
+from swarm.averaging.compression.powersgd import LowRank
 from swarm.averaging.running_groups import SETTLE_SECONDS, RunningGroups
 from swarm.averaging.shares import count_stripes, stripe_of
+from swarm.averaging.striped_allreduce import StripedAllReduce
 from swarm.membership.failure_detector import FailureDetector
 from swarm.protocol.messages import Group, RoundFailed, Ticket
 from swarm.protocol.wire import LINEAGE_BYTES
@@ -101,3 +105,49 @@ def test_who_cannot_reach_a_reducer_is_waited_for_once(monkeypatch):
     assert took[1] == pytest.approx(silence_seconds, abs=1.0)
     assert max(took[2:]) < silence_seconds, "it calls again"
     assert not detectors[reducer].never_calls(cut_off)
+
+
+class BreaksOffAfterItHasRead(AllReduce):
+    """As a reducer: it counts what it is given, and its answers get lost."""
+
+    async def rpc_aggregate_part(self, stream, context):
+        async for answer in super().rpc_aggregate_part(stream, context):
+            if answer:
+                raise ConnectionError("the line has broken down")
+            yield answer
+
+
+@pytest.mark.parametrize(
+    ("is_cut", "kind", "fails", "has_arrived"),
+    [(False, AllReduce, False, True), (False, BreaksOffAfterItHasRead, True, True), (True, AllReduce, True, False)],
+)
+def test_of_a_round_in_two_passes_nothing_has_arrived_before_the_second_has_left(
+    is_cut, kind, fails, has_arrived, monkeypatch
+):
+    """Others finish such a round without this peer's part, so nothing of it may count as given."""
+    group, low_rank = sealed_rounds.group_of((0, 1)), LowRank([(40, 30)], 40 * 30, rank=4)
+    me, other = group.peer_ids
+    vectors = {peer: torch.ones(600) for peer in group.peer_ids}
+    cut = [(me, other)] if is_cut else []
+
+    async def both_passes():
+        passes = [
+            Exchange(group, vectors, seconds=1.0),
+            Exchange(group, vectors, seconds=1.0, cut=cut, kinds={other: kind}),
+        ]
+        runners = iter([exchange.members[me] for exchange in passes])
+        detector = FailureDetector(None, "two passes")
+        stripes = StripedAllReduce(
+            group, [1, 1], [], detector, lambda stripe: contextlib.nullcontext(), lambda *_: next(runners)
+        )
+        for number, exchange in enumerate(passes):
+            mine, others = await asyncio.gather(
+                stripes.average(vectors[me].clone(), ErrorFeedback(Codec("none").make(), 600)),
+                exchange.members[other].run(),
+                return_exceptions=True,
+            )
+            assert isinstance(others, torch.Tensor), "the other one has its average in any case"
+            assert isinstance(mine, RoundFailed) == (fails and number == 1)
+            assert stripes.memories(low_rank) == ([low_rank] if has_arrived and number == 1 else [])
+
+    run_in_virtual_time(both_passes, monkeypatch)
