@@ -141,17 +141,15 @@ class Entry:
         return RunManifest(protocol, self._run_id, recipe)
 
     def _begun_before(self) -> int:
-        """When the run began with which this peer goes on, seconds since 1970; 0 if it begins one at step 0.
+        """When the run began of which this peer was the first, seconds since 1970; 0 if it has been in none.
 
-        Without a checkpoint it does, and what was ordered in an earlier run does not count in it.
+        Also where that run made no checkpoint: others may train on since then, and this peer is to meet them again.
         """
         from swarm.membership.run_manifest import RunManifest
 
         kept = self._kept_credentials()
-        if kept is None or not self._folder.has_checkpoint:
-            return 0
         try:
-            return RunManifest.from_bytes(kept.manifest).begun
+            return 0 if kept is None else RunManifest.from_bytes(kept.manifest).begun
         except InputError:  # of another version
             return 0
 
