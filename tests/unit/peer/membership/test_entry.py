@@ -70,7 +70,8 @@ def test_the_organiser_makes_her_key_once(options, tmp_path):
 def test_a_run_keeps_its_beginning_as_long_as_her_peer_has_its_folder(options, line, tmp_path, has_folder):
     """Orders count for one beginning: those of an earlier run must not end a new one of the same name.
 
-    No checkpoint is needed: where her peer is killed before it has made one, others train on, and it comes back to them.
+    No checkpoint is needed: where her peer is killed before it has made one, others train on, and it comes back to
+    them.
     """
     entry = Entry(replace(options, run_id="night-1", membership=MembershipOptions(by_invitation=True)), None)
     entry.name_peer(tmp_path / "unused", "ada")
