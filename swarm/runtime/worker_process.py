@@ -85,12 +85,18 @@ class WorkerProcess(mp.get_context("fork").Process):
             InputError: it died on the way
         """
         self.start()
-        while not self._is_ready.done():
-            with contextlib.suppress(TimeoutError):
-                self._is_ready.exception(timeout=0.5)
-            if not self.is_alive():
-                raise InputError("The averaging process died while it started: is there enough memory? Start again.")
-        self._is_ready.result()
+        try:
+            while not self._is_ready.done():
+                with contextlib.suppress(TimeoutError):
+                    self._is_ready.exception(timeout=0.5)
+                if not self.is_alive():
+                    raise InputError(
+                        "The averaging process died while it started: is there enough memory? Start again."
+                    )
+            self._is_ready.result()
+        except BaseException:
+            self._end_answering()
+            raise
 
     def send(self, command: Any) -> None:
         """Let it carry out a command; it begins with them in the order in which they were sent.
@@ -109,7 +115,11 @@ class WorkerProcess(mp.get_context("fork").Process):
         if self.is_alive():
             logger.debug("the averaging process does not end by itself")
             self.terminate()
-        self._inner.send(None)  # nobody will ask for the state any more
+        self._end_answering()
+
+    def _end_answering(self) -> None:
+        """End the thread that answers for the state: this process will not ask any more."""
+        self._inner.send(None)
 
     # ---- in the worker process ------------------------------------------------------------------------------------
 
