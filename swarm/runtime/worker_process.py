@@ -86,17 +86,18 @@ class WorkerProcess(mp.get_context("fork").Process):
         """
         self.start()
         try:
-            while not self._is_ready.done():
-                with contextlib.suppress(TimeoutError):
-                    self._is_ready.exception(timeout=0.5)
-                if not self.is_alive():
-                    raise InputError(
-                        "The averaging process died while it started: is there enough memory? Start again."
-                    )
-            self._is_ready.result()
+            self._wait_until_ready()
         except BaseException:
             self._end_answering()
             raise
+
+    def _wait_until_ready(self) -> None:
+        while not self._is_ready.done():
+            with contextlib.suppress(TimeoutError):
+                self._is_ready.exception(timeout=0.5)
+            if not self.is_alive():
+                raise InputError("The averaging process died while it started: is there enough memory? Start again.")
+        self._is_ready.result()
 
     def send(self, command: Any) -> None:
         """Let it carry out a command; it begins with them in the order in which they were sent.
