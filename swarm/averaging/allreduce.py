@@ -83,7 +83,7 @@ class AllReduce:
 
     Args:
         me: this peer
-        group: the closed group; its tickets give the weights and say who can reduce
+        group: the closed group; its tickets give the weights and say which members can reduce
         vector: this peer's contribution, shape [n], fp32
         num_buffers: numbers at the vector's end that are buffers of the model
         feedback: what earlier rounds have left out

@@ -26,7 +26,7 @@ however fast the others are."""
 MAX_SLOW_ROUNDS = 3
 """Slow rounds in a row after which a member is left out, and again after each further one until it was in time."""
 MAX_REMEMBERED = 4096
-"""Members whose slow rounds are remembered: identities cost a stranger nothing."""
+"""Most members of which slow rounds are remembered: identities cost a stranger nothing."""
 
 
 class SlowMembers:

@@ -2,10 +2,10 @@
 
 After a round each member draws, for each reducer, whether it asks for all that one part of the average was made of. It
 draws for itself: the leader gives a round its name, so it could choose the outcome of a common lot. Before the next
-round all members compare what reducers have signed, by a hash in their tickets. A member that can prove a lie says so in
-its tickets. The others fetch the proof, check it themselves, and leave the guilty member out for good. A member that is
-accused falsely is not left out, and its accuser is not listened to for a while. A member that was in the spoilt round
-wants to go back to the last state before it, and says so in its tickets, too (`Group.back_to`).
+round all members compare what reducers have signed, by a hash in their tickets. A member that can prove a lie says so
+in its tickets. The others fetch the proof, check it themselves, and leave the guilty member out for good. A member that
+is accused falsely is not left out, and its accuser is not listened to for a while. A member that was in the spoilt
+round wants to go back to the last state before it, and says so in its tickets, too (`Group.back_to`).
 """
 
 from __future__ import annotations
@@ -57,8 +57,8 @@ FEWEST = 3
 KEPT_ROUNDS = 2
 """Rounds of which a reducer keeps the parts. A member that checks a round asks before the next round but one."""
 MAX_KEPT_BYTES = 2**29
-"""Most bytes of one round that a reducer keeps. Where few reduce for many, it would be far more: then no member asks, and
-all know it."""
+"""Most bytes of one round that a reducer keeps. Where few reduce for many, it would be far more: then no member asks,
+and all know it."""
 KEPT_PROOFS = 8
 """Guilty members of which a peer keeps a proof."""
 UNMET_AT_ONCE = 2.0
@@ -161,7 +161,7 @@ class Audits:
         """Those of the guilty members that the swarm goes back for."""
         self._found: dict[PeerID, Blame] = {}
         self._steps: OrderedDict[bytes, int] = OrderedDict()
-        """Steps of the rounds that this peer was in, by stripe. A liar can make up a round, to prove itself guilty of it."""
+        """Steps of this peer's own rounds, by stripe. A liar can make up other rounds, to prove itself guilty of one."""
         self._spoilt: dict[PeerID, int] = {}
         """The step of the update that each liar is known to have spoilt."""
         self._met: OrderedDict[PeerID, None] = OrderedDict()
@@ -211,7 +211,8 @@ class Audits:
     async def liars_since(self, step: int, group: Group) -> frozenset[PeerID]:
         """Members with false averages that a group undoes by going back to this step, as its members show.
 
-        If a false average was in no round of this peer, it believes the others that this was after that step.
+        For false averages in rounds that this peer was not in, it believes members that name the liar and want to go
+        back to this step.
         """
         self._hear_all(group)
         if heard := [task for what, task in self._tasks.items() if what[0] == "proof"]:
@@ -245,8 +246,8 @@ class Audits:
     def _hear_all(self, group: Group) -> None:
         """Ask for the proofs that these members say they have, and this peer has not.
 
-        A member that wants to go back further may have a proof of an earlier lie of the same liar, or of one that spoilt
-        a round.
+        A member that wants to go back further may have a proof of an earlier lie of the same liar, or of one that
+        spoilt a round.
         """
         convicted = {*map(short_name, self._proofs)}
         own = group.ticket_of(self._me).back_to
@@ -263,13 +264,13 @@ class Audits:
         return seals
 
     def _is_checked(self, group: Group) -> bool:
-        """Whether reducers of this group keep what averages are made of, and are asked; all its members find the same."""
+        """Whether reducers of this group keep what averages are made of, and are asked; all its members agree on it."""
         has_enough = sum(ticket.samples > 0 for ticket in group.tickets) >= FEWEST
         judge = self._judge.of(group)
         return has_enough and can_be_judged(judge.codec) and judge.bytes_given(group) <= MAX_KEPT_BYTES
 
     def end(self, has_average: bool) -> None:
-        """End the present round and draw what is checked of it; other members may still check what this peer has averaged."""
+        """End the present round, and draw what to check of it; this peer still shows what it has averaged itself."""
         ended, self._present = self._present, None
         self._rounds.append(ended)
         for seals in ended.seals:
@@ -387,7 +388,7 @@ class Audits:
             self._undone.add(peer)
         if is_earlier:
             self._spoilt[peer] = step
-        if len(self._proofs) > KEPT_PROOFS:  # a dropped proof is still acted on, and others have it
+        if len(self._proofs) > KEPT_PROOFS:  # the blame stays, and newcomers meet no peer that all leave out
             # What the swarm may have to go back for is kept longest: proofs against invented peers cost nothing.
             dropped = next((other for other in self._proofs if other not in self._spoilt), next(iter(self._proofs)))
             self._proofs.pop(dropped)
@@ -396,7 +397,7 @@ class Audits:
         return True
 
     async def _compare(self, peer: PeerID, own: SealedRound, name: bytes) -> None:
-        """Compare receipts with a member that has other ones of the last round: some reducer has told both different things."""
+        """Compare receipts with a member that has other ones of the last round: some reducer has told both other things."""
         try:
             request = to_wire("receipts", own.group.group_id, 0)
             data = await self._ask(peer, request, MAX_RECEIPTS_BYTES)

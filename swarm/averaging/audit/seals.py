@@ -77,7 +77,7 @@ class Seals:
         self._averages: dict[int, tuple[bytes, runtime_pb2.Tensor]] = {}
         """This reducer's averages by part, each with its hash."""
         self.receipts: dict[PeerID, Receipt] = {}
-        """The receipt of each reducer whose share has come, this one included."""
+        """The receipts of all reducers with averages that have come, and of this one."""
 
     @property
     def stripe(self) -> bytes:

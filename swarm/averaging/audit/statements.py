@@ -1,4 +1,4 @@
-"""What members sign in a round whose averages are checked: what they have sent, and what they have averaged.
+"""What members sign in a round with checked averages: what they have sent, and what they have averaged.
 
 A *commitment* is a sender's signature, for one reducer, over the parts that it gave. A *receipt* is a reducer's
 signature, for all members, over the parts that it was given and the averages that it made of them. Both are over hashes

@@ -1,6 +1,6 @@
 """Parts of a model that are averaged in turn, one with each update: so an update carries a part of the numbers only.
 
-After Streaming DiLoCo (Douillard et al. 2025, arXiv 2501.18512, section 2.1), whose *fragments* take layers from all
+After Streaming DiLoCo (Douillard et al. 2025, arXiv 2501.18512, section 2.1): its *fragments* take layers from all
 depths. Here a fragment takes whole tensors.
 """
 

@@ -1,7 +1,7 @@
 """PowerSGD: matrices of a gradient travel as products of two thin ones (Vogels, Karimireddy, Jaggi, NeurIPS 2019).
 
-A round makes two passes over the same group. With M ≈ P Qᵀ, M of shape [n, m], the first pass averages P = M Q, whose
-columns every peer then makes orthonormal, and the second averages Q = Mᵀ P. Vectors, and matrices that would not get
+A round makes two passes over the same group. With M ≈ P Qᵀ, M of shape [n, m], the first pass averages P = M Q. Every
+peer then makes its columns orthonormal, and the second pass averages Q = Mᵀ P. Vectors, and matrices that would not get
 smaller, travel as they are in the first pass. What the product leaves out of a peer's gradient goes with its next one.
 """
 

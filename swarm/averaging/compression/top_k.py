@@ -1,6 +1,6 @@
 """A codec that sends only the largest numbers of each chunk, in 16 bits each: where in the chunk, and how large.
 
-After SparseLoCo (arXiv 2508.15706), whose peers send the largest pseudo-gradients of each chunk in a few bits, and keep
+After SparseLoCo (arXiv 2508.15706): its peers send the largest pseudo-gradients of each chunk in a few bits, and keep
 the rest for the next time (`ErrorFeedback`). There each peer collects the messages of all. Here the reducer sends the
 largest numbers of the mean, and keeps the rest of that for the next time as well. So all members decode one message,
 which is as small as that of one peer.

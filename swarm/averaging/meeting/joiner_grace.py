@@ -20,8 +20,8 @@ class JoinerGrace:
     """Remembers for which peers a leader keeps its next group open.
 
     In a swarm of short steps a joiner would find every group closed, if the leader did not wait for it. No peer can
-    keep groups open for good: they are held `MAX_HOLDS` times a minute for a peer, some seconds each time. For strangers
-    the leader has a limited allowance of time (`swarm.averaging.meeting.matchmaking`).
+    keep groups open for good: they are held `MAX_HOLDS` times a minute for a peer, some seconds each time. For
+    strangers the leader has a limited allowance of time (`swarm.averaging.meeting.matchmaking`).
     """
 
     def __init__(self, timeouts: Timeouts = DEFAULT_TIMEOUTS):

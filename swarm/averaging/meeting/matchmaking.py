@@ -183,7 +183,7 @@ class Matchmaking:
                 self._monitor.watch(peer, can_be_called=not self._is_client.get(peer, True))
 
     async def _lead(self, ticket: Ticket, patience_end: float, seniors: Sequence[PeerID], wait_until: float) -> Group:
-        """Wait for the others, and close the group. A missing senior may lead a group of its own, so it is asked again."""
+        """Wait for the others, and close the group. A missing senior may lead another group, so it is asked again."""
         loop, grace = asyncio.get_running_loop(), self.lobby.grace
         knock_at = loop.time() + half_more_or_less(self._timeouts.knock_again_seconds)
         while True:
