@@ -5,12 +5,12 @@ the same bits. Here a reducer encodes the average once, and all members, the red
 So all hold the same bits after the round, with any codec. No second round is needed to bring the parameters back
 together.
 
-With a codec that rounds, what rounding leaves out on the way to a reducer and on the way back is not lost: a sender
+With a codec that rounds, what rounding leaves out on the way to a reducer and on the way back is not lost. A sender
 adds it to its contribution to the next round, a reducer to the next mean (`ErrorFeedback`).
 
 Weights come from the tickets that the whole group has seen, not from the sender's own messages. A rule combines what
 members send (`robust_mean`). A sender of parts that are not finite, are far too large or have another shape is banned
-from the exchange; senders of such parts, or of such averages, are named (`blamed`). Where averages are checked, members
+from the exchange. Senders of such parts or averages are named (`blamed`). Where averages are checked, members
 sign what they send (`audit`). Only some parts are on their way at once (`send_window`). A member can be given up at any
 time (`striped_allreduce`). A reducer keeps its stream open until the sender has read all results and hangs up
 (`until_caller_hangs_up`).

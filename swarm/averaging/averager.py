@@ -124,7 +124,7 @@ class SwarmAverager:
         self._process.send(SetAdmission(certificate, lists))
 
     def compare_orders(self, peer: PeerID | None, ticket: Ticket) -> MPFuture:
-        """Compare orders (see `CompareOrders`); returns a future of the organiser's newest ones, as they are signed."""
+        """Compare orders (see `CompareOrders`); returns a future of the organiser's newest ones, as signed."""
         future = MPFuture()
         self._process.send(CompareOrders(peer, ticket, future))
         return future

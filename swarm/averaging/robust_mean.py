@@ -28,8 +28,8 @@ ITERATIONS = 3
 MAX_SHARE = 2
 """One of N members that give samples weighs at most `MAX_SHARE` / N of the total."""
 MAX_LENGTH = 2.0
-"""With local steps, a member that claims more than `MAX_LENGTH` times the median number of samples counts as if it had
-come that many times as far as usual, and no farther."""
+"""Limit for a member with local steps that claims more than so many times the median number of samples. It counts as if
+it had come `MAX_LENGTH` times as far as usual, and no farther."""
 MAX_SORTED = 4096
 """Numbers of each member that are sorted at a time, which bounds the memory."""
 MAX_EXCHANGED = 16
@@ -108,6 +108,7 @@ class Combination:
         for _ in range(ITERATIONS):
             clipped = [self._clip(part - center, radius) for part, radius in zip(even, radii, strict=True)]
             center = center + weighted_mean(clipped, pulls)
+        # Parts were divided by their lengths, so the centre is of usual length; the mean has the mean of their lengths.
         return Combined(center * (sum(pulls) / sum(weights)), outside)
 
     def _lengths(self, samples: Sequence[float]) -> list[float]:
@@ -136,6 +137,7 @@ def capped(samples: Sequence[int]) -> list[float]:
     Two or fewer weigh as much as they say.
     """
     counted = sorted((number for number in samples if number), reverse=True)
+    # If the `num_over` largest weigh `most` each, that is 2/N of the total: most = 2 (num_over most + rest) / N.
     for num_over in range(len(counted)):
         most = MAX_SHARE * sum(counted[num_over:]) / (len(counted) - MAX_SHARE * num_over)
         if counted[num_over] <= most:

@@ -80,7 +80,7 @@ class RoundSignals:
 
     @property
     def has_company(self) -> bool:
-        """Whether a peer that has just sent a join request, or taken over the state, will come to the next group."""
+        """Whether a peer will come to the next group, since it has just sent a join request or taken over the state."""
         return time.monotonic() < self._company_until.value
 
     def expect_company(self, until_seconds: float) -> None:
@@ -122,7 +122,7 @@ class AveragingOptions:
         auto: whether a round's tickets name its codec and local steps; `codec` and `rule` are the first ones
         shapes: shapes of the parameters; the vector begins with their gradients
         line: what rounds and states may take of this peer's line
-        timeouts: how long this peer waits for others
+        timeouts: how long this peer waits for other peers
         admission: tells which peers may take part; the averaging process has its own copy
         ledger: file that is handed out to any peer that asks; None if this peer keeps none
         slowest_line_mbps: a member that sends as fast as this is never left out for being slow
@@ -159,7 +159,7 @@ class Rounds:
         p2p: this peer's connection to the network
         key: this peer's private key, which signs what it sends where averages are checked
         options: what it averages, with which peers, and how
-        signals: to the trainer
+        signals: tell the trainer what it has to know of rounds
     """
 
     def __init__(self, p2p: P2P, key: RSAPrivateKey, options: AveragingOptions, signals: RoundSignals):

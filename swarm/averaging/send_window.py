@@ -1,12 +1,12 @@
 """Bounds the parts that are on their way to a reducer at once: as many as its line carries in about half a second.
 
 Everything that a peer sends to another one goes through one queue: parts of a round, progress records, and answers to
-calls. If a peer handed all its parts to the network at once, then on a slow uplink everything else would wait for
-seconds behind them, and other peers would take this one for lost. A reducer answers a part with the average of it, so
-each average is also an acknowledgement: the time between the two tells how long the queue is.
+calls. If a peer handed all its parts to the network at once, everything else would wait behind them on a slow uplink,
+for seconds. Other peers would take it for lost. A reducer answers a part with the average of it, so each average is
+also an acknowledgement. The time between the two tells how long the queue is.
 
 The rule is a simple one of its family (TCP Vegas, Brakmo and Peterson 1995; LEDBAT, RFC 6817): grow while answers come
-quickly, shrink when they take long. It does not matter whether the queue or a third member makes them late: in both
+quickly, shrink when they take long. It does not matter whether the queue or a third member makes them late. In both
 cases more parts on the way would not end the round earlier.
 """
 

@@ -1,4 +1,4 @@
-"""The service of the averaging process: it joins rounds, transfers of the state, and the calls of other peers."""
+"""The service of the averaging process: rounds, transfers of the state, and answers to other peers."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ STRIPE_BYTES = 2**18
 MAX_STRIPES = 8
 """Most streams of one member to all reducers together, unless there are more reducers."""
 MIN_PART_BYTES = 2**14
-"""Least bytes of one part, however many streams share the line."""
+"""Fewest bytes of one part, however many streams share the line."""
 BURST_BYTES = 2**19
 """Bytes of one part of every stream together, if the slowest line carries `ASSUMED_KBPS`."""
 ASSUMED_KBPS = 10_000
@@ -35,7 +35,7 @@ MAX_PART_BYTES = 3 * 2**16
 MAX_SHOWN_BYTES = 2**23
 """Most bytes of one part of all members over faster lines: what an average was made of is shown in one answer."""
 LEAST_PARTS = 4
-"""Least parts of a share, over all its stripes: averages come back while later parts are on their way."""
+"""Fewest parts of a share, over all its stripes: averages come back while later parts are on their way."""
 MAX_PART_NUMBERS = 2**20
 """Most numbers in one part of every stream together: a reducer holds some parts of each member, decoded."""
 LARGEST_NUMBER = 1e24

@@ -1,7 +1,7 @@
 """One round's exchange: large vectors go in stripes, side by side, each an all-reduce with streams of its own.
 
-libp2p lets only 256 KiB of a new stream through before the receiver has to ask for more: in one stream, a share of some
-megabytes would wait for several round trips, however fast the line is. All members divide alike, by what all know.
+libp2p lets only 256 KiB of a new stream through before the receiver has to ask for more. So in one stream, a share of
+some megabytes would wait for several round trips, however fast the line is. All members divide alike, by what all know.
 
 A member that is not there any more (`failure_detector`), or is much later than usual, is given up in all stripes.
 """
@@ -65,9 +65,9 @@ class StripedAllReduce(contextlib.AsyncExitStack):
         others: the other members, which are watched meanwhile
         detector: tells which members are still there, and when an exchange is late
         register: makes a stripe known to members that send to this peer, as long as a context lasts
-        make_runner: makes the all-reduce of a stripe, which senders to this stripe can reach from then on. Its
-            arguments are the stripe's group, its part of the vector, how many numbers at its end are buffers, what
-            earlier rounds left out of it, and how many stripes there are
+        make_runner: makes the all-reduce of a stripe, which senders to this stripe can reach from then on. It takes the
+            stripe's group, its part of the vector, how many numbers at its end are buffers, what earlier rounds left
+            out of it, and how many stripes there are
     """
 
     def __init__(
@@ -88,7 +88,7 @@ class StripedAllReduce(contextlib.AsyncExitStack):
         self.runners: list[AllReduce] = []
         self.lost: set[PeerID] = set()
         self.waited_seconds: dict[PeerID, float] = {}
-        """How long this peer waited for each member, in times in which it did not wait for all other members."""
+        """Seconds for which this peer waited for each member, at times when it did not wait for all other members."""
         self._awaited_before = deque([set()], maxlen=3)
         """What was missing at each of the last looks, the oldest first."""
         self.kept_waiting = frozenset[PeerID]()

@@ -161,13 +161,13 @@ class Audits:
         """Those of the guilty members that the swarm goes back for."""
         self._found: dict[PeerID, Blame] = {}
         self._steps: OrderedDict[bytes, int] = OrderedDict()
-        """Steps of this peer's own rounds, by stripe. A liar can make up other rounds, to prove itself guilty of one."""
+        """Steps of this peer's own rounds, by stripe. A liar can make up another one, to prove itself guilty of it."""
         self._spoilt: dict[PeerID, int] = {}
         """The step of the update that each liar is known to have spoilt."""
         self._met: OrderedDict[PeerID, None] = OrderedDict()
         """Peers that were in a group with this one, the latest last."""
         self._not_heard = Backoff(max_seconds=MAX_FALSE_ACCUSER_SECONDS)
-        """Members that have accused others and proven nothing."""
+        """Members that have accused others and proven nothing: they are not listened to for a while."""
         self._unmet = TokenBuckets(UNMET_AT_ONCE, UNMET_PER_SECOND)
         self._unanswered: Counter[PeerID] = Counter()
         self._asked = TokenBuckets(ASKED_AT_ONCE, ASKED_PER_SECOND)
@@ -397,7 +397,7 @@ class Audits:
         return True
 
     async def _compare(self, peer: PeerID, own: SealedRound, name: bytes) -> None:
-        """Compare receipts with a member that has other ones of the last round: some reducer has told both other things."""
+        """Compare receipts with a member that has other ones: some reducer has told members different things."""
         try:
             request = to_wire("receipts", own.group.group_id, 0)
             data = await self._ask(peer, request, MAX_RECEIPTS_BYTES)

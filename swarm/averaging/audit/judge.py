@@ -1,11 +1,11 @@
 """Judges whether an average can come of what its reducer was given: makes it again, by the same rule, and compares.
 
-They are not compared bit by bit: other processors round otherwise, and an honest reducer adds what the codec has left
-out of earlier averages, which no other member knows. So an average is false only if it is farther from the true one
-than both explain. An honest reducer keeps to half of that (`is_faithful`). A member a little beyond the rule's reach
-counts for much less than one a little within it, and rounding decides on which side a member is. So the rule is applied
-with a reach that is a little shorter and a little longer as well. An average between the results is not held against
-its reducer.
+The two are not compared bit by bit. Other processors round otherwise, and an honest reducer adds what the codec has
+left out of earlier averages, which no other member knows. So an average is false only if it is farther from the true
+one than both explain. An honest reducer keeps to half of that (`is_faithful`). A member a little beyond the rule's
+reach counts for much less than one a little within it, and rounding decides on which side a member is. So the rule is
+applied with a reach that is a little shorter and a little longer as well. An average between the results is not held
+against its reducer.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class OtherOrders(ValueError):  # noqa: N818 (reads as what it says)
 
 
 def can_be_judged(codec: CompressionBase) -> bool:
-    """Whether averages in this codec can be judged: not if it leaves out most of one, and sends that with later ones."""
+    """Whether averages in this codec can be judged: not if it leaves most of one out, and adds that to later ones."""
     return not isinstance(codec, ChunkedTopK)
 
 

@@ -1,8 +1,12 @@
 """Proofs that a member has lied, which every member can check: what it has signed, and what that is about.
 
-There are three kinds: two receipts of one reducer that contradict each other; a receipt with all that one average was
-made of, if another average comes of that; and a part that a member gave, with its list of what it has computed, which
-says something else. No proof can be made without the key of the accused member, nor of what it has signed in another
+There are three kinds:
+
+- two receipts of one reducer that contradict each other;
+- a receipt with all that one average was made of, if another average comes of that;
+- a part that a member gave, with its list of what it has computed, if the list says something else.
+
+No proof can be made without the key of the accused member. Nor can it be made of what that member has signed in another
 run: a group's name is made of its run, and of bytes that each member has drawn for this round alone.
 """
 

@@ -61,7 +61,7 @@ class Seals:
     Args:
         me: this peer
         group: the stripe
-        key: this peer's own
+        key: this peer's private key
         keeps: whether to keep what averages are made of, for members that check it
     """
 
@@ -163,6 +163,7 @@ class Seals:
         Args:
             num_counted: for each sender, how many messages counted, the seal included
         """
+        # A part that came after its sender was lost is kept here, but does not count.
         for sender, given in self._given.items():
             del given[num_counted.get(sender, 0) :]
         counted = [

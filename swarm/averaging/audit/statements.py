@@ -3,9 +3,9 @@
 A *commitment* is a sender's signature, for one reducer, over the parts that it gave. A *receipt* is a reducer's
 signature, for all members, over the parts that it was given and the averages that it made of them. Both are over hashes
 of encoded bytes, so it does not matter which codec made them. They are signed with the key of which the peer id is the
-hash. Such a signature takes 0.2 ms and its check 0.02 ms. With a key that only lives as long as a process (Ed25519:
-0.02 ms and 0.06 ms) a round of three to eight members would be one to two milliseconds shorter, but there would be one
-more key to certify.
+hash. Such a signature takes 0.2 ms and its check 0.02 ms. A key that only lives as long as a process (Ed25519: 0.02 ms
+and 0.06 ms) would make a round of three to eight members one to two milliseconds shorter. But it would be one more key
+to certify.
 """
 
 from __future__ import annotations

@@ -140,7 +140,7 @@ class WorkAudits:
         self._found: dict[PeerID, Blame] = {}
         """Members that are left out soon, and what for."""
         self._differences: dict[PeerID, int] = {}
-        """How often each member's work has differed, also after its time as a suspect: a liar is honest that long."""
+        """How often each member's work has differed. It outlasts the time as a suspect: a liar may be honest then."""
         self._unanswered: dict[PeerID, float] = {}
         """Points of each member for questions without an answer."""
         self._unlisted: dict[PeerID, float] = {}

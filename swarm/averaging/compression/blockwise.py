@@ -104,7 +104,7 @@ class BlockwiseInt8(Blockwise):
 
 
 class BlockwiseInt4(Blockwise):
-    """4 bits for a number, and a scale for each 256 numbers: with 15 levels only, their largest one has to be near."""
+    """4 bits for a number, and a scale for each 256 numbers: with only 15 levels, blocks have to be smaller."""
 
     block, bits = 256, 4
 

@@ -15,12 +15,12 @@ class ErrorFeedback:
     """Keeps what a peer's encodings have left out, and adds it to what the peer encodes in the next round.
 
     It is kept as a sum over samples, like gradients, so that it counts with the same weight whenever it arrives. A
-    sender adds it to its contribution. A reducer adds it to the mean of its share: it was left out of what all members
+    sender adds it to its contribution. A reducer adds it to the mean of its share. It was left out of what all members
     gave, so in the contribution of one member it would look like a lie. After Seide et al., 1-bit Stochastic
     Gradient Descent (Interspeech 2014), and Tang et al., DoubleSqueeze (ICML 2019), which does it on both sides.
 
-    What the codec cuts off, because it is beyond its largest number, is not kept: a single spike would come back as
-    that number in each of hundreds of rounds.
+    What the codec cuts off, because it is beyond its largest number, is not kept. Else a single spike would come back
+    as that number in each of hundreds of rounds.
 
     Args:
         codec: how numbers travel
@@ -69,7 +69,7 @@ class ErrorFeedback:
 
     @torch.no_grad()
     def with_left_out(self, mean: torch.Tensor, offset: int, samples: float) -> torch.Tensor:
-        """A mean of this peer's share over `samples`, plus what earlier rounds left out; that stays kept until `keep`.
+        """A mean of this peer's share over `samples`, plus what earlier rounds left out, which is kept until `keep`.
 
         Args:
             mean: shape [n], fp32

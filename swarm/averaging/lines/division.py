@@ -1,8 +1,9 @@
 """Divides the vector into shares of the reducers, by what members have measured of their lines.
 
-Of N members, one that reduces a share x of the vector V sends (1 - x) V to the other reducers, and x V to each of the
-others: V (1 + x (N - 2)). One without samples sends x V (N - 1). So in T seconds a line that carries L bytes a second
-leaves room for x = (T L / V - 1) / (N - 2). The shares are those of the smallest T in which all of V is reduced.
+One of N members that reduces a share x of the vector V sends (1 - x) V to the other reducers, and x V to each of the
+others. Together that is V (1 + x (N - 2)). A member without samples sends x V (N - 1). So in T seconds a line that
+carries L bytes a second leaves room for x = (T L / V - 1) / (N - 2). The shares are those of the smallest T in which
+all of V is reduced.
 
 No member decides, and none has to be trusted: shares are a function of the group's tickets, which are the same on all
 members. The calculation uses whole numbers only, so that all machines find the same shares, bit by bit.

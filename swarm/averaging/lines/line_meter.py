@@ -27,9 +27,9 @@ from swarm.protocol.messages import MAX_LINE_KBPS
 MEASURED = 3
 """Number of latest measurements, of which the median counts."""
 SHORT_SECONDS = 2.0
-"""Shorter exchanges are a matter of round trips and processors as well: five peers on two cores, with
-equal lines and exchanges of one to two seconds, measured lines that differed threefold. A line that sends an equal
-share in this time is fast enough."""
+"""Shorter exchanges are a matter of round trips and processors as well. Five peers on two cores, with equal lines and
+exchanges of one to two seconds, measured lines that differed threefold. A line that sends an equal share in this time
+is fast enough."""
 LEAST_BYTES = 2**18
 FIRST_GROWTH = 2.0
 """How many times what it did an idle line is taken to carry, as long as its bounds were never seen."""
@@ -46,7 +46,7 @@ MOST_LATE = 2 / 3
 
 
 class Waits:
-    """Counts in one exchange how often reducers say that they waited for this peer, and how often it waited itself."""
+    """Counts in one exchange how often reducers say they waited for this peer, and it for each other member."""
 
     def __init__(self) -> None:
         self._answers: Counter[PeerID] = Counter()

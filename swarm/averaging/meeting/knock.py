@@ -97,7 +97,7 @@ class Knocker:
             self._orders.take(theirs, leader)
             self._orders.check(ticket)
             if orders or not (own := self._orders.signed):
-                return None  # it was told, and follows others still
+                return None  # it was told already, or there is nothing to tell
             return await self.follow(leader, ticket, wait_until, redirects, own)
         if reply.code == averaging_pb2.NOT_A_LEADER and reply.suggested_leader and redirects:
             try:
@@ -222,5 +222,5 @@ class Knocker:
 
 
 def half_more_or_less(seconds: float) -> float:
-    """At random, so that two peers that knock at each other at the same moment do not do so again."""
+    """So many seconds, up to half more or less by chance, so that two peers do not knock at each other again and again."""
     return seconds * random.uniform(0.5, 1.5)
