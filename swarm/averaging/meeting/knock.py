@@ -222,5 +222,5 @@ class Knocker:
 
 
 def half_more_or_less(seconds: float) -> float:
-    """So many seconds, up to half more or less by chance, so that two peers do not knock at each other again and again."""
+    """These seconds, changed by up to half at random: so two peers do not knock at each other again and again."""
     return seconds * random.uniform(0.5, 1.5)
