@@ -1,19 +1,19 @@
-"""Exact all-reduce: each share of the vector is combined by one peer, encoded once, and decoded by everyone alike.
+"""Exact all-reduce: one member combines and encodes each share of the vector, and all decode the same message.
 
 Hivemind's all-reduce answers every sender with the difference to *its* tensor, so after a few updates no two peers hold
-the same bits. Here a reducer encodes the average once and everyone, the reducer included, decodes that one message: all
-peers hold the same bits after the round, with any codec, and no second round is needed to bring the parameters back
+the same bits. Here a reducer encodes the average once, and all members, the reducer included, decode that one message.
+So all hold the same bits after the round, with any codec. No second round is needed to bring the parameters back
 together.
 
-With a codec that rounds, what rounding leaves out on the way to a reducer and on the way back is not lost: a sender
+With a codec that rounds, what rounding leaves out on the way to a reducer and on the way back is not lost. A sender
 adds it to its contribution to the next round, a reducer to the next mean (`ErrorFeedback`).
 
-Weights come from the tickets that the whole group has seen, not from the sender's own messages; a rule combines what
-members send (`robust_mean`). Parts that are not
-finite, are far too large or have another shape ban their sender, and whoever sends such parts or such averages is named
-(`blamed`). Where averages are checked, members sign what they send (`audit`). Only some parts are on their way at once
-(`send_window`). A member can be given up at any time (`striped_allreduce`). A reducer keeps its stream open until the
-sender has read all results and hangs up (`until_caller_hangs_up`).
+Weights come from the tickets that the whole group has seen, not from the sender's own messages. A rule combines what
+members send (`robust_mean`). A sender of parts that are not finite, are far too large or have another shape is banned
+from the exchange. Senders of such parts or averages are named (`blamed`). Where averages are checked, members
+sign what they send (`audit`). Only some parts are on their way at once (`send_window`). A member can be given up at any
+time (`striped_allreduce`). A reducer keeps its stream open until the sender has read all results and hangs up
+(`until_caller_hangs_up`).
 """
 
 from __future__ import annotations
@@ -54,8 +54,9 @@ from swarm.runtime.line_use import LineUse
 logger = get_logger(__name__)
 
 DIAL_AGAIN_SECONDS = 0.2
+"""Seconds between two attempts to open a stream to a reducer."""
 LATE_SECONDS = 0.005
-"""For a part that takes no longer after it is awaited, nobody has waited."""
+"""A part that comes no later than this, after it is awaited, counts as one that no member has waited for."""
 
 
 @dataclass(frozen=True)
@@ -63,11 +64,11 @@ class ArrivedPart:
     """A part or an average that has come.
 
     Args:
-        numbers: None if no honest peer sends them
-        num_bytes: of its message
-        tensor: as it was encoded
-        hash: of that, where averages are checked
-        waited: of an average, whether its reducer waited for this peer's part
+        numbers: the decoded numbers; None if no honest peer sends them
+        num_bytes: size of its message
+        tensor: the encoded numbers
+        hash: hash of `tensor`, where averages are checked
+        waited: for an average, whether its reducer waited for this peer's part
     """
 
     numbers: torch.Tensor | None
@@ -82,20 +83,20 @@ class AllReduce:
 
     Args:
         me: this peer
-        group: the closed group; its tickets give the weights and say who can reduce
+        group: the closed group; its tickets give the weights and say which members can reduce
         vector: this peer's contribution, shape [n], fp32
-        num_buffers: numbers at its end that are buffers of the model
+        num_buffers: numbers at the vector's end that are buffers of the model
         feedback: what earlier rounds have left out
         codec: how numbers travel
         rule: how a reducer combines the parts of all members
-        stripes: how many run side by side
-        detector: is told who was heard
-        windows: of each reducer: how many parts may be on their way to it
-        stub_of: whose `rpc_aggregate_part` calls that of another peer
-        line: lets what this peer sends wait for its turn, and counts
+        stripes: how many stripes run side by side
+        detector: is told which members were heard
+        windows: for each reducer, how many parts may be on their way to it
+        stub_of: gives the stub with the `rpc_aggregate_part` of another peer
+        line: delays what this peer sends until its turn comes, and counts bytes
         stream_seconds: a member that sends nothing for so long is given up, a reducer after twice that
         seals: what this peer signs and checks; None where averages are not checked
-        waits: notes for whose parts reducers wait
+        waits: counts how often reducers wait for each member's parts
     """
 
     def __init__(
@@ -122,7 +123,7 @@ class AllReduce:
         self.weights = dict(zip(group.peer_ids, rule.weights(samples), strict=True))
         self.parts_received = self.inputs_received = self.bytes_sent = self.bytes_received = 0
         self.blamed: dict[PeerID, Blame] = {}
-        """Who has sent what no honest peer sends, and what that was."""
+        """Members that have sent what no honest peer sends, and what that was."""
         self._feedback, self.codec, self._detector, self._seals = feedback, codec, detector, seals
         self.stub_of, self._line, self._stream_seconds = stub_of, line, stream_seconds
         self._waits = waits or Waits()
@@ -131,9 +132,9 @@ class AllReduce:
         self._average = torch.empty_like(vector)
         """Shape [n], fp32: the parts of the average that have come, each in its place."""
         self._num_averages: Counter[PeerID] = Counter()
-        """Parts of the average that each reducer has sent, in the order of its parts."""
+        """How many averages have come from each reducer, in the order of its parts."""
         self._num_given: Counter[PeerID] = Counter()
-        """Parts of this peer that have left for each other reducer."""
+        """How many parts of this peer have left for each other reducer."""
         self._own_parts = self._parts.get(me, [])
         parts = [part for parts in self._parts.values() for part in parts]
         self._largest_part = max((len(part.numbers) for part in parts), default=0)
@@ -143,18 +144,18 @@ class AllReduce:
         self._left_out: dict[int, torch.Tensor] = {}
         self._lost: set[PeerID] = set()
         self._failed: set[PeerID] = set()
-        """Reducers whose stream has ended: nothing more comes from them."""
+        """Reducers that have ended their streams: nothing more comes from them."""
         self._talks: dict[PeerID, asyncio.Task] = {}
-        """Those in which this peer sends to a reducer."""
+        """The task for each reducer: it sends this peer's parts and takes the averages."""
         self._callers: dict[PeerID, asyncio.Task | None] = {}
-        """Those in which a member sends to this reducer."""
+        """The task in which each member sends to this reducer; None for a lost member that never called."""
         self._all_called = asyncio.Event()
         self.is_over = False
-        """This peer has all averages, or nobody needs them."""
+        """Whether this peer has all averages, or does not need them any more."""
         self.has_served = False
-        """Somebody has got all averages of this peer's share."""
+        """Whether some member has got all averages of this peer's share."""
 
-    # ---- for whoever runs it ----------------------------------------------------------------------------------------
+    # ---- for its caller ---------------------------------------------------------------------------------------------
 
     @property
     def parts_expected(self) -> int:
@@ -167,10 +168,10 @@ class AllReduce:
         return len(self._own_parts) * len(self.group.peer_ids)
 
     def add_left_out(self) -> None:
-        """Before anything is sent: what earlier rounds left out of this peer's contributions goes with this one.
+        """Add what earlier rounds left out of this peer's contributions; called before anything is sent.
 
-        Not where others compare what it sends with what it says it has computed: there it would look like a lie, and
-        what is left out is small.
+        It adds nothing where reducers compare what this peer sends with what it says it has computed. There it would
+        look like a lie, and what is left out is small.
         """
         own = self.group.ticket_of(self.me)
         if self._seals is not None and own.work and is_compared(self.codec):
@@ -181,13 +182,13 @@ class AllReduce:
                     self._feedback.add_to(part.numbers, part.info, part.offset, self.weights[self.me])
 
     def keep_left_out(self) -> None:
-        """After the round has succeeded, here or for others: what its averages left out goes with the next ones."""
+        """Keep what averages left out for the next ones; called when the round has succeeded, here or elsewhere."""
         for part_index, left_out in self._left_out.items():
             self._feedback.keep(left_out, self._own_parts[part_index].offset, self._weight_of_all)
 
     @property
     def has_given(self) -> bool:
-        """Whether all parts of this peer have left for the other reducers: it is not known of all whether they came."""
+        """Whether all parts of this peer have left for the other reducers; some may not have arrived."""
         return all(self._num_given[peer] == len(parts) for peer, parts in self._parts.items() if peer != self.me)
 
     @property
@@ -196,18 +197,18 @@ class AllReduce:
 
     @property
     def parts_combined(self) -> int:
-        """Parts of this peer's share of which there is a mean."""
+        """How many parts of this peer's share have a mean."""
         return self._reducer.parts_combined
 
     @property
     def outside(self) -> Mapping[PeerID, int]:
-        """In how many of them each member was far from the others."""
+        """In how many of these parts each member was far from the others."""
         return self._reducer.outside
 
     async def run(self) -> torch.Tensor:
-        """Send to all reducers, reduce for all senders; the average, shape [n].
+        """Send to all reducers, reduce for all senders, and return the average, shape [n].
 
-        It goes on to its end even if a reducer fails: the others may need nothing but this peer's share of the rest.
+        It goes on to its end even if a reducer fails: other members may need nothing but this peer's share of the rest.
 
         Raises:
             RoundFailed: a part of the average is missing
@@ -233,17 +234,17 @@ class AllReduce:
             self._average = torch.empty(0)
             arrived = f"{self.parts_received} of {self.parts_expected} parts of the average arrived"
             raise RoundFailed(f"{arrived}, not all those of {names}", frozenset(self._lost))
-        average, self._average = self._average, torch.empty(0)  # whoever still reads needs only the messages
+        average, self._average = self._average, torch.empty(0)  # members that still read need only the messages
         return average
 
     def close(self) -> None:
-        """Nobody needs this any more; who sends to it from now on is told so."""
+        """End this all-reduce; members that send to it from now on are told that it is over."""
         if not self.is_over:
             self.is_over = True
             self._reducer.close()
 
     def awaited_input(self, peer_id: PeerID) -> int | None:
-        """Number of the part that is reduced now, if it is this member's that is missing: what follows waits for it."""
+        """Number of the part that is reduced now, if it is missing from this member: all later parts wait for it."""
         return self._reducer.awaited_from(peer_id)
 
     def awaited_average(self, peer_id: PeerID) -> int | None:
@@ -251,11 +252,11 @@ class AllReduce:
         return self._num_averages[peer_id] if self._is_missing(peer_id) and peer_id not in self._failed else None
 
     def _is_missing(self, peer_id: PeerID) -> bool:
-        """Whether averages of this member have not come."""
+        """Whether some averages of this reducer have not come."""
         return self._num_averages[peer_id] < len(self._parts.get(peer_id, ()))
 
     def lose(self, peer_id: PeerID) -> None:
-        """This member is not there any more: what it has not sent is not waited for, and nothing is sent to it."""
+        """Go on without this member: what it has not sent is not waited for, and nothing is sent to it."""
         self._lost.add(peer_id)
         self._reducer.lose(peer_id)
         self._note_called(peer_id, self._callers.get(peer_id))
@@ -268,7 +269,8 @@ class AllReduce:
     async def _send_and_receive(self, reducer: PeerID) -> None:
         """Send this peer's parts of a reducer's share, and take in the averages."""
         try:
-            async with (  # each by itself: what reads ahead may be anywhere, and only the stream hangs up
+            # Each is closed by itself: what reads ahead may be at any point, and only closing the stream hangs up.
+            async with (
                 aclosing(await self._stream_to(reducer)) as stream,
                 aclosing(aiter_with_timeout(stream, 2 * self._stream_seconds)) as messages,
                 aclosing(amap_in_executor(self._decode_average, messages, max_prefetch=1)) as results,
@@ -301,7 +303,7 @@ class AllReduce:
         raise ExchangeBroken(f"{reducer} sent {self._num_averages[reducer]} averages only")
 
     def _accuse(self, peer_id: PeerID, what: Blame) -> NoReturn:
-        """No honest peer does that."""
+        """Blame a member for what no honest peer does, and end its stream."""
         self.blamed[peer_id] = what
         raise ExchangeBroken(f"{peer_id} {what}")
 
@@ -312,10 +314,10 @@ class AllReduce:
         self.parts_received += 1
 
     async def _stream_to(self, reducer: PeerID) -> AsyncGenerator[averaging_pb2.AveragingData]:
-        """Open a stream, as soon as there is a connection.
+        """Open a stream to a reducer, as soon as there is a connection.
 
-        For seconds after a call has failed p2pd does not try again. Who has come back meanwhile calls us, to send its
-        own parts; and it would wait for ours for long, because it hears that we are there.
+        For some seconds after a dial has failed, p2pd does not dial again. A reducer that has come back meanwhile calls
+        this peer to send its own parts. It would then wait long for this peer's parts, since it hears from this peer.
         """
         give_up_at = asyncio.get_running_loop().time() + self._stream_seconds
         inputs = self.inputs_for(reducer)
@@ -330,7 +332,7 @@ class AllReduce:
     async def inputs_for(self, reducer: PeerID) -> AsyncIterator[averaging_pb2.AveragingData]:
         """The messages with this peer's parts of a reducer's share, as fast as the window lets them go.
 
-        A listener's are empty: they only say that it is ready for the next average.
+        A member without samples sends empty ones: they only say that it is ready for the next average.
         """
         encode = partial(self._encode_input, reducer)
         encoded = amap_in_executor(encode, as_aiter(*self._parts[reducer]), max_prefetch=1)
@@ -350,7 +352,7 @@ class AllReduce:
             await encoded.aclose()
 
     def _encode_input(self, reducer: PeerID, part: Part) -> runtime_pb2.Tensor | None:
-        """None for the seal, which is made when all parts are encoded."""
+        """The encoded part; None for the seal, which is made when all parts are encoded."""
         if not self.weights[self.me]:
             return runtime_pb2.Tensor()  # it would count for nothing
         if part.is_seal:
@@ -376,7 +378,7 @@ class AllReduce:
     async def rpc_aggregate_part(
         self, stream: AsyncIterator[averaging_pb2.AveragingData], context: P2PContext
     ) -> AsyncIterator[averaging_pb2.AveragingData]:
-        """A member's part in this stripe, which it can have once; what it sends is answered with the averages."""
+        """Answer a member's parts with the averages. A member can call once for each stripe."""
         sender = context.remote_id
         if sender not in self.weights or self._callers.get(sender) is not None:
             yield averaging_pb2.AveragingData(code=averaging_pb2.PROTOCOL_VIOLATION)
@@ -449,7 +451,7 @@ class AllReduce:
         return numbers
 
     def _keep_given(self, sender: PeerID, arrived: ArrivedPart, is_seal: bool) -> None:
-        """What others may want to see, and the sender's word for it."""
+        """Keep a part that auditors may ask for, or the sender's commitment to its parts."""
         if not is_seal:
             return self._seals.given(sender, arrived.hash, arrived.tensor)
         try:
@@ -458,14 +460,14 @@ class AllReduce:
             self._accuse(sender, Blame.SENT_A_BAD_COMMITMENT)
 
     async def _encode_once(self, part_index: int, mean: torch.Tensor) -> runtime_pb2.Tensor:
-        """The one message with the average of this part; the first who needs it encodes it."""
+        """The one message with the average of this part, encoded when it is first needed."""
         if part_index not in self._encoded:
             loop = asyncio.get_running_loop()
             self._encoded[part_index] = loop.run_in_executor(None, self.encode_average, part_index, mean)
-        return await asyncio.shield(self._encoded[part_index])  # others wait for it, too
+        return await asyncio.shield(self._encoded[part_index])  # other members wait for it, too
 
     def encode_average(self, part_index: int, mean: torch.Tensor) -> runtime_pb2.Tensor:
-        """The message, with what earlier ones have left out; what it leaves out itself is noted."""
+        """The message with a mean, and with what earlier ones have left out; what it leaves out itself is noted."""
         part = self._own_parts[part_index]
         if part.is_seal:
             return self._seals.receipt(self._reducer.counted)
@@ -474,7 +476,7 @@ class AllReduce:
         if self._feedback.left_out is not None:
             average = self.codec.extract(message)
             if self._seals is not None and not is_faithful(average, mean, self.codec, part.info):
-                message = self.codec.compress(mean, part.info)  # honest, and it could not be told
+                message = self.codec.compress(mean, part.info)  # the sum is honest, but auditors would call it false
                 average = self.codec.extract(message)
             self._left_out[part_index] = whole - average
         if self._seals is not None:
@@ -487,7 +489,10 @@ class AllReduce:
             self._all_called.set()
 
     async def _give_up_who_never_calls(self) -> None:
-        """Who did not call in its last round either has less time: it may have no way to this peer."""
+        """Give up senders that do not call. One that did not call in its last round either has less time.
+
+        Such a sender may have no way to reach this peer.
+        """
         if not self._own_parts:
             return
         loop = asyncio.get_running_loop()
@@ -504,7 +509,7 @@ class AllReduce:
     # ---- the line ---------------------------------------------------------------------------------------------------
 
     async def _may_send(self, message: averaging_pb2.AveragingData) -> None:
-        """Count a message that goes out, when it may."""
+        """Wait until a message may go out, and count it."""
         num_bytes = message.ByteSize()
         await self._line.send(num_bytes)
         self.bytes_sent += num_bytes
@@ -527,5 +532,5 @@ class AllReduce:
 
     @staticmethod
     def _without_content(message: averaging_pb2.AveragingData) -> ArrivedPart:
-        """Of who has no samples nothing is read: its messages say only that it is ready for the next average."""
+        """A message of a member without samples, unread: it only says that the member is ready for the next average."""
         return ArrivedPart(None, message.ByteSize(), message.tensor_part)

@@ -42,9 +42,9 @@ from swarm.state_sync.state_server import state_to_send
 from swarm.state_sync.transfer_status import TransferStatus
 
 SLOW_BYTES_PER_SECOND = 250_000.0
-"""2 Mbit/s: less is too slow."""
+"""2 Mbit/s: rounds are not made longer for slower lines."""
 LAST_READ_SECONDS = 2.0
-"""For which others may read, from a peer that leaves, its share of a round that it has already."""
+"""Seconds for which a peer that leaves waits for members that still read its share of a round that it has finished."""
 
 StateProvider = Callable[[], tuple[dict, Sequence[torch.Tensor]]]
 
@@ -53,10 +53,10 @@ class SwarmAverager:
     """Runs rounds over one flat fp32 vector, and takes over states, in a process of its own, from `start` on.
 
     Args:
-        dht: this peer's
-        options: what is averaged, with whom, and how
+        dht: this peer's DHT node
+        options: what is averaged, with which peers, and how
         get_state: called in a thread when a peer asks for the state; returns (small metadata, tensors)
-        of_trainer: tensors that the trainer alone uses
+        of_trainer: tensors that the trainer alone uses; the averaging process drops them
     """
 
     def __init__(
@@ -68,14 +68,14 @@ class SwarmAverager:
     ):
         self.vector, self.line, self.timeouts = options.vector.share_memory_(), options.line, options.timeouts
         self.peer_id, self.client_mode = dht.peer_id, dht.client_mode
-        first = Codec() if options.auto else options.codec  # of those that may come, the one with most bytes
+        first = Codec() if options.auto else options.codec  # with `auto`, the codec of most bytes
         self._codec = first.make()
         self._has_memory = options.codec.low_rank(options.shapes, self.vector.numel()) is not None
         self._dead_since: float | None = None
         self.signals = RoundSignals()
         """What rounds tell the trainer."""
         self.transfers = TransferStatus()
-        """How far it is with states that are handed over."""
+        """How far transfers of states are."""
         self._process = WorkerProcess(
             dht,
             partial(AveragingService, options, dht.client_mode, dht.key, self.signals, self.transfers),
@@ -87,11 +87,11 @@ class SwarmAverager:
 
     @property
     def can_listen(self) -> bool:
-        """Whether a member may come without weights; PowerSGD's memory goes with them."""
+        """Whether a member may come without weights: not with PowerSGD, which needs a memory that belongs to them."""
         return not self._has_memory
 
     def longest_round_seconds(self, timeout_seconds: float, members: Sequence[Member]) -> float:
-        """After which a round is given up: what a slow line needs for what a member sends, and receives."""
+        """Seconds after which a round is given up: at least those that a slow line needs for a member's bytes."""
         members = [member for member in members if member.awaited]
         num_reducers = sum(not member.client_mode for member in members)
         num_bytes = bytes_of_member(self.vector, self._codec, len(members), 1 / max(1, num_reducers))
@@ -101,30 +101,30 @@ class SwarmAverager:
         """Start a round in the background.
 
         Returns:
-            the future of the order: of a `RoundReport`; raises another RoundEnded
+            the order's future, of a `RoundReport`; raises a `RoundEnded` if the round gives no average
         """
         order.future.add_done_callback(lambda _: self.signals.bell.ring())
         self._process.send(replace(order, members=first_members(order.members, self.peer_id)))
         return order.future
 
     def expect(self, peer_ids: Collection[PeerID]) -> None:
-        """Tell a leader that is waiting whom to wait for, as peers come and go."""
+        """Change the peers that a waiting leader waits for, as peers come and go."""
         self._process.send(Expect(tuple(peer_ids)[:MAX_GROUP_SIZE]))
 
     def set_step(self, step: int, lineage: bytes | None = None) -> None:
-        """Tell those who knock which step this peer works on, and on which weights."""
+        """Note which step this peer works on, and on which weights: peers that send join requests are told."""
         self._process.send(SetStep(step, lineage))
 
     def followed(self, lineage: bytes) -> None:
-        """This peer has made an update after others: it may be that of a round that failed here."""
+        """Note that this peer has made an update after other peers: it may be that of a round that failed here."""
         self._process.send(Followed(lineage))
 
     def set_admission(self, certificate: bytes, lists: Mapping[str, bytes]) -> None:
-        """This peer shows another certificate from now on, or the organiser has signed newer lists."""
+        """Take over the certificate that this peer shows from now on, and the lists that the organiser has signed."""
         self._process.send(SetAdmission(certificate, lists))
 
     def compare_orders(self, peer: PeerID | None, ticket: Ticket) -> MPFuture:
-        """A future of the organiser's newest orders, as they were signed; arguments as of `CompareOrders`."""
+        """Compare orders (see `CompareOrders`); returns a future of the organiser's newest ones, as signed."""
         future = MPFuture()
         self._process.send(CompareOrders(peer, ticket, future))
         return future
@@ -136,36 +136,39 @@ class SwarmAverager:
     # ---- states -----------------------------------------------------------------------------------------------------
 
     def download_state(self, donors: Sequence[PeerID], request: DownloadRequest) -> MPFuture:
-        """Download the state in the background, or averages that others have kept; one download at a time.
+        """Download the state in the background, or averages that other peers have kept; one download at a time.
 
         Args:
-            donors: who may have it, the best first; where one is slow, others are tried beside it
+            donors: peers that may have it, the best first; if one is slow, others are tried beside it
             request: what is asked for
 
         Returns:
-            a future of a `Downloaded`; raises `NoState`
+            a future of a `Downloaded`; it raises `NoState` if no donor hands it over
         """
         future = MPFuture()
         self._process.send(DownloadState(tuple(donors), request, future))
         return future
 
     def took_over(self) -> None:
-        """What was downloaded is in place of this peer's weights: what rounds of the old ones left out is forgotten."""
+        """Forget what rounds left out: the download has replaced the weights that they were about."""
         self._process.send(TookOver())
 
     def cancel_download(self) -> None:
-        """Nobody waits for it any more."""
+        """Give up the download that is running, if any."""
         self._process.send(CancelDownload())
 
     def keep_average(self, step: int, before: bytes, after: bytes) -> None:
-        """The vector holds the average of an update that this peer makes alone; after this it may be written again."""
+        """Keep a copy of the vector, which holds the average of an update that this peer makes alone.
+
+        Afterwards the vector may be written again.
+        """
         future, waited_seconds = MPFuture(), 0.0
         self._process.send(KeepAverage(step, before, after, future))
         while not future.done() and self.is_alive():
             wait_a_little(future)
-            waited_seconds += POLL_SECONDS  # not by the clock: this process itself may stand still
+            waited_seconds += POLL_SECONDS  # in polls, not by the clock: this process itself may stand still
             if waited_seconds > self.timeouts.hangs_seconds:
-                self.kill()  # it is stopped: what it read later would be another vector
+                self.kill()  # it stands still: later it would read another vector
 
     # ---- the process ------------------------------------------------------------------------------------------------
 
@@ -179,7 +182,7 @@ class SwarmAverager:
 
     @property
     def pid(self) -> int:
-        """Of the averaging process."""
+        """Process id of the averaging process."""
         return self._process.pid
 
     def is_alive(self) -> bool:
@@ -187,7 +190,11 @@ class SwarmAverager:
         return self._process.is_alive()
 
     def check_alive(self) -> None:
-        """Raises InputError: the averaging process has been dead for some time, and nobody has started it again"""
+        """Check that the averaging process lives.
+
+        Raises:
+            InputError: it has been dead for some time, and was not started again
+        """
         if self.is_alive():
             self._dead_since = None
             return
@@ -196,11 +203,11 @@ class SwarmAverager:
             raise InputError("The averaging process has died: is there enough memory? Start this peer again.")
 
     def kill(self) -> None:
-        """End the averaging process, which hangs."""
+        """Kill the averaging process, which hangs."""
         self._process.kill()
 
     def shutdown(self) -> None:
-        """Leave; whoever reads may go on for a moment: it needs our share of a round that we have."""
+        """Leave; members that still read this peer's share of a finished round have a moment to read the rest."""
         if self.is_alive():
             future = MPFuture()
             with contextlib.suppress(TimeoutError, OSError):
@@ -210,9 +217,9 @@ class SwarmAverager:
 
 
 def _prepare_process(sockets: str, of_trainer: Sequence[torch.Tensor]) -> None:
-    """At the start of the averaging process."""
+    """Set the averaging process up, at its start."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C ends the trainer, which ends this process in its own time
-    torch.set_num_threads(1)  # stripes work side by side as it is, and the trainer needs the cores
+    torch.set_num_threads(1)  # stripes work side by side anyway, and the trainer needs the cores
     use_socket_folder(sockets)
     die_with_parent()
     stay_small()

@@ -1,4 +1,4 @@
-"""What the trainer lets its averaging process do. Each crosses a pipe, in this order, and none waits for another."""
+"""Commands of the trainer to its averaging process. They cross a pipe in their order, and none waits for another."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from swarm.state_sync.download import DownloadRequest
 
 @dataclass(frozen=True)
 class RunRound:
-    """Meet others, and average with them.
+    """Meet other peers, and average with them.
 
     Args:
         ticket: what this peer brings
-        members: who is expected, this peer included
-        target: a group with fewer samples disperses; of this step, since the organiser may change it
+        members: peers that are expected, this peer included
+        target: target of this step, which the organiser may change; a group with fewer samples disperses
         sound: steps of the states to which this peer can go back
-        work: what this peer has computed, where members check each other's
-        left_out: who does not lead this peer, whoever else follows it
-        patience_seconds: how long a leader waits for those who are missing
-        timeout_seconds: after which the round is given up
-        compute_seconds: that this peer has computed for it; a member may be slow as long as that is slower
+        work: what this peer has computed, where members check each other's work
+        left_out: peers that this peer does not follow, even if other peers do
+        patience_seconds: how long a leader waits for missing peers
+        timeout_seconds: seconds after which the round is given up
+        compute_seconds: seconds that this peer has computed for it; a wait for a member is too long only against these
         future: becomes a RoundReport, or raises a RoundEnded
     """
 
@@ -50,14 +50,14 @@ class CancelRound:
 
 @dataclass(frozen=True)
 class Expect:
-    """Wait for these, as peers come and go."""
+    """Change the peers that a leader waits for, as peers come and go."""
 
     peer_ids: Sequence[PeerID]
 
 
 @dataclass(frozen=True)
 class SetStep:
-    """This peer works on this step, with weights of this lineage."""
+    """Note that this peer works on this step, with weights of this lineage."""
 
     step: int
     lineage: bytes | None
@@ -65,14 +65,14 @@ class SetStep:
 
 @dataclass(frozen=True)
 class Followed:
-    """This peer has made an update after others, out of which came weights of this lineage."""
+    """Note that this peer has made an update after other peers, which gave weights of this lineage."""
 
     lineage: bytes
 
 
 @dataclass(frozen=True)
 class KeepAverage:
-    """The vector holds the average of an update that this peer makes alone: others may want it."""
+    """Keep a copy of the vector for other peers: it holds the average of an update that this peer makes alone."""
 
     step: int
     before: bytes
@@ -82,10 +82,10 @@ class KeepAverage:
 
 @dataclass(frozen=True)
 class DownloadState:
-    """Take over the state, or averages, from the first of these who has it.
+    """Download the state, or averages, from the first of some donors that has it.
 
     Args:
-        donors: the best first
+        donors: peers that may have it, the best first
         request: what is asked for
         future: becomes a Downloaded, or raises a NoState
     """
@@ -97,21 +97,21 @@ class DownloadState:
 
 @dataclass(frozen=True)
 class TookOver:
-    """The trainer holds other weights: what rounds of the old ones have left out is forgotten."""
+    """Forget what rounds have left out: the trainer holds other weights than those of these rounds."""
 
 
 @dataclass(frozen=True)
 class CancelDownload:
-    """Nobody waits for it any more."""
+    """Give up the download that is running, if any."""
 
 
 @dataclass(frozen=True)
 class SetAdmission:
-    """What this peer shows others from now on, and what the organiser has decided.
+    """Take over the certificate that this peer shows from now on, and the organiser's lists.
 
     Args:
-        certificate: of this peer, as it was signed
-        lists: by kind, as they were signed
+        certificate: this peer's certificate, as it was signed
+        lists: the organiser's lists by kind, as they were signed
     """
 
     certificate: bytes
@@ -120,12 +120,12 @@ class SetAdmission:
 
 @dataclass(frozen=True)
 class CompareOrders:
-    """Compare the organiser's orders with somebody who does not follow the same ones, it seems: then both know all.
+    """Compare the organiser's orders with a peer that seems to follow other ones; afterwards both know all of them.
 
     Args:
-        peer: whom to call; None: nobody
-        ticket: of a listener, for the step in question
-        future: becomes the list that this process has then, as it was signed
+        peer: the peer to call; None: no peer is called
+        ticket: a listener's ticket for the step in question
+        future: becomes the list of orders that this process has then, as it was signed
     """
 
     peer: PeerID | None
@@ -135,6 +135,6 @@ class CompareOrders:
 
 @dataclass(frozen=True)
 class Finish:
-    """Tell when nobody reads from this peer any more."""
+    """Tell when no peer reads from this one any more."""
 
     future: MPFuture

@@ -1,4 +1,4 @@
-"""How a reducer makes one part of all members' parts: their mean, or a mean that no single member can carry off.
+"""Combines the parts of all members into one: their mean, or a mean that no single member can move far.
 
 It imports nothing of the swarm: the simulator of attacks (`python -m analysis robust`) runs the same lines.
 
@@ -6,9 +6,9 @@ The rule `clip` is centred clipping (Karimireddy, He, Jaggi: Learning from Histo
 ICML 2021), on each part by its reducer as in ButterflyClip (Gorbunov et al.: Secure Distributed Training at Scale, ICML
 2022). It begins at the median of each number over the members, which fewer than half of them cannot move far. The
 median of the members' distances to it is the *usual distance*. A member within `REACH` times that counts as it is. If
-nobody is farther, the result is the weighted mean, bit by bit. Who is farther counts only with a difference of the
-usual length, and with a shorter one the farther away it is: so large lies, which push the same way in each update,
-count for next to nothing (statistics calls such a rule *redescending*).
+no member is farther, the result is the weighted mean, bit by bit. A member that is farther counts only with a
+difference of the usual length, and with a shorter one the farther away it is. So large lies, which push the same way in
+each update, count for next to nothing (statistics calls such a rule *redescending*).
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from dataclasses import dataclass, replace
 import torch
 
 REACH = 2.0
-"""Usual distances within which a member counts as it is. Honest ones are about one away, and seldom two if they have
-computed fifty samples. Who lies within reach counts in full, so more would be dangerous (`docs/benchmarks.md`)."""
+"""Usual distances within which a member counts as it is. Honest members are about one away, and seldom two if they have
+computed fifty samples. A lie within reach counts in full, so more would be dangerous (`docs/benchmarks.md`)."""
 ITERATIONS = 3
-"""Times that the centre moves to the clipped mean around it."""
+"""How often the centre moves to the clipped mean around it."""
 MAX_SHARE = 2
 """One of N members that give samples weighs at most `MAX_SHARE` / N of the total."""
 MAX_LENGTH = 2.0
-"""With local steps, a member that claims more than `MAX_LENGTH` times the median number of samples counts as if it had
-come that many times as far as usual, and no farther."""
+"""Limit for a member with local steps that claims more than so many times the median number of samples. It counts as if
+it had come `MAX_LENGTH` times as far as usual, and no farther."""
 MAX_SORTED = 4096
 """Numbers of each member that are sorted at a time, which bounds the memory."""
 MAX_EXCHANGED = 16
@@ -38,11 +38,11 @@ MAX_EXCHANGED = 16
 
 @dataclass(frozen=True)
 class Combined:
-    """What became of a part.
+    """The result of combining one part of all members.
 
     Args:
         mean: shape [n], fp32
-        outside: positions of those who were farther away than others are
+        outside: positions of the members that were farther away than the rule's reach
     """
 
     mean: torch.Tensor
@@ -51,10 +51,10 @@ class Combined:
 
 @dataclass(frozen=True)
 class Combination:
-    """A rule; all members of a group have the same.
+    """A rule that combines parts; all members of a group have the same.
 
     Args:
-        clips: `clip`; else the weighted mean
+        clips: whether the rule is `clip`; else it is the weighted mean
         local_steps: parts are what so many optimizer steps of equal members have added up to; 0: they are gradients
         reach: usual distances within which a member counts as it is
     """
@@ -64,26 +64,26 @@ class Combination:
     reach: float = REACH
 
     def weights(self, samples: Sequence[int]) -> list[float]:
-        """What members count for that say that they have computed so many samples."""
+        """The weights of members, by the samples that they say they have computed."""
         return capped(samples) if self.clips else [float(number) for number in samples]
 
     @property
     def for_buffers(self) -> Combination:
-        """For a model's buffers: local steps do not carry them the farther the more of them a member makes."""
+        """The rule for a model's buffers: they do not move farther if a member makes more local steps."""
         return replace(self, local_steps=0)
 
     @torch.no_grad()
     def combine(
         self, parts: Sequence[torch.Tensor], weights: Sequence[float], samples: Sequence[float] = ()
     ) -> Combined:
-        """One part of those of all members; the order of members decides about the last bits, and nothing else.
+        """Combine one part of all members. Their order decides about the last bits of the result, and nothing else.
 
         Args:
-            parts: of each member, shape [n], fp32, finite
-            weights: more than 0
-            samples: that each has computed, which may be more than its weight; the weights, if they are not given
+            parts: one of each member, shape [n], fp32, finite
+            weights: one of each member, more than 0
+            samples: samples that each has computed, which may be more than its weight; by default the weights
         """
-        if not self.clips or len(parts) < 3:  # between two, nobody can say who is the one that is far away
+        if not self.clips or len(parts) < 3:  # of two, it cannot be said which one is far away
             return Combined(weighted_mean(parts, weights))
         lengths = self._lengths(samples or weights)
         even = [part if length == 1 else part / length for part, length in zip(parts, lengths, strict=True)]
@@ -97,7 +97,7 @@ class Combination:
             for index, (distance, radius) in enumerate(zip(distances, radii, strict=True))
             if distance > self.reach * radius
         )
-        counted = [min(length, MAX_LENGTH) for length in lengths]  # samples are claimed, and so is this
+        counted = [min(length, MAX_LENGTH) for length in lengths]  # samples are only claimed, and so are lengths
         if not outside:
             shown = [
                 part if length <= MAX_LENGTH else one * MAX_LENGTH
@@ -108,34 +108,36 @@ class Combination:
         for _ in range(ITERATIONS):
             clipped = [self._clip(part - center, radius) for part, radius in zip(even, radii, strict=True)]
             center = center + weighted_mean(clipped, pulls)
+        # Parts were divided by their lengths, so the centre is of usual length; the mean has the mean of their lengths.
         return Combined(center * (sum(pulls) / sum(weights)), outside)
 
     def _lengths(self, samples: Sequence[float]) -> list[float]:
-        """How many times as far as usual each member has come, if all go the same way: by its local steps."""
+        """How many times as far as usual each member has come by its local steps, if all go the same way."""
         if not self.local_steps:
             return [1.0 for _ in samples]
         usual = statistics.median(samples)
         return [max(1.0 / self.local_steps, number / usual) for number in samples]
 
     def _clip(self, difference: torch.Tensor, radius: float) -> torch.Tensor:
-        """The same within reach; beyond it is at most as long as usual, and the shorter the farther away it was."""
+        """The same difference within reach; else one of at most the usual length, and the shorter the longer it was."""
         distance = norm(difference)
         farther = distance / self.reach
         return difference * (radius / distance) * (radius / farther) if farther > radius else difference
 
 
 def _scales(weights: Sequence[float]) -> list[float]:
-    """How far each member may be, in usual distances: what is made of fewer samples is noisier."""
+    """How far each member may be, in usual distances: gradients of fewer samples are noisier."""
     usual = statistics.median(weights)
     return [max(1.0, math.sqrt(usual / weight)) for weight in weights]
 
 
 def capped(samples: Sequence[int]) -> list[float]:
-    """What members count for: of N who have samples, none for more than 2/N of what all do together. Claims are cheap.
+    """The weights of members: of N that have samples, none weighs more than 2/N of all together. Claims are cheap.
 
-    Two or fewer count as they say.
+    Two or fewer weigh as much as they say.
     """
     counted = sorted((number for number in samples if number), reverse=True)
+    # If the `num_over` largest weigh `most` each, that is 2/N of the total: most = 2 (num_over most + rest) / N.
     for num_over in range(len(counted)):
         most = MAX_SHARE * sum(counted[num_over:]) / (len(counted) - MAX_SHARE * num_over)
         if counted[num_over] <= most:
@@ -144,7 +146,7 @@ def capped(samples: Sequence[int]) -> list[float]:
 
 
 def weighted_mean(parts: Sequence[torch.Tensor], weights: Sequence[float]) -> torch.Tensor:
-    """Shape [n], as each of the parts; added up in their order."""
+    """The weighted mean of the parts, shape [n], added up in their order."""
     total = parts[0] * weights[0]
     for part, weight in zip(parts[1:], weights[1:], strict=True):
         total.add_(part, alpha=weight)

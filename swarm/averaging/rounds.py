@@ -1,4 +1,4 @@
-"""The rounds of one peer, one at a time: it meets others, averages one flat vector with them, and judges them."""
+"""The rounds of one peer, one at a time: it meets other peers, averages a flat vector with them, and judges them."""
 
 from __future__ import annotations
 
@@ -59,18 +59,18 @@ logger = get_logger(__name__)
 
 
 class RoundSignals:
-    """What the trainer has to know at any time; numbers in shared memory, made before the averaging process."""
+    """What the trainer has to know at any time: numbers in shared memory, made before the averaging process starts."""
 
     def __init__(self) -> None:
         self.bell = Bell()
-        """Rung when somebody has come to finish a step with us, or a round has ended."""
+        """Rung when a peer has come to finish a step with this one, or a round has ended."""
         # The averaging process alone writes them: a lock would stay taken for good if it were killed within it.
         self._waiting_step = mp.Value("q", -1, lock=False)
         self._company_until = mp.Value("d", 0.0, lock=False)
 
     @property
     def waiting_step(self) -> int:
-        """The step that somebody came to finish with us already, or -1."""
+        """The step that a peer has already come to finish with this one, or -1."""
         return self._waiting_step.value
 
     @waiting_step.setter
@@ -80,11 +80,11 @@ class RoundSignals:
 
     @property
     def has_company(self) -> bool:
-        """Whether somebody has just knocked or taken over our state, and will come to the next group."""
+        """Whether a peer will come to the next group, since it has just sent a join request or taken over the state."""
         return time.monotonic() < self._company_until.value
 
     def expect_company(self, until_seconds: float) -> None:
-        """Somebody will come to the next group, until then on the monotonic clock."""
+        """Note that a peer will come to the next group, until this time on the monotonic clock."""
         self._company_until.value = until_seconds
 
 
@@ -93,9 +93,9 @@ class Trouble:
     """What goes wrong in a round.
 
     Args:
-        blamed: who has spoilt it or held it up, and what they did
-        kept_waiting: whose parts were missing when time was over
-        group_id: of the group that has begun to average
+        blamed: peers that have spoilt it or held it up, and what they did
+        kept_waiting: members with parts that were missing when time was over
+        group_id: name of the group, once it has begun to average
     """
 
     blamed: dict[PeerID, Blame] = field(default_factory=dict)
@@ -103,29 +103,29 @@ class Trouble:
     group_id: bytes = b""
 
     def told_by(self, error: RoundEnded) -> RoundEnded:
-        """The error by which the trainer hears of the end, and of all this."""
+        """The error that tells the trainer of the round's end, with all this added."""
         error.group_id = self.group_id
         return error.blames(self.blamed)
 
 
 @dataclass(frozen=True)
 class AveragingOptions:
-    """What trainer and averaging process agree about.
+    """What the trainer and its averaging process agree on.
 
     Args:
         namespace: run and recipe; peers of another one cannot reach this peer
-        vector: shape [n], fp32, shared memory: what is averaged, in place; the trainer's except while a round runs
+        vector: shape [n], fp32, shared memory: what is averaged, in place; belongs to the trainer except during a round
         fragments: how many numbers of the vector a round averages, from its beginning on; equal on all members
         target: a group with fewer samples disperses, and its members compute on; all members must have the same
         codec: how gradients travel; all members must have the same
-        rule: how reducers combine them; all members must have the same
-        auto: codec and local steps of a round are what its tickets name; `codec` and `rule` are the first ones
-        shapes: of the parameters whose gradients the vector begins with
+        rule: how reducers combine gradients; all members must have the same
+        auto: whether a round's tickets name its codec and local steps; `codec` and `rule` are the first ones
+        shapes: shapes of the parameters; the vector begins with their gradients
         line: what rounds and states may take of this peer's line
-        timeouts: how long this peer waits for others
-        admission: who may take part; the averaging process has its own copy
-        ledger: file that is handed out to whoever asks; None if this peer keeps none
-        slowest_line_mbps: who sends as fast as that is never left out for being slow
+        timeouts: how long this peer waits for other peers
+        admission: tells which peers may take part; the averaging process has its own copy
+        ledger: file that is handed out to any peer that asks; None if this peer keeps none
+        slowest_line_mbps: a member that sends as fast as this is never left out for being slow
     """
 
     namespace: str
@@ -144,11 +144,11 @@ class AveragingOptions:
 
     @property
     def checks_averages(self) -> bool:
-        """Only where they are clipped: else a reducer could say that it has itself given whatever it likes."""
+        """Whether averages are checked: only if they are clipped. Else a reducer could claim to have given anything."""
         return self.rule.clips
 
     def averaged_at(self, step: int) -> torch.Tensor:
-        """What the update after this step averages of the vector: a view."""
+        """The numbers of the vector that the update after this step averages: a view."""
         return self.vector[: self.fragments.size_at(step)]
 
 
@@ -157,9 +157,9 @@ class Rounds:
 
     Args:
         p2p: this peer's connection to the network
-        key: of this peer, with which it signs what it sends where averages are checked
-        options: what it averages, with whom, and how
-        signals: to the trainer
+        key: this peer's private key, which signs what it sends where averages are checked
+        options: what it averages, with which peers, and how
+        signals: tell the trainer what it has to know of rounds
     """
 
     def __init__(self, p2p: P2P, key: RSAPrivateKey, options: AveragingOptions, signals: RoundSignals):
@@ -207,7 +207,7 @@ class Rounds:
         self.groups = RunningGroups()
         self._running: asyncio.Task | None = None
 
-    # ---- what others want to know -----------------------------------------------------------------------------------
+    # ---- what other peers want to know ------------------------------------------------------------------------------
 
     @property
     def step(self) -> int:
@@ -220,21 +220,21 @@ class Rounds:
         return self._running is not None
 
     def _target_at(self, step: int) -> BatchTarget:
-        """The target of the update that follows so many; the organiser may have changed it."""
+        """The target of the update after this step; the organiser may have changed it."""
         return BatchTarget(self._options.admission.lists.orders.target_batch_size(step, self._options.target.samples))
 
     def _orders_at(self, step: int) -> bytes:
-        """The name, as in tickets, of the organiser's orders that count for that update."""
+        """The name, as in tickets, of the organiser's orders that count for the update after this step."""
         return self._options.admission.lists.orders.digest(step)
 
     def expect_joiner(self, peer_id: PeerID) -> None:
-        """It has the state of the present step now, and comes to its round."""
+        """Hold the next group open for a joiner that now has the state of the present step."""
         grace = self._matchmaking.lobby.grace
         grace.hold(peer_id)
         self._signals.expect_company(grace.open_until)
 
     def took_over(self) -> None:
-        """This peer has other weights now: what it remembers belongs to the old ones."""
+        """Forget what rounds have left out: this peer has other weights now."""
         self._unsettled.forget()
         for memory in (*self._feedbacks, self._low_rank):
             if memory is not None:
@@ -243,13 +243,13 @@ class Rounds:
     async def rpc_join_group(
         self, request: averaging_pb2.JoinRequest, context: P2PContext
     ) -> AsyncIterator[averaging_pb2.MessageFromLeader]:
-        """Another peer wants to finish a step with us as its leader."""
+        """Answer a peer that wants to finish a step with this one as its leader."""
         lobby = self._matchmaking.lobby
         async for reply in lobby.serve(request, context):
             self._signals.expect_company(lobby.grace.open_until)
             yield reply
             if reply.code == averaging_pb2.PROTOCOL_VIOLATION and not self._options.admission.is_open:
-                return  # its stream is for somebody who may come
+                return  # this frees the stream for a peer that may come
             if reply.code == averaging_pb2.ACCEPTED and self._matchmaking.waits_for(lobby.step):
                 self._signals.waiting_step = lobby.step
         await until_caller_hangs_up()
@@ -257,41 +257,42 @@ class Rounds:
     def rpc_show_evidence(
         self, requests: AsyncIterator[averaging_pb2.AveragingData], context: P2PContext
     ) -> AsyncIterator[averaging_pb2.AveragingData]:
-        """Another member checks an average, or a proof."""
+        """Answer a member that checks an average, or a proof."""
         return show_evidence(self._audits, self._options.admission, self._options.line, requests, context)
 
     # ---- what the trainer wants -------------------------------------------------------------------------------------
 
     def followed(self, lineage: bytes) -> None:
-        """This peer has made an update after others, out of which came weights of this lineage."""
+        """Note that this peer has made an update after other peers, which gave weights of this lineage."""
         self._unsettled.holds(lineage)
 
     def set_step(self, step: int, lineage: bytes | None) -> None:
-        """This peer works on this step, with weights of this lineage."""
+        """Note that this peer works on this step, with weights of this lineage."""
         self._unsettled.holds(lineage)
         self._matchmaking.lobby.set_step(step, lineage)
         if self._matchmaking.waits_for(step):
             self._signals.waiting_step = step
 
     def expect(self, peer_ids: Collection[PeerID]) -> None:
-        """Wait for these, as peers come and go."""
+        """Change the peers that a leader waits for, as peers come and go."""
         self._matchmaking.expect(peer_ids)
 
     def turn_away_removed(self) -> None:
-        """Members have been removed from the run: they come to no further round; the one that runs goes on.
+        """Turn away members that were removed from the run: they come to no further round; the one that runs goes on.
 
-        Whoever lets many in and is removed with all of them has what a stranger has of this peer's streams and memory.
+        From now on they share what strangers have of this peer's streams and memory. Else a member that let many
+        others in, and was removed with all of them, would keep far more.
         """
         self._matchmaking.lobby.turn_away_removed()
         limits = limits_of(self._p2p)
         limits.forget(self._options.admission.removed(limits.known))
 
     def orders_changed(self) -> None:
-        """The organiser has ordered something: who meets has to do so on the same orders."""
+        """Note that the organiser has ordered something: peers that meet have to follow the same orders."""
         self._matchmaking.lobby.orders_changed()
 
     async def compare_orders(self, peer: PeerID | None, ticket: Ticket) -> bytes:
-        """All orders of the organiser, after a look at what this peer follows."""
+        """All orders of the organiser, after a comparison with those of `peer`, if one is given."""
         if peer is not None:
             await self._matchmaking.knocker.compare_orders(peer, ticket)
         return self._options.admission.lists.signed(ORDERS)
@@ -302,13 +303,13 @@ class Rounds:
             self._running.cancel()
 
     async def run(self, order: RunRound, keep: Callable[[Ticket, Group], Awaitable[None]]) -> None:
-        """Run a round to its end, and tell its future how that was.
+        """Run a round to its end, and set its future to the outcome.
 
         Args:
             keep: called when the vector holds the average of the round, before the trainer hears of it
         """
         self._running, trouble = asyncio.current_task(), Trouble()
-        if not self._options.admission.is_open:  # all who are expected have shown a certificate
+        if not self._options.admission.is_open:  # all expected peers have shown a certificate
             limits_of(self._p2p).met(member.peer_id for member in order.members)
         timeout, future = order.timeout_seconds, order.future
         self._target = self._matchmaking.target = order.target
@@ -335,7 +336,7 @@ class Rounds:
                 self._running = None
 
     async def _to_check(self) -> Assignment | None:
-        """What this peer has to compute again; nothing where that goes wrong, since the round has its average."""
+        """What this peer has to compute again; None if that goes wrong, since the round has its average."""
         try:
             return None if self._audits is None else await self._audits.work.assign()
         except asyncio.CancelledError:  # given up too late
@@ -374,7 +375,7 @@ class Rounds:
         )
 
     def _prepare_ticket(self, order: RunRound, trouble: Trouble) -> Ticket:
-        """The trainer's, with what this process knows: of its line, of its memory, and of others' lies."""
+        """The trainer's ticket, with what this process knows: its line, PowerSGD's memory, and other members' lies."""
         ticket = replace(order.ticket, line_kbps=self._line_meter.kbps)
         if self._low_rank is not None:
             ticket = replace(ticket, warm=self._low_rank.is_warm(ticket.lineage))
@@ -397,14 +398,14 @@ class Rounds:
         return closed
 
     async def _raise_went_back(self, closed: Group, step: int) -> NoReturn:
-        """This group averages nothing: its members take over the state before this step."""
+        """End the round without an average: the group's members go back to the state of this step."""
         liars = frozenset() if self._audits is None else await self._audits.liars_since(step, closed)
         self._matchmaking.met(closed.peer_ids)
         self.took_over()
         raise WentBack(closed, step, liars)
 
     def _accept_batch(self, closed: Group, ticket: Ticket) -> Group:
-        """The same group, in which nobody counts for more than the target allows, in the mode of this round.
+        """Select the mode of this round; returns the group with no member counting for more than the target allows.
 
         Raises:
             ShortBatch: it has too few samples to end the step
@@ -413,7 +414,7 @@ class Rounds:
             self._average_in(closed.mode, ticket)
         bounded = closed.bounded(self._target)
         if not self._target.is_reached_by(bounded.samples):
-            self._signals.waiting_step = -1  # those who waited compute on, too
+            self._signals.waiting_step = -1  # the members that waited compute on, too
             self._matchmaking.lobby.reopen()  # its leader may have known another target than the group has
             raise ShortBatch(bounded)
         return bounded
@@ -421,10 +422,10 @@ class Rounds:
     async def _exchange(
         self, closed: Group, bounded: Group, compute_seconds: float, trouble: Trouble
     ) -> tuple[StripedAllReduce, float]:
-        """The vector becomes the average of the group's.
+        """Replace the vector by the average of the group's vectors.
 
         Returns:
-            how that went, and how many seconds it took
+            the exchange that has ended, and how many seconds it took
         """
         self._come_to(bounded.step)
         trouble.group_id = bounded.group_id
@@ -451,7 +452,7 @@ class Rounds:
 
     @contextlib.contextmanager
     def _audited(self, closed: Group) -> Iterator[None]:
-        """While an exchange runs: its audits begin and end with it, where averages are checked."""
+        """Begin the audits of an exchange, and end them with it, where averages are checked."""
         has_average = False
         if self._audits is not None:
             self._audits.begin(closed)
@@ -471,7 +472,7 @@ class Rounds:
         self._feedback.come_to(fragments.turn_at(step))
 
     def _average_in(self, mode: Mode, ticket: Ticket) -> None:
-        """The mode of this round is that of its group, whatever this peer has thought."""
+        """Take the mode of this round from its group, whatever mode this peer's own ticket names."""
         self._target = self._target.in_mode(mode.local_steps, ticket.mode.local_steps)
         codec = Codec(mode.codec)
         self._codec, self._rule = codec.make(), replace(self._options.rule, local_steps=mode.local_steps)
@@ -483,7 +484,7 @@ class Rounds:
     def _judge(
         self, stripes: StripedAllReduce, group: Group, exchange_seconds: float, compute_seconds: float, trouble: Trouble
     ) -> None:
-        """Who has spoilt this exchange, or held it up, is blamed. If it was this peer, its line is slow."""
+        """Blame members that have spoilt this exchange or held it up, and measure this peer's own line."""
         others, num_members, shares = self._others(group), len(group.peer_ids), fractions_of(group)
         num_bytes = sum(runner.bytes_sent for runner in stripes.runners)
         equal_bytes = bytes_of_member(self._vector, self._codec, num_members, 1 / max(1, len(shares_of(group))))
@@ -495,7 +496,7 @@ class Rounds:
         self._blame(dict.fromkeys(slow, Blame.TOO_SLOW) | stripes.blamed, trouble)
 
     def _blame(self, blamed: Mapping[PeerID, Blame], trouble: Trouble) -> None:
-        """These are not met again for a while, and this is why."""
+        """Leave these peers out for a while, and note why."""
         trouble.blamed |= blamed
         for peer_id, what in blamed.items():
             self._shunned.blame(peer_id, what)
@@ -508,7 +509,7 @@ class Rounds:
     def _stripes(self, group: Group) -> StripedAllReduce:
         counts = [count_stripes(group, self._vector, self._codec)] if self._low_rank is None else [1, 1]
         others = self._others(group)
-        # How many parts may be on their way to each member; of others nothing is remembered.
+        # How many parts may be on their way to each member; windows of other peers are forgotten.
         self._windows = {peer_id: self._windows.get(peer_id) or SendWindow() for peer_id in group.peer_ids}
         return StripedAllReduce(group, counts, others, self.detector, self.groups.registered, self._begin_all_reduce)
 
@@ -536,7 +537,7 @@ class Rounds:
         return all_reduce
 
     async def _average(self, stripes: StripedAllReduce, group: Group) -> None:
-        """The vector becomes the average of the group's; with PowerSGD after two passes."""
+        """Replace the vector by the average of the group's vectors, with PowerSGD in two passes."""
         low_rank = self._low_rank
         if low_rank is None:
             return await stripes.average(self._vector, self._feedback, self._options.fragments.rest)
@@ -549,5 +550,5 @@ class Rounds:
 
 
 def schema_hash(vector: torch.Tensor) -> bytes:
-    """Tells peers whose vectors do not fit together."""
+    """A hash of a vector's type and shape: peers with different hashes cannot average with each other."""
     return hashlib.sha256(f"{vector.dtype} {tuple(vector.shape)}".encode()).digest()

@@ -1,4 +1,4 @@
-"""Who sends its part of a round is led to the all-reduce that averages it, which may not have begun yet."""
+"""The groups that this peer takes part in now: each sender is led to its all-reduce, which may not have begun yet."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ from swarm.protocol.messages import ExchangeBroken, Group
 from swarm.runtime.async_utils import SharedFuture
 
 SETTLE_SECONDS = 30.0
-"""Seconds for which a sender waits whose group this peer does not know yet: it hears of it a moment later."""
+"""Seconds for which a sender waits if this peer does not know its group yet: this peer hears of it a moment later."""
 
 
 class RunningGroups:
-    """Knows the groups, or their stripes, in which this peer takes part now."""
+    """The groups, stripe by stripe, in which this peer takes part now, each with its all-reduce."""
 
     def __init__(self) -> None:
         self._all_reduces: dict[bytes, SharedFuture] = {}
         self._is_settled = asyncio.Event()
-        """Not set while this peer meets others: of a group that has closed, others may hear before it does."""
+        """Not set while this peer meets other peers: they may hear that a group has closed before this peer does."""
         self._is_settled.set()
         self._num_meetings = 0
         self._readers, self._all_read = 0, asyncio.Event()
 
     @contextlib.contextmanager
     def meeting(self) -> Iterator[None]:
-        """Within this, who sends for a group that is unknown waits until one is known."""
+        """While this context lasts, a sender for an unknown group waits until this peer knows one."""
         self._is_settled.clear()
-        self._num_meetings += 1  # a round that was given up ends a moment after the next one has begun
+        self._num_meetings += 1  # counted: a round that was given up ends a moment after the next one begins
         try:
             yield
         finally:
@@ -44,7 +44,7 @@ class RunningGroups:
 
     @contextlib.contextmanager
     def registered(self, group: Group) -> Iterator[None]:
-        """Within this, whoever sends for this group waits until its all-reduce begins, or is given up."""
+        """While this context lasts, a sender for this group waits until its all-reduce begins or is given up."""
         future = self._all_reduces[group.group_id] = SharedFuture()
         self._is_settled.set()
         try:
@@ -54,13 +54,13 @@ class RunningGroups:
             future.give_up(ExchangeBroken("this round was given up"))
 
     def begin(self, all_reduce: AllReduce) -> None:
-        """Those who wait for this one's group can send to it."""
+        """Let the senders that wait for this all-reduce's group send to it."""
         self._all_reduces[all_reduce.group.group_id].set_result(all_reduce)
 
     async def rpc_aggregate_part(
         self, stream: AsyncIterator[averaging_pb2.AveragingData], context: P2PContext
     ) -> AsyncIterator[averaging_pb2.AveragingData]:
-        """Another peer sends its part of a round, and reads the average until it hangs up."""
+        """Serve another peer, which sends its parts of a round and reads the averages until it hangs up."""
         self._readers += 1
         try:
             first = await anext(stream)
@@ -82,7 +82,7 @@ class RunningGroups:
                 self._all_read.set()
 
     async def until_all_read(self) -> None:
-        """Wait until nobody reads from this peer any more."""
+        """Wait until no peer reads from this one any more."""
         while self._readers:
             self._all_read.clear()
             await self._all_read.wait()

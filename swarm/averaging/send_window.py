@@ -1,12 +1,12 @@
-"""How many parts of a vector are on their way to a reducer at once: what its line carries in about half a second.
+"""Bounds the parts that are on their way to a reducer at once: as many as its line carries in about half a second.
 
 Everything that a peer sends to another one goes through one queue: parts of a round, progress records, and answers to
-calls. If a peer handed all its parts to the network at once, then on a slow uplink everything else would wait for
-seconds behind them, and the others would take it for lost. A reducer answers a part with the average of it, so each
-average is also an acknowledgement: the time between the two tells how long the queue is.
+calls. If a peer handed all its parts to the network at once, everything else would wait behind them on a slow uplink,
+for seconds. Other peers would take it for lost. A reducer answers a part with the average of it, so each average is
+also an acknowledgement. The time between the two tells how long the queue is.
 
 The rule is a simple one of its family (TCP Vegas, Brakmo and Peterson 1995; LEDBAT, RFC 6817): grow while answers come
-quickly, shrink when they take long. It does not matter whether the queue or a third member makes them late: in both
+quickly, shrink when they take long. It does not matter whether the queue or a third member makes them late. In both
 cases more parts on the way would not end the round earlier.
 """
 
@@ -26,7 +26,7 @@ QUICK_SECONDS = 0.5
 LONG_SECONDS = 1.0
 """If the average of a part takes longer than this, the window shrinks."""
 SHRINK = 0.9
-"""What is left of the window then."""
+"""Factor by which the window shrinks then."""
 
 
 class SendWindow:
@@ -34,14 +34,14 @@ class SendWindow:
 
     def __init__(self) -> None:
         self.parts = START_PARTS
-        """How many may be on their way in each stream."""
+        """How many parts may be on their way in each stream."""
 
     def answered(self, seconds: float, streams: int, was_full: bool) -> None:
-        """The average of a part has come.
+        """Adapt the window to an answer: the average of a part has come.
 
         Args:
-            seconds: since the part was sent
-            streams: that share this window: all of them together let it grow by one for each part of a stream
+            seconds: time since the part was sent
+            streams: streams that share this window: all of them together let it grow by one for each part of a stream
             was_full: whether a further part had to wait
         """
         if seconds > LONG_SECONDS:
@@ -51,7 +51,7 @@ class SendWindow:
 
 
 class PartsOnTheWay:
-    """Counts the parts of one stream that have been sent and whose averages have not come yet."""
+    """Counts the parts of one stream that have been sent and not been answered with their averages yet."""
 
     def __init__(self, window: SendWindow, streams: int) -> None:
         self._window, self._streams = window, streams
@@ -68,7 +68,7 @@ class PartsOnTheWay:
         self._sent_at.append(time.monotonic())
 
     def answered(self) -> None:
-        """The average of the oldest part has come."""
+        """Note that the average of the oldest part has come."""
         if self._sent_at:
             seconds = time.monotonic() - self._sent_at.popleft()
             self._window.answered(seconds, self._streams, self._had_to_wait)

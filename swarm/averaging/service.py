@@ -1,4 +1,4 @@
-"""What the averaging process does: it puts together rounds, the hand-over of the state, and the calls of others."""
+"""The service of the averaging process: rounds, transfers of the state, and answers to other peers."""
 
 from __future__ import annotations
 
@@ -41,16 +41,16 @@ logger = get_logger(__name__)
 
 
 class AveragingService:
-    """Lives in the averaging process.
+    """Carries out the trainer's commands and answers other peers; lives in the averaging process.
 
     Args:
-        options: of the trainer
-        client_mode: nobody can call this peer
-        key: of this peer
-        signals: what the trainer has to know of rounds
-        status: what it has to know of transfers
+        options: the trainer's options
+        client_mode: whether other peers cannot dial this one
+        key: this peer's private key
+        signals: tell the trainer what it has to know of rounds
+        status: tells the trainer how far transfers are
         p2p: this peer's connection to the network
-        ask_for_state: of the trainer
+        ask_for_state: asks the trainer for the state
     """
 
     def __init__(
@@ -90,15 +90,15 @@ class AveragingService:
         return LedgerServer(options.ledger, limits_of(p2p).knows, pass_on, options.line)
 
     async def start(self) -> None:
-        """From now on others are answered."""
+        """Begin to answer other peers."""
         await self._rounds.detector.answer()
-        if self._client_mode:  # nobody can call it, but somebody may be connected
+        if self._client_mode:  # it cannot be dialled, but peers that it has dialled can call it
             await self._calls.answer_downloads(self._p2p)
         else:
             await self._calls.answer(self._p2p)
 
     async def stop(self) -> None:
-        """Others are not answered any more."""
+        """Stop answering calls; a client-mode peer's few calls are answered until the process ends."""
         if not self._client_mode:
             await self._calls.hang_up(self._p2p)
 

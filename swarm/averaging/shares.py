@@ -1,4 +1,4 @@
-"""Who averages which numbers of a vector, in which parts they travel, and what becomes of these parts."""
+"""Divides a vector into shares of reducers, stripes and parts, and combines the parts that a reducer receives."""
 
 from __future__ import annotations
 
@@ -21,25 +21,26 @@ from swarm.protocol.messages import ExchangeBroken, Group
 from swarm.protocol.wire import LINEAGE_BYTES
 
 STRIPE_BYTES = 2**18
+"""Bytes of a share for each stream that carries it."""
 MAX_STRIPES = 8
+"""Most streams of one member to all reducers together, unless there are more reducers."""
 MIN_PART_BYTES = 2**14
-"""Of one part, however many there are."""
+"""Fewest bytes of one part, however many streams share the line."""
 BURST_BYTES = 2**19
-"""Of one part of every stream together, if the slowest line carries `ASSUMED_KBPS`."""
+"""Bytes of one part of every stream together, if the slowest line carries `ASSUMED_KBPS`."""
 ASSUMED_KBPS = 10_000
-"""What a line is taken to carry that has not been measured, and one that is slower."""
+"""What a line that has not been measured, or is slower, is taken to carry."""
 MAX_PART_BYTES = 3 * 2**16
-"""Of one part over faster lines: a new stream lets it through at once."""
+"""Most bytes of one part over faster lines: a new stream lets them through at once."""
 MAX_SHOWN_BYTES = 2**23
-"""Of one part of all members over faster lines: what an average was made of is shown in one answer."""
+"""Most bytes of one part of all members over faster lines: what an average was made of is shown in one answer."""
 LEAST_PARTS = 4
-"""Of a share, over all its stripes: averages come back while later parts are on their way."""
+"""Fewest parts of a share, over all its stripes: averages come back while later parts are on their way."""
 MAX_PART_NUMBERS = 2**20
-"""Of one part of every stream together: a reducer holds some parts of each member, decoded."""
-
-
+"""Most numbers in one part of every stream together: a reducer holds some parts of each member, decoded."""
 LARGEST_NUMBER = 1e24
-"""No gradient has a larger one. Times the samples of a whole group it still fits into fp32: no sum can overflow."""
+"""Largest magnitude of a number; no gradient has a larger one. Times the samples of a whole group it still fits into
+fp32, so no sum can overflow."""
 
 
 def is_sound(part: torch.Tensor) -> bool:
@@ -48,27 +49,29 @@ def is_sound(part: torch.Tensor) -> bool:
 
 
 def decode(tensor: runtime_pb2.Tensor, codec: CompressionBase, most: int) -> torch.Tensor | None:
-    """The numbers in a part that somebody has sent, shape [n], fp32; None if no honest peer sends them.
+    """The numbers in a part that another peer has sent, shape [n], fp32; None if no honest peer sends them.
+
+    A seal, and a part of a shape that no part has, give no numbers: shape [0].
 
     Args:
-        most: numbers that a part can have; of more nothing is decoded
+        most: numbers that a part can have; a larger part is not decoded
     """
-    if tensor.dtype != "float32":  # the name of a numpy type, which could be as large as it likes
+    if tensor.dtype != "float32":  # Hivemind takes it for a numpy type, of which there are huge ones
         return None
-    shape = tensor.size  # of a few bytes some codecs make many numbers
+    shape = tensor.size  # some codecs make many numbers of a few bytes
     if len(shape) != 1 or not 0 < shape[0] <= most:
         return torch.empty(0)
     try:
         numbers = codec.extract(tensor).detach()
-    except Exception:  # a stranger's bytes
+    except Exception:  # another peer's bytes can be anything
         return None
     return numbers if is_sound(numbers) else None
 
 
 def count_stripes(group: Group, vector: torch.Tensor, codec: CompressionBase) -> int:
-    """How many streams carry a member's share of `vector`, shape [n]: as many as 256 KiB fill, and at most 8 to all.
+    """How many streams carry a member's share of `vector`, shape [n]: one for each 256 KiB, at most 8 to all reducers.
 
-    With more, everybody's first parts would reach a reducer at once and overflow the queue before its line.
+    With more, the first parts of all members would reach a reducer at once and overflow the queue before its line.
     """
     reducers = sum(share > 0 for share in shares_of(group).values())
     ratio = codec.estimate_compression_ratio(CompressionInfo.from_tensor(vector))
@@ -77,7 +80,12 @@ def count_stripes(group: Group, vector: torch.Tensor, codec: CompressionBase) ->
 
 
 def stripe_of(group: Group, turn: int, stripe: int) -> Group:
-    """The same group under the name that this stripe's streams ask for."""
+    """The same group under the name by which this stripe's streams ask for it.
+
+    Args:
+        turn: number of the average in the round, of which PowerSGD makes two
+        stripe: number of the stripe in that average
+    """
     name = hashlib.sha256(group.group_id + bytes([turn, stripe])).digest()
     return replace(group, group_id=name[:LINEAGE_BYTES])
 
@@ -85,12 +93,12 @@ def stripe_of(group: Group, turn: int, stripe: int) -> Group:
 def part_size_bytes(stripe_bytes: int, num_reducers: int, stripes: int, num_members: int, line_kbps: int) -> int:
     """Size of a part, in bytes.
 
-    The streams share a line, on which a record or an answer has to get through between their parts. So one part of each
-    takes less than half a second together. Fast lines carry larger parts in this time: fewer messages, which is less
-    work for processors. A member that says that its line is slow cannot make parts smaller than 10 Mbit/s does.
+    The streams share a line, on which records and answers have to get through between their parts. So one part of every
+    stream takes less than half a second together. Fast lines carry larger parts in this time: fewer messages, which is
+    less work for processors. A member that claims a slow line cannot make parts smaller than they are for 10 Mbit/s.
 
     Args:
-        line_kbps: of the slowest member; 0: not known
+        line_kbps: what the slowest member's line carries; 0: not known
     """
     streams = _streams(num_reducers, stripes)
     over_assumed_line = BURST_BYTES // streams
@@ -101,7 +109,7 @@ def part_size_bytes(stripe_bytes: int, num_reducers: int, stripes: int, num_memb
 
 
 def _streams(num_reducers: int, stripes: int) -> int:
-    """That a member sends its parts on."""
+    """Number of streams on which a member sends its parts."""
     return stripes * max(1, num_reducers - 1)
 
 
@@ -111,9 +119,9 @@ class Part:
 
     Args:
         numbers: shape [n], fp32, a view of the vector
-        offset: of the first of them in the vector
+        offset: place of the first of them in the vector
         info: what Hivemind's codecs want to know of the vector
-        is_of_buffers: they are buffers of the model, and not what training adds up
+        is_of_buffers: whether they are buffers of the model, and not what training adds up
     """
 
     numbers: torch.Tensor
@@ -129,11 +137,11 @@ class Part:
 
 @dataclass(frozen=True)
 class Stripe:
-    """A stretch of a vector.
+    """A stretch of a vector that travels over streams of its own.
 
     Args:
-        begin: its first number
-        end: the one after its last
+        begin: place of its first number
+        end: the place after its last number
         num_buffers: numbers at its end that are buffers of the model
     """
 
@@ -143,7 +151,7 @@ class Stripe:
 
 
 def stripes_of(size: int, num_buffers: int, stripes: int) -> list[Stripe]:
-    """The stretches of a vector of so many numbers that travel side by side; buffers are at its end."""
+    """The stretches of a vector of `size` numbers that travel side by side; the buffers are at its end."""
     bounds = pairwise(size * stripe // stripes for stripe in range(stripes + 1))
     return [Stripe(begin, end, min(end - begin, max(0, end - (size - num_buffers)))) for begin, end in bounds]
 
@@ -156,13 +164,13 @@ def partition(
     is_sealed: bool = False,
     num_buffers: int = 0,
 ) -> dict[PeerID, list[Part]]:
-    """Each reducer's parts of a vector, shape [n]; all members divide alike, by what all know.
+    """Each reducer's parts of a vector, shape [n]; all members divide it alike, by what all of them know.
 
     Args:
-        group: by its tickets, each reducer has its share, give or take one number; some may have nothing
+        group: its tickets give each reducer its share, give or take one number; some reducers may have nothing
         stripes: how many such vectors travel side by side
-        is_sealed: a seal follows the parts of each share
-        num_buffers: numbers at its end that are buffers of the model; they travel in parts of their own
+        is_sealed: whether a seal follows the parts of each share
+        num_buffers: numbers at the vector's end that are buffers of the model; they travel in parts of their own
     """
     shares = shares_of(group)
     # Not `CompressionInfo.from_tensor`, which asks the GPU's driver each time whether this memory is pinned.
@@ -189,16 +197,16 @@ def partition(
 
 
 class PartReducer:
-    """Makes one part of those of all members, part after part of one share.
+    """Combines one part of all members into their mean, part after part of one share.
 
-    A member sends its parts in their order, and gives the next one when it has the mean of the last. So one part of
-    each member is kept at a time. They are combined when all are there, in the order of the members: what comes out
-    depends on nothing but what went in.
+    A member's parts are given in their order, the next one when the mean of the last is there. So one part of each
+    member is kept at a time. They are combined when all are there, in the order of the members: the result depends on
+    nothing but what was given.
 
     Args:
         rules: how each part is combined
-        senders: whose parts are awaited
-        samples: that each sender has computed, if that is not its weight
+        senders: members that have to give their parts, in the order of the group
+        samples: samples that each sender has computed, if they differ from its weight
     """
 
     def __init__(
@@ -210,31 +218,31 @@ class PartReducer:
         self._rules, self._samples = rules, samples or {}
         self._order, self._senders = tuple(senders), set(senders)
         self._given: dict[PeerID, tuple[torch.Tensor, float]] = {}
-        """Of the present part: what each has given, and its weight."""
+        """What each member has given of the present part, and its weight."""
         self._index, self._is_combining = -1, False
         self._mean: asyncio.Future[torch.Tensor] = asyncio.get_running_loop().create_future()
         self.last_to_give: list[PeerID | None] = []
-        """Of each part, whose was the last to come; None if it was somebody who did not give it."""
+        """For each part, the member that gave it last; None if the wait ended with the loss of a member."""
         self.parts_combined = 0
         self.counted: Counter[PeerID] = Counter()
-        """How many of its parts each sender has given."""
+        """How many parts each sender has given."""
         self.outside: Counter[PeerID] = Counter()
-        """In how many of these parts a member was far from the others."""
+        """In how many combined parts each member was far from the others."""
         self._begin_next()
 
     @property
     def is_finished(self) -> bool:
-        """All means are there, or nobody needs them any more."""
+        """Whether all means are there, or are not needed any more."""
         return self._index >= len(self._rules)
 
     async def mean_with(self, sender: PeerID, part: torch.Tensor, weight: float) -> torch.Tensor:
-        """Give a member's part of those that are awaited now; the mean, once everybody's is there.
+        """Give one member's part, of those that are awaited now; returns the mean once all members have given theirs.
 
         Args:
             part: shape [size of this part], fp32
 
         Raises:
-            ExchangeBroken: this member has been given up, has given this part already, or all is over
+            ExchangeBroken: this member was given up, or has given this part already, or all means are there
         """
         if self.is_finished or sender not in self._senders or sender in self._given or self._is_combining:
             raise ExchangeBroken("this part is not awaited")
@@ -242,20 +250,20 @@ class PartReducer:
         self.counted[sender] += 1
         mean = self._mean
         self._combine_if_complete(sender)
-        return await asyncio.shield(mean)  # many wait for it: who hangs up takes it from nobody
+        return await asyncio.shield(mean)  # many wait for it: a cancelled waiter must not cancel it
 
     def awaited_from(self, sender: PeerID) -> int | None:
-        """Number of the part that is awaited now, if this member's is missing: what follows waits for it."""
+        """Number of the part that is awaited now, if it is missing from this member: all later parts wait for it."""
         is_missing = not self.is_finished and not self._is_combining and sender in self._senders - self._given.keys()
         return self._index if is_missing else None
 
     def lose(self, sender: PeerID) -> None:
-        """What this member has not given yet is not waited for."""
+        """Stop waiting for what this member has not given yet."""
         self._senders.discard(sender)
         self._combine_if_complete()
 
     def close(self) -> None:
-        """Nobody needs the rest."""
+        """End it: the remaining means are not needed."""
         self._index, self._given = len(self._rules), {}
         self._mean.cancel()
 
@@ -263,7 +271,7 @@ class PartReducer:
         if self.is_finished or self._is_combining or not self._given or not self._senders <= self._given.keys():
             return
         counting = [peer for peer in self._order if peer in self._given and self._given[peer][1]]
-        if not counting:  # none of those who are left has computed anything: there is no mean
+        if not counting:  # no member that is left has computed anything: there is no mean
             return self.close()
         parts, weights = zip(*(self._given[peer] for peer in counting), strict=True)
         samples = [self._samples.get(peer, weight) for peer, weight in zip(counting, weights, strict=True)]
@@ -274,7 +282,7 @@ class PartReducer:
         combining.add_done_callback(lambda done: self._take(done, counting))
 
     def _take(self, done: asyncio.Future[Combined], counting: Sequence[PeerID]) -> None:
-        """A part has been combined."""
+        """Give out the mean of a part that was combined, and go on to the next part."""
         self._is_combining = False
         if self.is_finished or done.cancelled():
             return

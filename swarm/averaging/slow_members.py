@@ -1,12 +1,12 @@
-"""Which members hold the others up for far too long, round after round.
+"""Finds members that hold all others up for far too long, round after round.
 
-Lines at home differ, and a slow one is welcome: averaging runs beside computing, and takes as long as the slowest line
-needs. But a member that sends hardly anything, and for which everybody waits far longer than for all the others, and
-than computing takes, costs the swarm more than it gives, whether its line is bad or it does so on purpose.
+Lines at home differ, and a slow one is welcome: averaging can run beside computing, and takes as long as the slowest
+line needs. But all may wait for one member far longer than for all other members, and than computing takes. Such a
+member costs the swarm more than it gives, whether its line is bad or it sends so little on purpose.
 
-How long the others need is no measure alone: the more peers there are, the less each of them computes for an update,
-and next to fast lines every line at home is a slow one. So who sends as fast as a usual line at home is never too slow,
-unless the organiser asks for faster lines (`--slowest-line-mbps`).
+How long the others need is no measure by itself. The more peers there are, the less each of them computes for an
+update, and compared with fast lines every line at home is slow. So a member that sends as fast as a usual line at home
+is never too slow, unless the organiser asks for faster lines (`--slowest-line-mbps`).
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ however fast the others are."""
 MAX_SLOW_ROUNDS = 3
 """Slow rounds in a row after which a member is left out, and again after each further one until it was in time."""
 MAX_REMEMBERED = 4096
-"""Members whose slow rounds are remembered: identities cost a stranger nothing."""
+"""Most members of which slow rounds are remembered: identities cost a stranger nothing."""
 
 
 class SlowMembers:
     """Counts the rounds in a row in which a member was too slow, also from its first round on.
 
     Args:
-        slowest_line_mbps: who sends as fast as that is never too slow
+        slowest_line_mbps: a member that sends as fast as this is never too slow
     """
 
     def __init__(self, slowest_line_mbps: float = USUAL_MBPS) -> None:
@@ -48,17 +48,17 @@ class SlowMembers:
         compute_seconds: float,
         num_bytes: Mapping[PeerID, float],
     ) -> set[PeerID]:
-        """A round has ended.
+        """Take in a round that has ended; returns the members that are too slow.
 
         Args:
-            members: the others who took part
-            waited_seconds: for whom this peer has waited, while most others had sent everything
-            exchange_seconds: of the whole exchange
-            compute_seconds: that this peer has computed for the update
-            num_bytes: that each member sends in such an exchange
+            members: the other members that took part
+            waited_seconds: how long this peer has waited for each, as of `StripedAllReduce.waited_seconds`
+            exchange_seconds: how long the whole exchange took
+            compute_seconds: how long this peer has computed for the update
+            num_bytes: bytes that each member sends in such an exchange
 
         Returns:
-            those who are left out from now on
+            members that are left out from now on
         """
         too_slow = set()
         for peer in members:

@@ -1,9 +1,9 @@
 """One round's exchange: large vectors go in stripes, side by side, each an all-reduce with streams of its own.
 
-libp2p lets only 256 KiB of a new stream through before the receiver has to ask for more: in one stream, a share of some
-megabytes would wait for several round trips, however fast the line is. All members divide alike, by what all know.
+libp2p lets only 256 KiB of a new stream through before the receiver has to ask for more. So in one stream, a share of
+some megabytes would wait for several round trips, however fast the line is. All members divide alike, by what all know.
 
-Who is not there any more (`failure_detector`), or much later than it used to be, is given up in all stripes.
+A member that is not there any more (`failure_detector`), or is much later than usual, is given up in all stripes.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ PAUSES_BETWEEN_LOOKS = 5
 """Sleeps into which the time between two looks at what is missing is divided. If this process stands still in one of
 them, parts can still arrive in the others."""
 LATE_AVERAGES_SHARE = 0.5
-"""Share of the time after which an exchange is late: after so much more, averages that are missing are late as well."""
+"""Share of the time after which an exchange is late; so much later, averages that are missing are late as well."""
 
 AwaitedPart = Callable[[AllReduce, PeerID], int | None]
 Register = Callable[[Group], contextlib.AbstractContextManager]
@@ -43,12 +43,12 @@ MakeRunner = Callable[[Group, torch.Tensor, int, ErrorFeedback, int], AllReduce]
 
 
 class MissingPart(NamedTuple):
-    """One that this peer waits for now.
+    """A part that this peer waits for now.
 
     Args:
-        peer: whose it is
-        stripe: number of the one in which it is missing
-        part_index: number of the part in it
+        peer: the member that has to send it
+        stripe: number of the stripe in which it is missing
+        part_index: number of the part in that stripe
     """
 
     peer: PeerID
@@ -57,15 +57,17 @@ class MissingPart(NamedTuple):
 
 
 class StripedAllReduce(contextlib.AsyncExitStack):
-    """Runs one peer's exchange with one closed group; entered before it lets anybody wait.
+    """Runs one peer's exchange with one closed group; once it is entered, senders can wait for its stripes.
 
     Args:
         group: the closed group
-        stripes: how many, for each of the averages to come
-        others: who is watched meanwhile
-        register: makes a stripe known to those who send to this peer, as long as a context lasts
-        make_runner: of a stripe, its part of the vector, how many numbers at its end are buffers, what earlier rounds
-            left out of it, and how many stripes there are; from then on those who have sent to this stripe can reach it
+        stripes: number of stripes, for each of the averages to come
+        others: the other members, which are watched meanwhile
+        detector: tells which members are still there, and when an exchange is late
+        register: makes a stripe known to members that send to this peer, as long as a context lasts
+        make_runner: makes the all-reduce of a stripe, which senders to this stripe can reach from then on. It takes the
+            stripe's group, its part of the vector, how many numbers at its end are buffers, what earlier rounds left
+            out of it, and how many stripes there are
     """
 
     def __init__(
@@ -86,10 +88,11 @@ class StripedAllReduce(contextlib.AsyncExitStack):
         self.runners: list[AllReduce] = []
         self.lost: set[PeerID] = set()
         self.waited_seconds: dict[PeerID, float] = {}
-        """How long this peer waited for each, while most others had sent all that was needed."""
+        """Seconds for which this peer waited for each member, at times when it did not wait for all other members."""
         self._awaited_before = deque([set()], maxlen=3)
+        """What was missing at each of the last looks, the oldest first."""
         self.kept_waiting = frozenset[PeerID]()
-        """Who has kept it waiting, if it took too long."""
+        """Members that have kept this peer waiting, if the exchange took too long."""
 
     async def __aenter__(self) -> StripedAllReduce:
         for stripe in (stripe for stripes in self._stripes for stripe in stripes):
@@ -104,20 +107,20 @@ class StripedAllReduce(contextlib.AsyncExitStack):
         self._give_up(peer_id)
 
     async def _watch_the_time(self) -> None:
-        """A line that has broken down lets through too little for the others, and too much to be silent.
+        """Give up late members: a line that has broken down lets through too little for the others, but is not silent.
 
-        Who is late with what it gives is given up first: because of it, those who are in time are late with averages.
-        They find out at the same time, and then need no longer than a usual exchange.
+        Members that are late with their own parts are given up first: because of them, reducers that are in time are
+        late with averages. These reducers find out at the same time, and then need no longer than a usual exchange.
         """
         while True:
             await self._detector.until_late()
             await self._give_up_who_is_late(AllReduce.awaited_input, set(self._others))
             await self._detector.until_late(LATE_AVERAGES_SHARE)
-            if not self._awaited(AllReduce.awaited_input):  # else the others wait for it, too
+            if not self._awaited(AllReduce.awaited_input):  # else the other reducers wait for it, too
                 await self._give_up_who_is_late(AllReduce.awaited_average, self._reducers)
 
     def _awaited(self, part: AwaitedPart) -> set[MissingPart]:
-        """What is missing now, of those who are still there."""
+        """The parts that are missing now, from members that are still there."""
         found = set()
         for stripe, runner in enumerate(self.runners):
             if runner.is_over:
@@ -129,9 +132,10 @@ class StripedAllReduce(contextlib.AsyncExitStack):
         return found
 
     def _keeping_us(self) -> frozenset[PeerID]:
-        """Who has not sent what would have ended this exchange.
+        """Members that have not sent what would have ended this exchange.
 
-        Nobody, if that is all of several: it may be this peer's own line. With one other peer, better alone than never.
+        If these are all of several other members, it is none: the cause may be this peer's own line. A single other
+        member is named all the same, since it is better to go on alone than never.
         """
         awaited, others = self._awaited(AllReduce.awaited_input), set(self._others) - self.lost
         late = frozenset(missing.peer for missing in awaited & self._awaited_before[0])
@@ -146,9 +150,10 @@ class StripedAllReduce(contextlib.AsyncExitStack):
                 self.waited_seconds[peer_id] = self.waited_seconds.get(peer_id, 0.0) + look_seconds
 
     def _holding_us_up(self) -> set[PeerID]:
-        """For whom the exchange waits now; nobody, if that is all the others: it may be this peer's own line.
+        """Members that the exchange waits for now; none, if these are all others: it may be this peer's own line.
 
-        As long as a part is missing at this peer, it is missing at others as well, whose averages come late by that.
+        A part that is missing at this peer is missing at other reducers as well, and makes their averages late. So
+        averages are looked at only when no part is missing.
         """
         others = set(self._others) - self.lost
         for part in (AllReduce.awaited_input, AllReduce.awaited_average):
@@ -158,7 +163,7 @@ class StripedAllReduce(contextlib.AsyncExitStack):
 
     @property
     def blamed(self) -> dict[PeerID, Blame]:
-        """Who has sent what no honest peer sends, and what that was."""
+        """Members that have sent what no honest peer sends, and what that was."""
         return {peer: what for runner in self.runners for peer, what in runner.blamed.items()}
 
     @property
@@ -172,18 +177,18 @@ class StripedAllReduce(contextlib.AsyncExitStack):
         awaited = self._awaited(part)
         for _ in range(PAUSES_BETWEEN_LOOKS):
             await asyncio.sleep(self._detector.timeouts.look_seconds / PAUSES_BETWEEN_LOOKS)
-        # Whoever only had to wait has moved on to another part by now, and drops out of the intersection.
+        # A member that only had to wait has moved on to another part by now, and drops out of the intersection.
         late = {missing.peer for missing in awaited & self._awaited(part)}
-        if late < owing - self.lost:  # else it is this peer's own line
+        if late < owing - self.lost:  # else it is probably this peer's own line
             for peer_id in filter(self._detector.was_in_time, late):
                 logger.debug(f"{peer_id} is late")
                 self._give_up(peer_id)
 
     def memories(self, low_rank: LowRank | None) -> list[Memory]:
-        """Who knows what this round, which has failed here, left out for those who have finished it.
+        """What knows what this round, which has failed here, left out for members that have finished it.
 
-        With PowerSGD that is a product of both passes. Of a peer whose part of the second one has not left, nothing
-        has arrived.
+        With PowerSGD that depends on both passes: as long as this peer's parts of the second pass have not all left,
+        nothing of its gradient has arrived.
         """
         if low_rank is None:
             return [runner for runner in self.runners if runner.has_served]
@@ -192,7 +197,7 @@ class StripedAllReduce(contextlib.AsyncExitStack):
 
     @property
     def _reducers(self) -> set[PeerID]:
-        """Those of the others who have a share."""
+        """The other members that have a share."""
         return {peer for peer, share in shares_of(self.group).items() if share}.intersection(self._others)
 
     def _give_up(self, peer_id: PeerID) -> None:
@@ -205,10 +210,10 @@ class StripedAllReduce(contextlib.AsyncExitStack):
             runner.lose(peer_id)
 
     async def average(self, vector: torch.Tensor, feedback: ErrorFeedback, num_buffers: int = 0) -> None:
-        """The next average: everybody's `vector`, shape [n], fp32, becomes the mean of all; not if this fails.
+        """Make the next average: `vector`, shape [n], fp32, becomes the mean of all members' ones, unless this fails.
 
         Args:
-            num_buffers: numbers at its end that are buffers of the model
+            num_buffers: numbers at the vector's end that are buffers of the model
 
         Raises:
             RoundFailed: a part of the mean is missing, or it is not finite
@@ -225,7 +230,7 @@ class StripedAllReduce(contextlib.AsyncExitStack):
             self._lose(peer_id, runners)
         runs = [asyncio.ensure_future(self._run(runner)) for runner in runners]
         try:
-            # To their end even if one fails: the others may need nothing but this peer's share of the rest.
+            # All go on to their end even if one fails: other members may need only this peer's share of the rest.
             await asyncio.wait(runs)
         except asyncio.CancelledError:
             self.kept_waiting = self._keeping_us()

@@ -1,11 +1,11 @@
-"""Members check what reducers have averaged, by lot and in the background, and prove it to each other if it is false.
+"""Members check reducers' averages, by lot and in the background, and prove to each other that one is false.
 
 After a round each member draws, for each reducer, whether it asks for all that one part of the average was made of. It
-draws for itself: of a common lot the leader, who gives a round its name, could choose the outcome. Before the next
-round all compare what reducers have signed, by a hash in their tickets. Who can prove a lie says so in its tickets; the
-others fetch the proof and check it themselves, and leave out who is guilty for good. Who is accused falsely is not left
-out, and who accuses falsely is not listened to for a while. Who was in the round that was spoilt wants to go back to
-the last state before it, and says so in its tickets, too (`Group.back_to`).
+draws for itself: the leader gives a round its name, so it could choose the outcome of a common lot. Before the next
+round all members compare what reducers have signed, by a hash in their tickets. A member that can prove a lie says so
+in its tickets. The others fetch the proof, check it themselves, and leave the guilty member out for good. A member that
+is accused falsely is not left out, and its accuser is not listened to for a while. A member that was in the spoilt
+round wants to go back to the last state before it, and says so in its tickets, too (`Group.back_to`).
 """
 
 from __future__ import annotations
@@ -53,18 +53,18 @@ logger = get_logger(__name__)
 AUDIT_SHARE = 1 / 8
 """Share of the updates in which each reducer is asked, by one of the others, for one part of its average."""
 FEWEST = 3
-"""Members that give samples. Of two, a reducer could say that it gave itself whatever explains the average."""
+"""Members that have to give samples. Of two, a reducer could claim to have given itself what explains the average."""
 KEPT_ROUNDS = 2
-"""Rounds whose parts a reducer keeps. Who checks a round asks before the next round but one."""
+"""Rounds of which a reducer keeps the parts. A member that checks a round asks before the next round but one."""
 MAX_KEPT_BYTES = 2**29
-"""Most bytes of one round that a reducer keeps. Where few reduce for many, it would be far more: then nobody asks, and
-all know it."""
+"""Most bytes of one round that a reducer keeps. Where few reduce for many, it would be far more: then no member asks,
+and all know it."""
 KEPT_PROOFS = 8
-"""Members that are proven guilty, of whose lies a peer keeps a proof."""
+"""Guilty members of which a peer keeps a proof."""
 UNMET_AT_ONCE = 2.0
-"""Proofs by one member against peers that this one has never met, who may be inventions of its own."""
+"""Proofs by one member against peers that this one has never met, which may be inventions of that member."""
 UNMET_PER_SECOND = 1 / 600
-"""Further ones, in a second."""
+"""Further such proofs by one member, in a second."""
 ASKED_AT_ONCE = 6.0
 """Audits of one reducer by one member that may follow each other at once; a reducer answers twice as many."""
 ASKED_PER_SECOND = 0.5
@@ -72,15 +72,15 @@ ASKED_PER_SECOND = 0.5
 MAX_COMPARED = 3
 """Members with other receipts that are asked for them in one round."""
 MAX_TASKS = 16
-"""What is checked at a time, in the background; what comes on top of that is not checked."""
+"""Checks at a time, in the background; what comes on top of that is not checked."""
 UNANSWERED = 3
-"""Audits in a row after which a reducer is left out for a while."""
+"""Audits in a row without an answer, after which a reducer is left out for a while."""
 MAX_RECEIPTS_BYTES = 2**23
-"""All receipts of a round, as a member shows them."""
+"""Most bytes of all receipts of a round, as a member shows them."""
 KEPT_MET = 4 * MAX_GROUP_SIZE
-"""Peers of which this one knows that it has met them."""
+"""Peers that this one remembers to have met."""
 KEPT_STEPS = 256
-"""Stripes of which this peer knows at which step they were."""
+"""Stripes of which this peer remembers the step."""
 HEAR_SECONDS = 5.0
 """Seconds for which a member of a group that wants to go back waits for a proof that it has not seen yet."""
 MAX_REQUEST_BYTES = 64
@@ -102,7 +102,7 @@ class SealedRound:
 
     Args:
         group: as it was closed
-        seals: of each stripe
+        seals: one for each stripe
     """
 
     group: Group
@@ -110,28 +110,28 @@ class SealedRound:
 
     @property
     def receipts(self) -> list[Receipt]:
-        """All that have come, in the order in which all members have them."""
+        """All receipts that have come, in the same order on all members."""
         found = [seals.receipts.get(peer) for seals in self.seals for peer in self.group.peer_ids]
         return [receipt for receipt in found if receipt is not None]
 
     @property
     def signed(self) -> bytes:
-        """The same, as another member gets them."""
+        """The receipts, as another member gets them."""
         return msgspec.msgpack.encode([receipt.data for receipt in self.receipts])
 
 
 class Audits:
-    """Checks for one peer what others have averaged, and answers those who check it; lives in its averaging process.
+    """Checks other members' averages for one peer, and answers members that check it; lives in its averaging process.
 
     Args:
         me: this peer
-        key: its own
+        key: this peer's private key
         judge: makes averages again
         ask: fetches from another peer
-        shunned: those who are not met; who is proven guilty joins them
-        share: of the updates in which a reducer is audited
+        shunned: peers that are not met; a member that is proven guilty joins them
+        share: share of the updates in which a reducer is audited
         largest: as of `WorkAudits`
-        places_of: which numbers lists of work are about
+        places_of: tells which numbers lists of work are about
     """
 
     def __init__(
@@ -148,25 +148,26 @@ class Audits:
         self._me, self._key, self._judge, self._ask, self._shunned = me, key, judge, ask, shunned
         self._share = AUDIT_SHARE if share is None else share
         self.work = WorkAudits(me, ask, largest)
-        """What members have computed is checked, too."""
+        """Checks what members have computed."""
         self._given_work = GivenWork(judge, places_of)
         self._lot = random.SystemRandom()
         self._rounds: deque[SealedRound] = deque(maxlen=KEPT_ROUNDS)
         self._present: SealedRound | None = None
         self._complete: SealedRound | None = None
-        """The last one that has given an average to this peer."""
+        """The last round, if it has given this peer an average."""
         self._proofs: dict[PeerID, bytes] = {}
+        """A proof against each guilty member."""
         self._undone: set[PeerID] = set()
-        """Of these, whose lies the swarm goes back for."""
+        """Those of the guilty members that the swarm goes back for."""
         self._found: dict[PeerID, Blame] = {}
         self._steps: OrderedDict[bytes, int] = OrderedDict()
-        """Of the rounds that this peer was in, by stripe. A liar can make up a round, to prove itself guilty of it."""
+        """Steps of this peer's own rounds, by stripe. A liar can make up another one, to prove itself guilty of it."""
         self._spoilt: dict[PeerID, int] = {}
         """The step of the update that each liar is known to have spoilt."""
         self._met: OrderedDict[PeerID, None] = OrderedDict()
-        """Who was in a group with this peer."""
+        """Peers that were in a group with this one, the latest last."""
         self._not_heard = Backoff(max_seconds=MAX_FALSE_ACCUSER_SECONDS)
-        """Whose accusations have proven nothing."""
+        """Members that have accused others and proven nothing: they are not listened to for a while."""
         self._unmet = TokenBuckets(UNMET_AT_ONCE, UNMET_PER_SECOND)
         self._unanswered: Counter[PeerID] = Counter()
         self._asked = TokenBuckets(ASKED_AT_ONCE, ASKED_PER_SECOND)
@@ -176,12 +177,12 @@ class Audits:
     # ---- around a round ---------------------------------------------------------------------------------------------
 
     def found(self) -> dict[PeerID, Blame]:
-        """Who has been found out since this was asked last."""
+        """Members that have been found out since this was asked last, and what they have done."""
         found, self._found = self._found, {}
         return self.work.found() | found
 
     def annotate(self, ticket: Ticket, sound: Sequence[int] = ()) -> Ticket:
-        """The same, with what this peer has to say about the rounds before, and unlike all that it has brought before.
+        """The ticket, with what this peer has to say about the rounds before, and a nonce that no earlier ticket had.
 
         Args:
             sound: steps of the states to which it can go back
@@ -197,7 +198,7 @@ class Audits:
         """The earliest state to which this peer has a reason to go back; `NOWHERE` if it has none.
 
         Args:
-            wanted: to which it wants to go back for another reason, or `NOWHERE`
+            wanted: step to which it wants to go back for another reason, or `NOWHERE`
             sound: as of `annotate`
         """
         reasons = [] if wanted == NOWHERE else [wanted]
@@ -208,9 +209,10 @@ class Audits:
         return min(reasons, default=NOWHERE)
 
     async def liars_since(self, step: int, group: Group) -> frozenset[PeerID]:
-        """Whose false averages the group undoes that goes back to this step, as its members show.
+        """Members with false averages that a group undoes by going back to this step, as its members show.
 
-        Of those that were in no round of this peer, it takes their word that it was after that step.
+        For false averages in rounds that this peer was not in, it believes members that name the liar and want to go
+        back to this step.
         """
         self._hear_all(group)
         if heard := [task for what, task in self._tasks.items() if what[0] == "proof"]:
@@ -220,7 +222,7 @@ class Audits:
         return frozenset(elsewhere | {peer for peer, spoilt in self._spoilt.items() if spoilt >= step})
 
     def begin(self, group: Group) -> None:
-        """This group is closed: its members have said what was signed in the round before, and whom they accuse.
+        """Take in a closed group: its tickets tell what was signed in the round before, and which members are accused.
 
         Args:
             group: as it was closed
@@ -242,9 +244,10 @@ class Audits:
                 self._go_and(("receipts", peer), self._compare(peer, self._complete, name))
 
     def _hear_all(self, group: Group) -> None:
-        """Ask for the proofs that these say they have, and this peer has not.
+        """Ask for the proofs that these members say they have, and this peer has not.
 
-        Who wants to go back further may have one of an earlier lie of the same liar, or of one that spoilt a round.
+        A member that wants to go back further may have a proof of an earlier lie of the same liar, or of one that
+        spoilt a round.
         """
         convicted = {*map(short_name, self._proofs)}
         own = group.ticket_of(self._me).back_to
@@ -261,13 +264,13 @@ class Audits:
         return seals
 
     def _is_checked(self, group: Group) -> bool:
-        """Whether reducers of this group keep what averages are made of, and are asked; its members say the same."""
+        """Whether reducers of this group keep what averages are made of, and are asked; all its members agree on it."""
         has_enough = sum(ticket.samples > 0 for ticket in group.tickets) >= FEWEST
         judge = self._judge.of(group)
         return has_enough and can_be_judged(judge.codec) and judge.bytes_given(group) <= MAX_KEPT_BYTES
 
     def end(self, has_average: bool) -> None:
-        """The present round is over; others may still want to see what this peer has averaged."""
+        """End the present round, and draw what to check of it; this peer still shows what it has averaged itself."""
         ended, self._present = self._present, None
         self._rounds.append(ended)
         for seals in ended.seals:
@@ -292,14 +295,14 @@ class Audits:
             self._go_and(("part", reducer), self._check(reducer, ended.group, stripe, part_index, seals))
 
     def _go_and(self, what: tuple, work: Coroutine) -> None:
-        """Do it in the background, unless it is being done or too much is."""
+        """Do work in the background, unless the same is being done already, or too much is."""
         if what in self._tasks or len(self._tasks) >= MAX_TASKS:
             return work.close()
         self._tasks[what] = task = asyncio.ensure_future(work)
         task.add_done_callback(lambda _: self._tasks.pop(what, None))
 
     async def until_done(self) -> None:
-        """Nothing is being checked any more."""
+        """Wait until nothing is being checked any more."""
         while self._tasks:
             await asyncio.wait([*self._tasks.values()])
 
@@ -335,7 +338,7 @@ class Audits:
         return False
 
     async def _compare_with_list(self, member: PeerID, ended: SealedRound) -> None:
-        """Whether a member has given this reducer what it says that it has computed."""
+        """Check whether a member has given this reducer what it says that it has computed."""
         if not (signed := await in_thread(self._signed_by, member, ended)):
             return
         shown = await self.work.fetch_list(member, ended.group, ANSWER_SECONDS)
@@ -352,7 +355,7 @@ class Audits:
             self._convict(Guilt(member, Blame.GAVE_OTHER_WORK, ended.seals[part.stripe].stripe), proof)
 
     def _signed_by(self, member: PeerID, ended: SealedRound) -> list[tuple[PartWithPlaces, SignedPart]]:
-        """Parts that it has given to this reducer, and that tell something."""
+        """The signed parts that a member has given to this reducer, and that contain places of its list."""
         parts = self._given_work.parts(ended.group, self._me, member)
         signed = [(part, ended.seals[part.stripe].signed_part(member, part.part_index)) for part in parts]
         return [(part, given) for part, given in signed if given is not None]
@@ -367,12 +370,12 @@ class Audits:
         return None
 
     def _suspect(self, reducer: PeerID) -> None:
-        """It cannot be proven to others, so this peer alone leaves it out, for a while."""
+        """Leave a reducer out for a while. What it did cannot be proven to others, so this peer alone does so."""
         del self._unanswered[reducer]
         self._found.setdefault(reducer, Blame.HIDES_ITS_INPUTS)
 
     def _convict(self, guilt: Guilt, proof: bytes) -> bool:
-        """Whether that is something new."""
+        """Take in a proven lie; returns whether it is new to this peer."""
         peer, step = guilt.peer, self._steps.get(guilt.stripe) if guilt.what.is_undone else None
         is_earlier = step is not None and step < self._spoilt.get(peer, math.inf)
         if peer == self._me or (peer in self._proofs and not is_earlier):
@@ -385,7 +388,7 @@ class Audits:
             self._undone.add(peer)
         if is_earlier:
             self._spoilt[peer] = step
-        if len(self._proofs) > KEPT_PROOFS:  # who has it remembers, and newcomers meet no peer that all leave out
+        if len(self._proofs) > KEPT_PROOFS:  # the blame stays, and newcomers meet no peer that all leave out
             # What the swarm may have to go back for is kept longest: proofs against invented peers cost nothing.
             dropped = next((other for other in self._proofs if other not in self._spoilt), next(iter(self._proofs)))
             self._proofs.pop(dropped)
@@ -394,7 +397,7 @@ class Audits:
         return True
 
     async def _compare(self, peer: PeerID, own: SealedRound, name: bytes) -> None:
-        """Another member has other receipts of the last round: some reducer has told us different things."""
+        """Compare receipts with a member that has other ones: some reducer has told members different things."""
         try:
             request = to_wire("receipts", own.group.group_id, 0)
             data = await self._ask(peer, request, MAX_RECEIPTS_BYTES)
@@ -412,7 +415,7 @@ class Audits:
                 self._convict(guilt, of_two_receipts(ours, receipt))
 
     async def _hear(self, accuser: PeerID, name: bytes) -> None:
-        """Another member says that it can prove a lie."""
+        """Fetch and check the proof of a lie that another member says it has."""
         if name not in map(short_name, self._met) and not self._unmet.take(accuser):
             return
         try:
@@ -420,7 +423,7 @@ class Audits:
             guilt = await in_thread(guilty, proof, self._judge, self._given_work)
             if short_name(guilt.peer) != name:
                 raise ValueError("a proof against another peer")
-        except Exception as error:  # whatever is wrong with a stranger's proof
+        except Exception as error:  # anything can be wrong with another member's proof
             logger.debug(f"{accuser} accuses somebody, and proves nothing: {error!r}")
             return self._not_heard.add(accuser, FALSE_ACCUSER_SECONDS)
         if not self._convict(guilt, proof):
@@ -432,7 +435,7 @@ class Audits:
         """What this peer shows a member of one of its last groups.
 
         Raises:
-            ValueError: nothing
+            ValueError: it shows nothing for this request
         """
         kind, name, part_index = from_wire(_REQUEST, data, MAX_REQUEST_BYTES)
         rounds = [*self._rounds, *([self._present] if self._present is not None else [])]

@@ -1,4 +1,4 @@
-"""The call by which members show each other receipts, what an average was made of, and proofs."""
+"""The call by which members show each other receipts, what an average was made of, proofs, and lists of work."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from swarm.runtime.line_use import LineUse
 logger = get_logger(__name__)
 
 PIECE_BYTES = 2**16
-"""Rounds and records get through between two of them."""
+"""Bytes of one piece of an answer: rounds and records get through between two pieces."""
 PIECE_SECONDS = 10.0
 """Seconds for which the next piece of an answer is waited for."""
 CALL_SECONDS = 60.0
@@ -27,10 +27,10 @@ CALL_SECONDS = 60.0
 
 
 async def ask_for(p2p: P2P, namespace: str, line: LineUse, peer: PeerID, request: bytes, most_bytes: int) -> bytes:
-    """What that peer shows.
+    """What a peer shows for a request.
 
     Raises:
-        OSError: nothing, too late, or more than that
+        OSError: it shows nothing, or too late, or more than `most_bytes`
     """
     try:
         async with asyncio.timeout(CALL_SECONDS):
@@ -46,7 +46,7 @@ async def ask_for(p2p: P2P, namespace: str, line: LineUse, peer: PeerID, request
                     raise OSError("it shows too much")
                 if answer.weight:  # the last one
                     return b"".join(pieces)
-    except Exception as error:  # whatever a stranger's bytes do to those who read them
+    except Exception as error:  # another peer's bytes can raise anything
         raise OSError(f"it shows nothing: {error!r}") from error
     raise OSError("it shows nothing")
 
@@ -58,7 +58,7 @@ async def show_evidence(
     requests: AsyncIterator[averaging_pb2.AveragingData],
     context: P2PContext,
 ) -> AsyncIterator[averaging_pb2.AveragingData]:
-    """The other side of `ask_for`. Who is no member any more is shown nothing: it would be gradients."""
+    """Answer a request of `ask_for`. A peer that is no member any more is shown nothing: it would be gradients."""
     try:
         request = await anext(requests)
         if admission.has_left(context.remote_id):

@@ -1,10 +1,11 @@
-"""Whether an average can come of what its reducer was given: made again, by the same rule, and compared.
+"""Judges whether an average can come of what its reducer was given: makes it again, by the same rule, and compares.
 
-Not bit by bit: other processors round otherwise, and an honest reducer adds what the codec has left out of earlier
-averages, which nobody else knows. So an average is false only if it is farther from the true one than both explain, and
-an honest reducer keeps to half of that (`is_faithful`). Who is a little farther away than the rule's reach counts for
-much less than who is a little nearer; rounding decides on which side a member is. So the rule is applied with a reach
-that is a little shorter and a little longer as well, and what lies between its results is not held against anybody.
+The two are not compared bit by bit. Other processors round otherwise, and an honest reducer adds what the codec has
+left out of earlier averages, which no other member knows. So an average is false only if it is farther from the true
+one than both explain. An honest reducer keeps to half of that (`is_faithful`). A member a little beyond the rule's
+reach counts for much less than one a little within it, and rounding decides on which side a member is. So the rule is
+applied with a reach that is a little shorter and a little longer as well. An average between the results is not held
+against its reducer.
 """
 
 from __future__ import annotations
@@ -47,12 +48,12 @@ LEFT_OUT = 4.0
 HONEST_SHARE = 0.5
 """Share of both bounds that an honest reducer keeps to."""
 NEAR_REACH = 1e-3
-"""Relative to the rule's reach: who is so near to it may be on either side."""
+"""Relative to the rule's reach: a member that is so near to it may be on either side."""
 ROUNDING = 1e-4
 """Share of the usual length of what members gave, by which an average may be farther away still. Where that cancels
 out, two processors differ by far less."""
 MAX_EVIDENCE_BYTES = 2**24
-"""Of one part: those of all members, and hashes of the others."""
+"""Most bytes of the evidence of one part: this part of all members, and hashes of all their other parts."""
 
 PartBytes = Annotated[bytes, Meta(max_length=2**23)]
 Commitment = Annotated[bytes, Meta(max_length=MAX_COMMITMENT_BYTES)]
@@ -61,26 +62,26 @@ _EVIDENCE = msgspec.msgpack.Decoder(tuple[Hashes, PartBytes, Annotated[list[_Inp
 
 
 class OtherOrders(ValueError):  # noqa: N818 (reads as what it says)
-    """The round followed other orders of the organiser than those that are known here: nothing can be said of it."""
+    """The round followed other orders of the organiser than those that are known here, so it cannot be judged."""
 
 
 def can_be_judged(codec: CompressionBase) -> bool:
-    """Whether averages in this codec tell enough: not if it leaves out most of one, and gives that with later ones."""
+    """Whether averages in this codec can be judged: not if it leaves most of one out, and adds that to later ones."""
     return not isinstance(codec, ChunkedTopK)
 
 
 def is_faithful(average: torch.Tensor, mean: torch.Tensor, codec: CompressionBase, info: CompressionInfo) -> bool:
-    """Whether this reducer may send an average, shape [n], for the mean that it has found."""
+    """Whether an honest reducer may send an average, shape [n], for the mean that it has found."""
     return not can_be_judged(codec) or _excess(average, mean, codec, info, HONEST_SHARE) <= 0
 
 
 def _excess(
     average: torch.Tensor, mean: torch.Tensor, codec: CompressionBase, info: CompressionInfo, share: float = 1.0
 ) -> float:
-    """By how much an average is farther from the mean than may be; at most 0 if it is not.
+    """By how much an average is farther from the mean than it may be; at most 0 if it is not.
 
     Args:
-        share: of what may be
+        share: share of the allowed distance
     """
     gap, allowed = norm(average - mean), share * AVERAGE_TOLERANCE * norm(mean)
     if gap > allowed:  # else what the codec leaves out need not be known
@@ -90,12 +91,12 @@ def _excess(
 
 @dataclass(frozen=True)
 class Evidence:
-    """What one average was made of, as its reducer shows it; what does not fit its receipt shows nothing.
+    """What one average was made of, as its reducer shows it; it counts only if it fits the receipt.
 
     Args:
         averages: hashes of all averages of this share
         average: the encoded one
-        inputs: of each member, the hashes of all that counted, its commitment, and the encoded part; empty if it gave
+        inputs: for each member, the hashes of all that counted, its commitment, and the encoded part; empty if it gave
             none
     """
 
@@ -105,7 +106,11 @@ class Evidence:
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Evidence:
-        """Raises ValueError: whatever is wrong with it"""
+        """Read evidence.
+
+        Raises:
+            ValueError: it is malformed
+        """
         averages, average, inputs = from_wire(_EVIDENCE, data, MAX_EVIDENCE_BYTES)
         return cls(
             averages,
@@ -115,10 +120,14 @@ class Evidence:
 
 
 def tensor_from(data: bytes) -> runtime_pb2.Tensor:
-    """A part as it travels; raises ValueError: it cannot be read"""
+    """Read an encoded part.
+
+    Raises:
+        ValueError: it cannot be read
+    """
     try:
         return runtime_pb2.Tensor.FromString(data)
-    except Exception as error:  # a stranger's bytes
+    except Exception as error:  # another peer's bytes can be anything
         raise ValueError("a part that cannot be read") from error
 
 
@@ -129,7 +138,7 @@ class StripeParts:
     Args:
         stripe: its number
         offset: where in the vector it begins
-        parts: those of the reducer's share, in their order
+        parts: the parts of the reducer's share, in their order
     """
 
     stripe: int
@@ -142,14 +151,14 @@ class Judge:
     """What a peer has to know to make an average again; equal on all members of a run.
 
     Args:
-        size_at: numbers in what is averaged, by step
+        size_at: how many numbers are averaged, by step
         codec: how they travel
         rule: how they are combined
-        target_at: bounds what a member counts for, by step
-        orders_at: names the organiser's orders that it follows, by step
-        auto: codec and local steps are those of a round's group; `target_at` is that of one local step
+        target_at: the target, which bounds what a member counts for, by step
+        orders_at: name of the organiser's orders that count, by step
+        auto: whether codec and local steps are those of a round's group; then `target_at` is that of one local step
         num_buffers: numbers at the end of what is averaged that are buffers of the model
-        run: start of its keys, of which its groups' names are made: of others' it judges nothing
+        run: namespace of the run, which is part of its groups' names: nothing of another run is judged
     """
 
     size_at: Callable[[int], int]
@@ -162,7 +171,7 @@ class Judge:
     run: str = ""
 
     def of(self, group: Group) -> Judge:
-        """Who judges the averages of this group."""
+        """The judge of the averages of this group."""
         if not self.auto:
             return self
         mode, target_at = group.mode, self.target_at
@@ -175,9 +184,10 @@ class Judge:
         )
 
     def bytes_given(self, group: Group) -> float:
-        """That a reducer of this group gets of all members together, if shares are equal.
+        """Bytes that a reducer of this group gets from all members together, if shares are equal.
 
-        With the largest share it is less than twice that; what one member says of its line decides about no audit.
+        With the largest share it is less than twice that. Equal shares are assumed, so that no member's claim about its
+        line decides whether there are audits.
         """
         size = self.size_at(group.step)
         info = CompressionInfo(None, TensorDescriptor((size,), torch.float32))
@@ -190,7 +200,7 @@ class Judge:
 
         Args:
             group: as it was closed
-            stripe: number of the one that the receipt is about
+            stripe: number of the stripe that the receipt is about
 
         Raises:
             OtherOrders: an order has come too late for this round, and what members counted for in it is not known here
@@ -218,11 +228,15 @@ class Judge:
         given, weights, samples = self._inputs(group, part_index, part, receipt, evidence)
         average = decode(evidence.average, self.codec, len(part.numbers))
         if average is None or average.shape != part.numbers.shape:
-            raise ValueError("an average that nobody takes")  # whoever got it has refused it
+            raise ValueError("an average that nobody takes")  # members that got it have refused it
         return not given or self._is_far_from(average, part, given, weights, samples)
 
     def check_commitments(self, group: Group, receipt: Receipt, evidence: Evidence) -> None:
-        """Raises ValueError: the reducer has said that a member has signed what it gave, and does not show it"""
+        """Check the commitments that the receipt says members have sent.
+
+        Raises:
+            ValueError: the reducer does not show one of them
+        """
         for peer, counted, (_, commitment, _) in zip(group.peer_ids, receipt.counted, evidence.inputs, strict=True):
             if counted.is_signed and peer != receipt.reducer:
                 check_commitment(commitment, peer, receipt.stripe, receipt.reducer, counted.root)
@@ -246,7 +260,7 @@ class Judge:
     def _inputs(
         self, group: Group, part_index: int, part: Part, receipt: Receipt, evidence: Evidence
     ) -> tuple[list[torch.Tensor], list[float], list[float]]:
-        """Of all who have given this part: its numbers, what they count for, and their samples."""
+        """The numbers, weights and samples of all members that have given this part."""
         claimed = [float(ticket.samples) for ticket in group.tickets]
         weights = self.rule.weights(claimed)
         given = []
@@ -281,7 +295,7 @@ class Judge:
 
 
 def _nearest_between(one: torch.Tensor, other: torch.Tensor, average: torch.Tensor) -> torch.Tensor:
-    """Of all points on the straight line from one mean to another the nearest to an average."""
+    """The point nearest to an average, on the straight line from one mean to another."""
     way = other - one
     length = norm(way)
     if not length:

@@ -1,9 +1,13 @@
-"""Proofs that a member has lied, which anybody of the run can check: what it has signed, and what that is about.
+"""Proofs that a member has lied, which every member can check: what it has signed, and what that is about.
 
-There are three kinds: two receipts of one reducer that contradict each other; a receipt with all that one average was
-made of, of which another one comes when it is made again; and a part that a member gave, with its list of what it has
-computed, which says something else. None can be made without the key of who is accused, nor of what it has signed in
-another run: a group's name is made of its run, and of bytes that each member has drawn for this round alone.
+There are three kinds:
+
+- two receipts of one reducer that contradict each other;
+- a receipt with all that one average was made of, if another average comes of that;
+- a part that a member gave, with its list of what it has computed, if the list says something else.
+
+No proof can be made without the key of the accused member. Nor can it be made of what that member has signed in another
+run: a group's name is made of its run, and of bytes that each member has drawn for this round alone.
 """
 
 from __future__ import annotations
@@ -26,7 +30,7 @@ from swarm.protocol.wire import LINEAGE_BYTES, from_wire, to_wire
 from swarm.protocol.work import MAX_LIST_BYTES
 
 MAX_PROOF_BYTES = MAX_EVIDENCE_BYTES + 2**19
-"""The group is in it as well."""
+"""Most bytes of a proof: evidence, and the group as well."""
 
 _Receipt = Annotated[bytes, Meta(max_length=MAX_RECEIPT_BYTES)]
 _Member = tuple[Annotated[bytes, Meta(max_length=64)], Annotated[bytes, Meta(max_length=MAX_TICKET_BYTES)]]
@@ -50,8 +54,8 @@ class Guilt:
     """What a proof proves.
 
     Args:
-        peer: who has lied
-        what: it has done
+        peer: the member that has lied
+        what: what it has done
         stripe: name of the stripe in which it has done so
     """
 
@@ -61,7 +65,7 @@ class Guilt:
 
 
 def short_name(peer: PeerID) -> bytes:
-    """Under which others ask for a proof against it, 16 bytes."""
+    """The name under which members ask for a proof against a peer, 16 bytes."""
     return hashlib.sha256(peer.to_bytes()).digest()[:LINEAGE_BYTES]
 
 
@@ -88,7 +92,7 @@ def of_other_work(
 
     Args:
         group: as it was closed
-        reducer: to whom it gave that
+        reducer: the member that it gave the part to
         listed: its list
     """
     tensor = given.tensor.SerializeToString()
@@ -102,10 +106,10 @@ def _members_of(group: Group) -> list[tuple[bytes, bytes]]:
 
 
 def guilty(proof: bytes, judge: Judge, given_work: GivenWork | None = None) -> Guilt:
-    """Whom it proves guilty, of what and when. It takes as long as to make one part of an average three times.
+    """Check a proof, and tell what it proves. That takes as long as to make one part of an average three times.
 
     Args:
-        given_work: compares what was given with lists; None where nobody has lists
+        given_work: compares what was given with lists; None where members have no lists
 
     Raises:
         ValueError: it proves nothing
@@ -129,7 +133,7 @@ def guilty(proof: bytes, judge: Judge, given_work: GivenWork | None = None) -> G
 
 
 def _group_of(nonce: bytes, members: list[tuple[bytes, bytes]], run: str) -> Group:
-    """As it was closed in this run; of a group of another run, one whose stripes nobody has signed for."""
+    """The group as it was closed in this run. For a group of another run, it is one that no member has signed for."""
     peer_ids = tuple(PeerID(peer) for peer, _ in members)
     return Group.close(nonce, peer_ids, tuple(Ticket.from_bytes(ticket) for _, ticket in members), run)
 

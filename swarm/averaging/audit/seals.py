@@ -1,7 +1,7 @@
-"""The last message of each share: a sender's commitment on the way to the reducer, and the reducer's receipt back.
+"""Seals: the last message of each share, a sender's commitment to the reducer or the reducer's receipt back.
 
-To the all-reduce it is one more part, of no numbers. So it is waited for, given up and counted as any other part, and
-takes no round trip of its own.
+To the all-reduce a seal is one more part, of no numbers. So it is waited for, given up and counted as any other part,
+and takes no round trip of its own.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ from swarm.protocol.messages import Group
 from swarm.protocol.wire import to_wire
 
 RAW = NoCompression()
-"""In which a reducer keeps its own contribution, which it never encodes."""
+"""The codec in which a reducer keeps its own contribution, which it never encodes for the network."""
 _NOTHING = runtime_pb2.Tensor()
 
 
 @dataclass(frozen=True)
 class SignedPart:
-    """Part of what a member has given to a reducer, and its word for all of it.
+    """A part that a member has given to a reducer, with its commitment to all its parts.
 
     Args:
-        sender: who has given it
+        sender: the member that has given it
         hashes: of all parts that it gave to this reducer in this stripe
         commitment: its signature of them
         tensor: the part, encoded
@@ -61,8 +61,8 @@ class Seals:
     Args:
         me: this peer
         group: the stripe
-        key: this peer's own
-        keeps: what averages are made of is kept, for those who want to see it
+        key: this peer's private key
+        keeps: whether to keep what averages are made of, for members that check it
     """
 
     def __init__(self, me: PeerID, group: Group, key: RSAPrivateKey, keeps: bool = True):
@@ -72,30 +72,30 @@ class Seals:
         self._received: dict[PeerID, list[bytes]] = defaultdict(list)
         """Hashes of the averages of each other reducer."""
         self._given: dict[PeerID, list[tuple[bytes, runtime_pb2.Tensor]]] = defaultdict(list)
-        """The parts that each sender gave this reducer, with their hashes; they are empty if none are kept."""
+        """The parts that each sender gave this reducer, with their hashes; the parts are empty if they are not kept."""
         self._commitments: dict[PeerID, bytes] = {}
         self._averages: dict[int, tuple[bytes, runtime_pb2.Tensor]] = {}
         """This reducer's averages by part, each with its hash."""
         self.receipts: dict[PeerID, Receipt] = {}
-        """The receipt of each reducer whose share has come, this one included."""
+        """The receipts of all reducers with averages that have come, and of this one."""
 
     @property
     def stripe(self) -> bytes:
-        """Its name."""
+        """Name of the stripe."""
         return self._group.group_id
 
     def num_averages(self, reducer: PeerID) -> int:
-        """Parts of the share of another reducer."""
+        """How many averages of another reducer have come."""
         return len(self._received[reducer])
 
     # ---- as a sender ------------------------------------------------------------------------------------------------
 
     def sent(self, reducer: PeerID, offset: int, tensor: runtime_pb2.Tensor) -> None:
-        """This part goes to that reducer; may be called in a thread."""
+        """Note a part that goes to a reducer; may be called in a thread."""
         self._sent[reducer][offset] = hash_of(tensor)
 
     def commitment(self, reducer: PeerID) -> runtime_pb2.Tensor:
-        """After the last of them."""
+        """The seal with the commitment to a reducer; called after the last part."""
         return seal_with(commit(self._key, self.stripe, reducer, self._root_sent_to(reducer)))
 
     def _root_sent_to(self, reducer: PeerID) -> bytes:
@@ -103,14 +103,14 @@ class Seals:
         return root_of(hashes[offset] for offset in sorted(hashes))
 
     def received(self, reducer: PeerID, average_hash: bytes) -> None:
-        """The next average of that reducer has come."""
+        """Note the next average of a reducer."""
         self._received[reducer].append(average_hash)
 
     def check_receipt(self, reducer: PeerID, seal: runtime_pb2.Tensor) -> None:
-        """After the last average.
+        """Check a reducer's receipt, and keep it; called after its last average.
 
         Raises:
-            ValueError: it is not the word of this reducer for what it sent, or not for what it was given
+            ValueError: this reducer has not signed it, or it is not for what it sent, or not for what it was given
         """
         receipt = Receipt.from_bytes(seal.buffer)
         if receipt.reducer != reducer or receipt.stripe != self.stripe:
@@ -128,22 +128,22 @@ class Seals:
     # ---- as a reducer -----------------------------------------------------------------------------------------------
 
     def given(self, sender: PeerID, part_hash: bytes, tensor: runtime_pb2.Tensor) -> None:
-        """The next part of that sender has come."""
+        """Note the next part of a sender."""
         self._given[sender].append((part_hash, self._kept(tensor)))
 
     def _kept(self, tensor: runtime_pb2.Tensor) -> runtime_pb2.Tensor:
         return tensor if self._keeps else _NOTHING
 
     def given_by_me(self, numbers: torch.Tensor) -> None:
-        """The next part of this peer itself, shape [n]; may be called in a thread."""
+        """Note the next part of this peer itself, shape [n]; may be called in a thread."""
         tensor = RAW.compress(numbers, CompressionInfo.from_tensor(numbers))
         self.given(self._me, hash_of(tensor), tensor)
 
     def take_commitment(self, sender: PeerID, seal: runtime_pb2.Tensor) -> None:
-        """After the last part of that sender.
+        """Check a sender's commitment, and keep it; called after its last part.
 
         Raises:
-            ValueError: it is not its word for what it gave
+            ValueError: it is not the sender's signature for what it gave
         """
         if len(seal.buffer) > MAX_COMMITMENT_BYTES:
             raise ValueError("a commitment that is too long")
@@ -154,15 +154,16 @@ class Seals:
         return root_of(part_hash for part_hash, _ in self._given[sender])
 
     def answered(self, part_index: int, tensor: runtime_pb2.Tensor) -> None:
-        """This is the average of that part; may be called in a thread."""
+        """Note the average of a part; may be called in a thread."""
         self._averages[part_index] = hash_of(tensor), self._kept(tensor)
 
     def receipt(self, num_counted: Mapping[PeerID, int]) -> runtime_pb2.Tensor:
-        """After the last average; may be called in a thread.
+        """The seal with this reducer's receipt; called after the last average, and may be called in a thread.
 
         Args:
-            num_counted: of each sender, how many messages counted, the seal included
+            num_counted: for each sender, how many messages counted, the seal included
         """
+        # A part that came after its sender was lost is kept here, but does not count.
         for sender, given in self._given.items():
             del given[num_counted.get(sender, 0) :]
         counted = [
@@ -181,7 +182,7 @@ class Seals:
         return SignedPart(sender, [part_hash for part_hash, _ in given], commitment, given[part_index][1])
 
     def show(self, part_index: int) -> bytes:
-        """All that the average of one part was made of, for who has the receipt; may be called in a thread.
+        """All that the average of one part was made of, to check with the receipt; may be called in a thread.
 
         Raises:
             ValueError: there is no such part, or it was not kept

@@ -1,10 +1,11 @@
-"""What members sign in a round whose averages are checked: what they have sent, and what they have averaged.
+"""What members sign in a round with checked averages: what they have sent, and what they have averaged.
 
-A *commitment* is a sender's word to one reducer: these were my parts. A *receipt* is a reducer's word to all members:
-these were the parts that I was given, and these the averages that I have made of them. Both are over hashes of encoded
-bytes, so it does not matter which codec made them. They are signed with the key of which the peer id is the hash. Such
-a signature takes 0.2 ms and its check 0.02 ms. With a key that only lives as long as a process (Ed25519: 0.02 ms and
-0.06 ms) a round of three to eight members would be one to two milliseconds shorter, for one more key to certify.
+A *commitment* is a sender's signature, for one reducer, over the parts that it gave. A *receipt* is a reducer's
+signature, for all members, over the parts that it was given and the averages that it made of them. Both are over hashes
+of encoded bytes, so it does not matter which codec made them. They are signed with the key of which the peer id is the
+hash. Such a signature takes 0.2 ms and its check 0.02 ms. A key that only lives as long as a process (Ed25519: 0.02 ms
+and 0.06 ms) would make a round of three to eight members one to two milliseconds shorter. But it would be one more key
+to certify.
 """
 
 from __future__ import annotations
@@ -27,14 +28,14 @@ from swarm.protocol.wire import LINEAGE_BYTES, from_wire, to_wire
 
 HASH_BYTES = 32
 MAX_PARTS = 2**16
-"""Of one share in one stripe."""
+"""Most parts of one share in one stripe."""
 MAX_SIGNATURE_BYTES = 1024
 MAX_COMMITMENT_BYTES = 2**12
 MAX_RECEIPT_BYTES = 2**16
 COMMITMENT = "swarm parts 1"
-"""What a sender's signature begins with: it can be taken for no other statement."""
+"""Beginning of what a sender signs, so that it cannot be taken for another statement."""
 RECEIPT = "swarm averages 1"
-"""What a reducer's signature begins with."""
+"""Beginning of what a reducer signs."""
 
 Hash = Annotated[bytes, Meta(min_length=HASH_BYTES, max_length=HASH_BYTES)]
 Hashes = Annotated[list[Hash], Meta(max_length=MAX_PARTS)]
@@ -57,7 +58,7 @@ def hash_of(tensor: runtime_pb2.Tensor) -> bytes:
 
 
 def root_of(hashes: Iterable[bytes]) -> bytes:
-    """One hash for those of several parts, in their order."""
+    """One hash over the hashes of several parts, in their order."""
     return hashlib.sha256(b"".join(hashes)).digest()
 
 
@@ -67,10 +68,10 @@ def owner_of(key: RSAPrivateKey) -> bytes:
 
 
 def check_signature(owner: bytes, signature: bytes, content: bytes) -> PeerID:
-    """Who has signed this.
+    """The peer that has signed this content.
 
     Raises:
-        ValueError: nobody
+        ValueError: no peer has signed it
     """
     peer = peer_of(owner)
     if peer is None or not _public_key(owner).verify(content, signature):
@@ -84,12 +85,16 @@ def _public_key(owner: bytes) -> RSAPublicKey:
 
 
 def commit(key: RSAPrivateKey, stripe: bytes, reducer: PeerID, root: bytes) -> bytes:
-    """A sender's word that it gave a reducer these parts."""
+    """A sender's commitment: its signature for having given a reducer these parts."""
     return to_wire(owner_of(key), key.sign(to_wire(COMMITMENT, stripe, reducer.to_bytes(), root)))
 
 
 def check_commitment(data: bytes, sender: PeerID, stripe: bytes, reducer: PeerID, root: bytes) -> None:
-    """Raises ValueError: it is not the word of this sender for these parts"""
+    """Check a commitment.
+
+    Raises:
+        ValueError: it is not this sender's signature for these parts
+    """
     owner, signature = from_wire(_COMMITMENT, data, MAX_COMMITMENT_BYTES)
     if check_signature(owner, signature, to_wire(COMMITMENT, stripe, reducer.to_bytes(), root)) != sender:
         raise ValueError("somebody else has signed that")
@@ -100,9 +105,9 @@ class Counted:
     """What counted of one member in one share, as its reducer says.
 
     Args:
-        num_parts: that it gave before it was lost, if it was; 0 of who has no samples
-        root: of their hashes
-        is_signed: whether the member has given its word for them
+        num_parts: parts that it gave, before it was lost if it was; 0 for a member without samples
+        root: root of their hashes
+        is_signed: whether the member has sent its commitment to them
     """
 
     num_parts: int = 0
@@ -112,14 +117,14 @@ class Counted:
 
 @dataclass(frozen=True)
 class Receipt:
-    """A reducer's word about its share of one stripe; the same for all members.
+    """A reducer's signed statement about its share of one stripe; the same for all members.
 
     Args:
-        stripe: whose share it is: a hash that names the round, its members and their weights as well
+        stripe: name of the stripe: a hash that names the round, its members and their weights as well
         averages: root of the hashes of all averages
-        counted: of each member, in the order of the group
-        reducer: who has signed it
-        data: as it travels
+        counted: what counted of each member, in the order of the group
+        reducer: the member that has signed it
+        data: the receipt as it travels
     """
 
     stripe: bytes
@@ -130,14 +135,18 @@ class Receipt:
 
     @classmethod
     def sign(cls, key: RSAPrivateKey, stripe: bytes, averages: bytes, counted: Sequence[Counted]) -> Receipt:
-        """This peer's own."""
+        """Sign this peer's own receipt."""
         said = [(one.num_parts, one.root, one.is_signed) for one in counted]
         owner, signature = owner_of(key), key.sign(to_wire(RECEIPT, stripe, averages, said))
         return cls(stripe, averages, tuple(counted), peer_of(owner), to_wire(stripe, averages, said, owner, signature))
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Receipt:
-        """Raises ValueError: whatever is wrong with it, its signature included"""
+        """Read a receipt, and check its signature.
+
+        Raises:
+            ValueError: it is malformed, or its signature is wrong
+        """
         stripe, averages, said, owner, signature = from_wire(_RECEIPT, data, MAX_RECEIPT_BYTES)
         reducer = check_signature(owner, signature, to_wire(RECEIPT, stripe, averages, said))
         return cls(stripe, averages, tuple(Counted(*one) for one in said), reducer, data)

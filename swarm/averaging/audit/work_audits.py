@@ -1,9 +1,9 @@
-"""Members compute again what others say that they have computed: by lot, a micro-batch at a time.
+"""Members compute again what other members say that they have computed: by lot, a micro-batch at a time.
 
 After a round each member draws for itself, privately, whether it checks one of the others, and which of its
-micro-batches. Here, in the averaging process, is the lot, the question, and what follows from answers; the trainer
-computes. What it finds cannot be proven to others: only who computes it again can tell. So nobody is believed. Who has
-found something says so in its tickets, and the others look for themselves.
+micro-batches. The averaging process draws, asks for the list, and acts on what comes out; the trainer computes. What is
+found cannot be proven to others: only a member that computes it again can tell. So no accuser is believed. A member
+that has found something says so in its tickets, and the others look for themselves.
 """
 
 from __future__ import annotations
@@ -28,52 +28,52 @@ from swarm.runtime.async_utils import in_thread
 logger = get_logger(__name__)
 
 FEWEST = 3
-"""Members that give samples; of two, each would only have its own word against the other's."""
+"""Members that have to give samples: of two, each could only claim something against the other."""
 LARGEST = 4
-"""Times its own largest micro-batch: one that is larger, a peer computes in slices only."""
+"""How many times its own largest micro-batch a peer computes at once; a larger one it computes in slices only."""
 DIFFERENCES = 2
-"""Differences after which a member is left out. A single one can be a bit that has fallen over."""
+"""Differences after which a member is left out. A single one can come of a flipped bit."""
 SUSPECT_AUDITS = 8
-"""Updates in a row in which a member is checked whose work has differed once."""
+"""Updates in a row in which a member is checked after its work has differed once."""
 HINTED_AUDITS = 6
 """Updates in a row in which a member is checked that another member doubts."""
 MAX_REFUSALS = 4.0
 """A member is left out at so many points: each refusal adds 1, each answer takes off `POINTS_PER_ANSWER`. Samples
 without a list are a refusal as well, with points of their own."""
 POINTS_PER_ANSWER = 1 / 8
-"""Little, so that a member is left out as well that refuses only where it has something to hide."""
+"""It is little, so that a member that refuses only where it has something to hide is left out as well."""
 SUSPECT_PASSES = 16
-"""Passes, each as dear as this peer's own largest micro-batch, that it makes for a suspect. Work that takes more is
-computed again as much less often: else a suspect whose lines are dear, and honest, holds everybody up for good."""
+"""Passes that a peer makes for a suspect, each as costly as its own largest micro-batch. Work that takes more is
+computed again as much less often: else an honest suspect with costly lines would hold all members up for good."""
 SHOW_SECONDS = 2.0
 """Seconds for which a peer waits for a list of which it computes a line again; its update waits as long."""
 SAY_UPDATES = 8
-"""Updates, from the first doubt in anybody's ticket on, for which nobody acts on it. So all find it, and all leave a
-member out at the same step. Else a group would come apart, of which some meet that member and others do not."""
+"""Updates, from the first doubt in any ticket on, for which no member acts on it. So all can find the same, and leave a
+member out at the same step. Else a group would come apart: some would meet that member and others would not."""
 DOUBT_UPDATES = 16
 """Updates for which a peer says in its tickets that it doubts a member."""
 DOUBT_MEMORY_UPDATES = 64
-"""Updates after the last doubt in anybody's ticket for which a peer remembers that there was one."""
+"""Updates after the last doubt in any ticket for which a peer remembers that there was one."""
 MAX_HINTS = 2.0
-"""Members that are checked at once because others doubt them."""
+"""Members that may be checked at once because other members doubt them."""
 HINTS_PER_UPDATE = 1 / 50
-"""Further ones that are checked for that reason, in an update."""
+"""Further members that may be checked for that reason, in an update."""
 FALSE_ACCUSER_SECONDS = 60.0
-"""Seconds for which a member is not listened to that has doubted what held: the first time; then twice as long."""
+"""Seconds for which a member that has doubted honest work is not listened to, the first time; then twice as long."""
 MAX_FALSE_ACCUSER_SECONDS = 600.0
 """Seconds for which such a member is not listened to at most."""
 KEPT_LISTS = 16
-"""Rounds whose lists a peer keeps."""
+"""Rounds of which a peer keeps its lists."""
 MOST_SHOWN = 2
-"""How often a peer shows a list to the same member: for both checks."""
+"""How often a peer shows a list to the same member: once for each of the two checks."""
 OUTSIZED_SHARE = 1 / 2
-"""Of the audits of a list with lines that are far too large for their samples, in which it is one of these."""
+"""Share of audits in which a line with numbers far too large for its samples is drawn, if the list has such lines."""
 COMPARED_SHARE = 1 / 2
 """Share of the updates in which a reducer compares what one member gave it with what that member says it has
 computed."""
 
 Ask = Callable[[PeerID, bytes, int], Awaitable[bytes]]
-"""What another peer shows for a request, at most so many bytes; raises an OSError if it shows nothing."""
+"""Fetches what another peer shows for a request, at most so many bytes; raises an OSError if it shows nothing."""
 
 
 @dataclass
@@ -81,10 +81,10 @@ class Suspect:
     """A member that is checked in each update for a while.
 
     Args:
-        audits_left: updates
-        accuser: who has doubted its work before this peer had a reason of its own; None if nobody has
+        audits_left: updates in which it is still checked
+        accuser: member that has doubted its work before this peer had a reason of its own; None if no member has
         since: the step at which that was
-        holds: whether something of it has come out as it was said
+        holds: whether some of its work has come out as it was said
     """
 
     audits_left: int
@@ -95,11 +95,11 @@ class Suspect:
 
 @dataclass(frozen=True)
 class Doubted:
-    """Somebody's work, about which members of this peer's group have said in their tickets that it does not hold.
+    """When members of this peer's group have said in their tickets that a member's work does not hold.
 
     Args:
-        first_step: at which somebody has said so
-        last_step: at which somebody has said so
+        first_step: the first step at which one of them has said so
+        last_step: the last step at which one of them has said so
     """
 
     first_step: int
@@ -111,8 +111,8 @@ class ShownList:
     """A list of what this peer has computed for a round.
 
     Args:
-        data: as others get it
-        shown_to: how often each has seen it
+        data: the list as other members get it
+        shown_to: how often each member has seen it
     """
 
     data: bytes
@@ -120,12 +120,12 @@ class ShownList:
 
 
 class WorkAudits:
-    """Draws for one peer whose work it computes again, and acts on what it finds; lives in its averaging process.
+    """Draws what work of others one peer computes again, and acts on what it finds; lives in its averaging process.
 
     Args:
         me: this peer
         ask: fetches from another peer
-        largest: samples of a micro-batch in this run; the same for all members
+        largest: most samples of a micro-batch in this run; the same for all members
     """
 
     def __init__(self, me: PeerID, ask: Ask, largest: int = MAX_SAMPLES):
@@ -135,33 +135,33 @@ class WorkAudits:
         self._group: Group | None = None
         self._step = 0
         self._lists: OrderedDict[bytes, ShownList] = OrderedDict()
-        """Of this peer, by round."""
+        """This peer's own lists, by round."""
         self._suspects: dict[PeerID, Suspect] = {}
         self._found: dict[PeerID, Blame] = {}
-        """Who is left out soon, and what for."""
+        """Members that are left out soon, and what for."""
         self._differences: dict[PeerID, int] = {}
-        """How often each one's work has differed. Else a liar that was asked would be honest while it is a suspect."""
+        """How often each member's work has differed. It outlasts the time as a suspect: a liar may be honest then."""
         self._unanswered: dict[PeerID, float] = {}
-        """Points of each for questions without an answer."""
+        """Points of each member for questions without an answer."""
         self._unlisted: dict[PeerID, float] = {}
-        """Points of each for samples without a list."""
+        """Points of each member for samples without a list."""
         self._doubts: dict[PeerID, int] = {}
-        """Until which step this peer says that their work does not hold."""
+        """Until which step this peer says that a member's work does not hold."""
         self._doubted: dict[PeerID, Doubted] = {}
-        """Equal on all members of this peer's group."""
+        """Members that were doubted in tickets; equal on all members of this peer's group."""
         self._not_heard = Backoff(max_seconds=MAX_FALSE_ACCUSER_SECONDS)
         self._hints = MAX_HINTS
 
     # ---- around a round ---------------------------------------------------------------------------------------------
 
     def take(self, own: OwnWork | None, step: int) -> None:
-        """Before a round: what this peer has computed for it, and what it has found since the last one."""
+        """Take in, before a round, what this peer has computed for it, and what it has found since the last one."""
         self._own, self._step = own, step
         if own is not None and own.verdict is not None:
             self._note(own.verdict)
 
     def found(self) -> dict[PeerID, Blame]:
-        """Who is left out from now on."""
+        """Members that are left out from now on, and what for."""
         since = {peer: doubted.first_step for peer, doubted in self._doubted.items()}
         due = {
             peer: what for peer, what in self._found.items() if self._step >= since.get(peer, math.inf) + SAY_UPDATES
@@ -171,13 +171,13 @@ class WorkAudits:
         return due
 
     def with_doubt(self, ticket: Ticket) -> Ticket:
-        """The same, with a member whose work does not hold, if this peer knows any: in turn, if it knows several."""
+        """The ticket, with a member that this peer doubts, if there is one; with each in turn, if there are several."""
         self._doubts = {peer: until for peer, until in self._doubts.items() if until > self._step}
         doubted = sorted(map(short_name, self._doubts.keys() | self._found.keys()))
         return replace(ticket, doubts=doubted[self._step % len(doubted)]) if doubted else ticket
 
     def begin(self, group: Group) -> None:
-        """This group is closed: what its members have computed cannot be changed any more."""
+        """Take in a closed group: what its members have computed cannot be changed any more."""
         self._group = group
         if self._own is not None and self._own.listed:
             self._lists[group.group_id] = ShownList(self._own.listed)
@@ -201,7 +201,7 @@ class WorkAudits:
         self._doubted = {peer: doubt for peer, doubt in self._doubted.items() if doubt.last_step > oldest}
 
     def _hear(self, accuser: PeerID, doubted: PeerID) -> None:
-        """Somebody says that the work of another member does not hold: its word counts for nothing, but to look."""
+        """Check a member soon, since an accuser doubts its work: the doubt itself counts for nothing."""
         is_known = doubted in self._suspects or doubted in self._found
         if is_known or self._is_looking_into(accuser) or accuser in self._not_heard or self._hints < 1:
             return
@@ -209,9 +209,9 @@ class WorkAudits:
         self._suspects[doubted] = Suspect(HINTED_AUDITS, accuser, self._step)
 
     def _is_looking_into(self, accuser: PeerID) -> bool:
-        """Whether somebody else whom it has named is being checked, and nothing has come of it yet.
+        """Whether another member that this accuser has named is being checked, and nothing has come of it yet.
 
-        Who has left, or cannot be asked, would be waited for in vain.
+        After `DOUBT_UPDATES` that does not count any more: the member may have left, or cannot be asked.
         """
         return any(
             suspect.accuser == accuser and peer not in self._differences and self._step - suspect.since <= DOUBT_UPDATES
@@ -221,12 +221,12 @@ class WorkAudits:
     # ---- checking others --------------------------------------------------------------------------------------------
 
     def draw_to_compare(self, group: Group) -> PeerID | None:
-        """Of whom this reducer compares what it was given with the list: by lot, in half of the updates."""
+        """The member of which this reducer compares what it was given with the list: by lot, in half of the updates."""
         listed = [peer for peer, ticket in group.members if peer != self._me and ticket.samples and ticket.work]
         return self._lot.choice(listed) if listed and self._lot.random() < COMPARED_SHARE else None
 
     async def assign(self) -> Assignment | None:
-        """After a round that has given an average: what this peer has to compute again, if anything."""
+        """Draw what this peer has to compute again, if anything; called after a round that has given an average."""
         group, self._group = self._group, None
         if group is not None:
             self._note_lists(group)
@@ -241,7 +241,7 @@ class WorkAudits:
         line, own = listed.lines[number], self._own
         num_passes = line.micro_batches * math.ceil(line.samples / line.micro_batches / own.largest)
         most = SUSPECT_PASSES if peer in self._suspects else 1
-        is_too_dear = self._lot.random() * num_passes > most  # dearer ones are drawn less often
+        is_too_dear = self._lot.random() * num_passes > most  # costlier lines are computed again less often
         cannot_tell = listed.kind != own.kind or (line.samples > LARGEST * own.largest and not own.has_slices)
         if cannot_tell or is_too_dear:
             self._note(WorkVerdict(peer, None))
@@ -249,17 +249,17 @@ class WorkAudits:
         return Assignment(peer, line, number < listed.num_before)
 
     def _draw_line(self, listed: WorkList) -> int:
-        """A sample is drawn: who makes up a large micro-batch hides it among no number of small ones.
+        """Draw the line of a random sample: so a large made-up micro-batch cannot be hidden among many small ones.
 
-        Who gives something else than it has computed can make up one line, of few samples, that explains all of it. So
-        every other time it is one of those whose gradient is far too large for its samples, if there are any.
+        A member that gives something else than it has computed can make up one line, of few samples, that explains all
+        of it. So every other time the draw is among lines with a gradient far too large for their samples, if any.
         """
         if (outsized := listed.outsized) and self._lot.random() < OUTSIZED_SHARE:
             return self._lot.choice(outsized)
         return self._lot.choices(range(len(listed.lines)), [line.samples for line in listed.lines])[0]
 
     async def fetch_list(self, peer: PeerID, group: Group, timeout_seconds: float) -> tuple[WorkList, bytes] | None:
-        """What a member says that it has computed for this round; None if it does not, which is held against it.
+        """The list of what a member has computed for this round; None if it shows none, which is held against it.
 
         Returns:
             the list, and the same as it came
@@ -283,7 +283,11 @@ class WorkAudits:
         return listed, data
 
     def _check_fits_run(self, listed: WorkList) -> None:
-        """Raises ValueError: no member of this run can have such a list"""
+        """Check that a member of this run can have such a list.
+
+        Raises:
+            ValueError: no member can
+        """
         own = self._own
         if own is None or not own.listed:  # this peer computes nothing, and does not know
             return
@@ -293,7 +297,7 @@ class WorkAudits:
             raise ValueError("micro-batches on earlier weights, where nobody has any")
 
     def _note_lists(self, group: Group) -> None:
-        """Who names none for its samples; all members see the same tickets."""
+        """Count members that name no list for their samples; all members see the same tickets."""
         givers = {peer: ticket for peer, ticket in group.members if ticket.samples}
         if self._own is None or len(givers) < FEWEST:
             return
@@ -306,7 +310,7 @@ class WorkAudits:
                 self._find(peer, Blame.NAMES_NO_WORK)
 
     def _draw(self, group: Group) -> PeerID | None:
-        """Whose work this peer looks at."""
+        """Draw the member that this peer checks; None if it checks none."""
         givers = {peer: ticket for peer, ticket in group.members if ticket.samples}
         if self._own is None or not self._own.listed or len(givers) < FEWEST or self._me not in givers:
             return None
@@ -328,7 +332,7 @@ class WorkAudits:
 
     @staticmethod
     def _adds_up(refusals: dict[PeerID, float], peer: PeerID) -> bool:
-        """One more; true if that is too many, and then they are forgotten."""
+        """Count one more refusal; returns whether that is too many, and then forgets them."""
         refusals[peer] = refusals.get(peer, 0.0) + 1
         if refusals[peer] < MAX_REFUSALS:
             return False
@@ -358,7 +362,7 @@ class WorkAudits:
                     self._not_heard.add(suspect.accuser, FALSE_ACCUSER_SECONDS)
 
     def _find(self, peer: PeerID, what: Blame) -> None:
-        """It cannot be proven, so others have to find it by themselves."""
+        """Leave a member out soon, and doubt it in tickets: without a proof, others have to find it by themselves."""
         self._suspects[peer] = Suspect(SUSPECT_AUDITS)  # for when it comes back
         self._differences.pop(peer, None)
         self._found.setdefault(peer, what)
@@ -370,7 +374,7 @@ class WorkAudits:
         """This peer's list of the round of that name.
 
         Raises:
-            ValueError: there is none
+            ValueError: there is none, or the caller has seen it too often
         """
         if name not in self._lists:
             raise ValueError("that round is not known")

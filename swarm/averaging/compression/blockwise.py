@@ -1,4 +1,4 @@
-"""Few bits for a number, and a scale for each block of numbers.
+"""Codecs with few bits for each number, and a scale for each block of numbers.
 
 After Dettmers, Lewis, Shleifer, Zettlemoyer: 8-bit Optimizers via Block-wise Quantization (ICLR 2022), with evenly
 spaced levels.
@@ -15,18 +15,19 @@ from hivemind.proto import runtime_pb2
 from torch.nn import functional as F
 
 SMALLEST_SCALE = 1e-38
+"""Scale of a block of zeros, by which numbers can still be divided."""
 SCALE_BYTES = 4
 
 
 class ScaledBlocks(CompressionBase):
-    """Codecs whose message has a scale for each block of numbers, as float32, and then whatever the scales are for."""
+    """The base of codecs that send a scale for each block of numbers, as float32, and then the numbers."""
 
     compression_type = runtime_pb2.CompressionType.UNIFORM_8BIT  # on the wire; peers go by the codec of their recipe
     block: int
     """Numbers that share a scale."""
 
     def num_bytes(self, size: int) -> int:
-        """Of the message for so many numbers."""
+        """Size of the message for `size` numbers."""
         raise NotImplementedError
 
     def blocks_of(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -35,7 +36,7 @@ class ScaledBlocks(CompressionBase):
         return F.pad(numbers, (0, -len(numbers) % self.block)).view(-1, self.block)
 
     def message(self, tensor: torch.Tensor, scales: torch.Tensor, rest: np.ndarray) -> runtime_pb2.Tensor:
-        """What travels of a tensor."""
+        """The message for a tensor: the scales of its blocks, and the rest."""
         buffer = scales.numpy().tobytes() + rest.tobytes()
         return runtime_pb2.Tensor(
             compression=self.compression_type, buffer=buffer, size=tensor.shape, dtype="float32", requires_grad=False
@@ -56,10 +57,10 @@ class ScaledBlocks(CompressionBase):
 
 
 class Blockwise(ScaledBlocks):
-    """The largest magnitude of each block becomes the largest level."""
+    """Rounds numbers to levels: the largest magnitude of each block becomes the largest level."""
 
     bits: int
-    """Bits of a level; that is a whole number between plus and minus 2 ** (bits - 1) - 1."""
+    """Bits of a level: a whole number between plus and minus 2 ** (bits - 1) - 1."""
 
     def compress(self, tensor: torch.Tensor, info: CompressionInfo, allow_inplace: bool = False) -> runtime_pb2.Tensor:
         """A message of `num_bytes(n)` bytes for a finite tensor of n numbers."""
@@ -70,7 +71,7 @@ class Blockwise(ScaledBlocks):
         return self.message(tensor, scales, self._pack(levels.numpy()))
 
     def extract(self, serialized_tensor: runtime_pb2.Tensor) -> torch.Tensor:
-        """The inverse, fp32.
+        """The tensor in a message, fp32.
 
         Raises:
             ValueError: the message does not have the length that its shape asks for
@@ -80,11 +81,11 @@ class Blockwise(ScaledBlocks):
         return blocks.view(-1)[:size].reshape(tuple(serialized_tensor.size))
 
     def num_bytes(self, size: int) -> int:
-        """Of the message for so many numbers."""
+        """Size of the message for `size` numbers."""
         return SCALE_BYTES * -(-size // self.block) + -(-size * self.bits // 8)
 
     def estimate_compression_ratio(self, info: CompressionInfo) -> float:
-        """Bytes of a number against the 4 of float32."""
+        """Bytes of a number, relative to the 4 of float32."""
         return (self.bits / 8 + SCALE_BYTES / self.block) / 4
 
     def _pack(self, levels: np.ndarray) -> np.ndarray:
@@ -92,18 +93,18 @@ class Blockwise(ScaledBlocks):
         return levels.view(np.uint8)
 
     def _unpack(self, packed: np.ndarray, size: int) -> np.ndarray:
-        """The inverse: shape [size], int8."""
+        """Bytes as levels, shape [size], int8."""
         return packed.view(np.int8).copy()
 
 
 class BlockwiseInt8(Blockwise):
-    """8 bits for a number, and a scale for each 1,024."""
+    """8 bits for a number, and a scale for each 1,024 numbers."""
 
     block, bits = 1024, 8
 
 
 class BlockwiseInt4(Blockwise):
-    """4 bits for a number, and a scale for each 256: with 15 levels, a block's largest number must not be far away."""
+    """4 bits for a number, and a scale for each 256 numbers: with only 15 levels, blocks have to be smaller."""
 
     block, bits = 256, 4
 

@@ -1,4 +1,4 @@
-"""How numbers travel: the codecs, by the name that a recipe gives them."""
+"""The codecs, which encode numbers for the network, by the names that recipes give them."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from swarm.averaging.compression.powersgd import LowRank
 from swarm.averaging.compression.top_k import ChunkedTopK
 
 MAX_VECTORS = 16.0
-"""For time limits, a member is assumed to send at most so many vectors in an exchange; a hub that sends more is assumed
-to have a faster line."""
+"""For time limits, a member is assumed to send at most so many vectors in an exchange. A reducer that sends more is
+assumed to have a faster line."""
 
 CODECS: dict[str, type[CompressionBase]] = {
     "none": NoCompression,
@@ -27,18 +27,20 @@ CODECS: dict[str, type[CompressionBase]] = {
     "topk": ChunkedTopK,
     "powersgd": NoCompression,
 }
-"""How the numbers of a pass travel."""
+"""What encodes the numbers of a pass, by the name of the codec."""
 TOO_COARSE_FOR_BUFFERS = ("int8", "int4", "topk")
-"""Running statistics are averaged as they are: a variance that is off by a level, or is not sent, is no variance."""
+"""Codecs that cannot carry running statistics. These are averaged as they are: a variance that is off by a level, or is
+not sent, is useless."""
 FOR_LOCAL_STEPS = ("topk",)
-"""A synchronous update would be made of old gradients for the most part."""
+"""Codecs for local steps only: with them, a synchronous update would be made of old gradients for the most part."""
 TOP_K_DECAY = 0.9
-"""What waits for long is out of date. SparseLoCo has 0.95 (section 3); which is better here was not shown."""
+"""Share of what waits that is left after each round: what waits for long is out of date. SparseLoCo has 0.95
+(section 3); which is better here was not shown."""
 
 
 @dataclass(frozen=True)
 class Codec:
-    """How gradients travel; has to agree between peers.
+    """How gradients are encoded for the network; equal on all peers.
 
     Args:
         name: none (float32), fp16, int8, int4, powersgd (matrices as products of two thin ones), or topk (the largest
@@ -63,12 +65,12 @@ class Codec:
 
     @property
     def largest_number(self) -> float:
-        """Beyond which numbers are cut off."""
+        """Magnitude beyond which numbers are cut off."""
         return largest_number(self.make())
 
     @property
     def decay(self) -> float:
-        """What is left, a round later, of what a round has left out."""
+        """Share of what a round has left out that still counts a round later."""
         return TOP_K_DECAY if self.name == "topk" else 1.0
 
     def make(self) -> CompressionBase:
@@ -76,11 +78,11 @@ class Codec:
         return CODECS[self.name]()
 
     def low_rank(self, shapes: Sequence[Sequence[int]], size: int) -> LowRank | None:
-        """The two passes over a vector of parameters of these shapes; None where one pass is all."""
+        """PowerSGD's two passes over a vector of parameters of these shapes; None for a codec with one pass."""
         return LowRank(shapes, size, self.rank) if self.name == "powersgd" else None
 
     def payload_bytes(self, shapes: Sequence[Sequence[int]]) -> float:
-        """One gradient, in bytes on the wire."""
+        """Size of one encoded gradient, in bytes."""
         size = sum(map(math.prod, shapes))
         low_rank = self.low_rank(shapes, size)
         ratio = self.make().estimate_compression_ratio(CompressionInfo.from_tensor(torch.zeros(1)))
@@ -88,12 +90,14 @@ class Codec:
 
 
 def largest_number(codec: CompressionBase) -> float:
-    """Beyond which a codec cuts numbers off; most take their scale from the numbers, and cut off none."""
+    """Magnitude beyond which a codec cuts numbers off; most take their scale from the numbers, and cut off none."""
     return torch.finfo(torch.float16).max if isinstance(codec, Float16) else math.inf
 
 
 def bytes_of_member(vector: torch.Tensor, codec: CompressionBase, num_members: int, share: float) -> float:
-    """What one of N members sends in an exchange, and receives: 1 + x (N - 2) vectors, if it reduces a share x.
+    """Bytes that one of N members sends in an exchange, and receives: 1 + x (N - 2) vectors, if it reduces a share x.
+
+    At least 2 and at most `MAX_VECTORS` vectors are counted.
 
     Args:
         vector: shape [n], fp32

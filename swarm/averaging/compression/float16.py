@@ -1,4 +1,4 @@
-"""Sixteen bits for a number."""
+"""The codec `fp16`: sixteen bits for a number."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from hivemind.proto import runtime_pb2
 
 
 class Float16(Float16Compression):
-    """Encodes as Hivemind's codec, which lets NumPy decode; torch takes less time, and the bits are the same."""
+    """Encodes as Hivemind's codec does, and decodes with torch: it takes less time than NumPy, with the same bits."""
 
     def extract(self, serialized_tensor: runtime_pb2.Tensor) -> torch.Tensor:
-        """The inverse, fp32.
+        """The tensor in a message, fp32.
 
         Raises:
             ValueError: the message holds no numbers, or a part of one
@@ -22,6 +22,6 @@ class Float16(Float16Compression):
 
 @torch.no_grad()
 def compact(vector: torch.Tensor) -> torch.Tensor:
-    """The same numbers, shape [n], in fp16 if nothing is lost by that: if the codec fp16 has decoded them."""
+    """The same numbers, shape [n], in fp16 if nothing is lost by that, as after decoding with the codec fp16."""
     half = vector.half()
     return half if torch.equal(half.float(), vector) else vector

@@ -1,6 +1,6 @@
 """Parts of a model that are averaged in turn, one with each update: so an update carries a part of the numbers only.
 
-After Streaming DiLoCo (Douillard et al. 2025, arXiv 2501.18512, section 2.1), whose *fragments* take layers from all
+After Streaming DiLoCo (Douillard et al. 2025, arXiv 2501.18512, section 2.1): its *fragments* take layers from all
 depths. Here a fragment takes whole tensors.
 """
 
@@ -14,12 +14,12 @@ from recipe.errors import InputError
 
 @dataclass(frozen=True)
 class Fragments:
-    """How a model is divided; the same on all peers with the same model. One fragment is the whole.
+    """How a model is divided into fragments; the same on all peers with the same model. One fragment is the whole.
 
     Args:
-        tensors: of each fragment, the places of its tensors among the model's
-        sizes: of each fragment, how many numbers travel with it
-        rest: how many of these are the same ones with every fragment, at its end
+        tensors: for each fragment, the places of its tensors among the model's
+        sizes: for each fragment, how many numbers travel with it
+        rest: how many numbers at its end travel with every fragment
     """
 
     tensors: tuple[tuple[int, ...], ...]
@@ -28,13 +28,13 @@ class Fragments:
 
     @classmethod
     def of(cls, sizes: Sequence[int], number: int = 1, rest: int = 0) -> Fragments:
-        """Deal tensors out, the largest first, each to the fragment that is smallest so far.
+        """Assign tensors to fragments, the largest first, each to the fragment that is smallest so far.
 
-        Tensors of the same size are dealt in their order, in turn: so each fragment has some of every depth.
+        Tensors of the same size are assigned in their order, in turn: so each fragment has some of every depth.
 
         Args:
             sizes: numbers in each tensor
-            number: of fragments
+            number: number of fragments
             rest: numbers that travel with every fragment
 
         Raises:
@@ -54,7 +54,7 @@ class Fragments:
 
     @property
     def number(self) -> int:
-        """How many there are."""
+        """Number of fragments."""
         return len(self.tensors)
 
     def tensors_at(self, step: int) -> tuple[int, ...]:
@@ -62,9 +62,9 @@ class Fragments:
         return self.tensors[step % self.number]
 
     def size_at(self, step: int) -> int:
-        """How many numbers it averages."""
+        """How many numbers the update after this step averages."""
         return self.sizes[step % self.number]
 
     def turn_at(self, step: int) -> int:
-        """How often this fragment has been averaged before."""
+        """How often the fragment of this step has been averaged before."""
         return step // self.number

@@ -1,7 +1,7 @@
 """PowerSGD: matrices of a gradient travel as products of two thin ones (Vogels, Karimireddy, Jaggi, NeurIPS 2019).
 
-A round makes two passes over the same group. With M ≈ P Qᵀ, M of shape [n, m], the first pass averages P = M Q, whose
-columns every peer then makes orthonormal, and the second averages Q = Mᵀ P. Vectors, and matrices that would not get
+A round makes two passes over the same group. With M ≈ P Qᵀ, M of shape [n, m], the first pass averages P = M Q. Every
+peer then makes its columns orthonormal, and the second pass averages Q = Mᵀ P. Vectors, and matrices that would not get
 smaller, travel as they are in the first pass. What the product leaves out of a peer's gradient goes with its next one.
 """
 
@@ -24,9 +24,9 @@ class Passes:
     Args:
         given: this peer's contribution, shape [size], with what was left out before
         samples: its weight
-        columns: of each matrix, the averaged and orthogonal P
-        own: of each matrix, this peer's Q
-        exact: the average of what is no matrix
+        columns: for each matrix, the averaged and orthonormal P
+        own: for each matrix, this peer's Q
+        exact: the average of the numbers that are in no matrix
     """
 
     given: torch.Tensor
@@ -41,7 +41,7 @@ class Matrix:
     """One of the matrices in the vector.
 
     Args:
-        part: of the vector
+        part: its place in the vector
         rows: how many the matrix has
         columns: how many numbers are in each
     """
@@ -55,8 +55,8 @@ class LowRank:
     """Makes both passes for one peer, round after round.
 
     Args:
-        shapes: of the parameters, in the order of the vector
-        size: numbers in the averaged vector; what follows the parameters is no matrix
+        shapes: shapes of the parameters, in the order of the vector
+        size: numbers in the averaged vector; those after the parameters are in no matrix
         rank: columns of the thin matrices
     """
 
@@ -75,14 +75,14 @@ class LowRank:
                 self._rest.append(slice(begin, end))
         self._rest.append(slice(end, size))
         self.left_out = torch.zeros(size)
-        """Shape [size], fp32, sums over samples."""
+        """What rounds have left out, shape [size], fp32, sums over samples."""
         self._basis: list[torch.Tensor] = []
         self._basis_of = b""
         self._passes: Passes | None = None
 
     @property
     def numbers(self) -> int:
-        """How many travel in both passes together."""
+        """How many numbers travel in both passes together."""
         thin = sum(self.rank * (matrix.rows + matrix.columns) for matrix in self._matrices)
         return thin + sum(part.stop - part.start for part in self._rest)
 
@@ -91,11 +91,11 @@ class LowRank:
         return self._basis_of == lineage
 
     def reset(self) -> None:
-        """This peer has taken over other weights: what is left belongs to old ones."""
+        """Forget what was left out: this peer has taken over other weights, and it belongs to the old ones."""
         self.left_out.zero_()
 
     def begin(self, vector: torch.Tensor, samples: int, group: Group) -> torch.Tensor:
-        """The first pass: all P of `vector`, a mean over `samples`, and what is no matrix."""
+        """What this peer gives in the first pass: all P of `vector`, a mean over `samples`, and all other numbers."""
         lineage = group.tickets[0].lineage
         start = self._basis if all(ticket.warm for ticket in group.tickets) else self._draw(lineage)
         given = vector.clone()
@@ -106,19 +106,20 @@ class LowRank:
         return torch.cat([*(p.reshape(-1) for p in thin), *(given[part] for part in self._rest)])
 
     def go_on(self, first: torch.Tensor) -> torch.Tensor:
-        """The second pass, after the average of the first; shape [numbers of all Q]."""
+        """What this peer gives in the second pass, after the average of the first: all Q, shape [numbers of all Q]."""
         sizes = [matrix.rows * self.rank for matrix in self._matrices]
         *thin, exact = first.split([*sizes, len(first) - sum(sizes)])
-        # In float64, so that what is left of another order of summation is rounded away.
+        # In float64, so that differences by another order of summation are rounded away.
         columns = [torch.linalg.qr(p.view(-1, self.rank).double()).Q.float() for p in thin]
         own = [self._matrix(self._passes.given, index).T @ p for index, p in enumerate(columns)]
         self._passes = replace(self._passes, columns=columns, own=own, exact=exact)
         return torch.cat([q.reshape(-1) for q in own]) if own else torch.zeros(1)
 
     def keep_left_out(self) -> None:
-        """The round is over, perhaps for others only: what has not arrived of this peer's gradient goes with its next.
+        """Keep what has not arrived of this peer's gradient for its next one; called when the round is over.
 
-        Of who took no part in the second pass, nothing has arrived.
+        It may be over for other members only. If this peer took no part in the second pass, nothing has arrived, and
+        the memory stays as it is.
         """
         passes, self._passes = self._passes, None
         if passes is not None and passes.own and passes.samples:
@@ -127,7 +128,7 @@ class LowRank:
                 self.left_out[matrix.part] = (passes.given[matrix.part] - arrived) * passes.samples
 
     def finish(self, second: torch.Tensor, group: Group) -> torch.Tensor:
-        """The average, shape [size], after that of the second pass; the same on all peers."""
+        """The average, shape [size], from the averages of both passes; the same on all peers."""
         passes = self._passes
         average = torch.empty_like(passes.given)
         bounds = accumulate((matrix.columns * self.rank for matrix in self._matrices), initial=0)
@@ -149,6 +150,6 @@ class LowRank:
         return vector[matrix.part].view(matrix.rows, matrix.columns)
 
     def _draw(self, lineage: bytes) -> list[torch.Tensor]:
-        """A start that is the same on all peers of a group."""
+        """Random first Q of all matrices, the same on all peers of a group."""
         generator = torch.Generator().manual_seed(int.from_bytes(lineage[:7], "big"))
         return [torch.randn(matrix.columns, self.rank, generator=generator) for matrix in self._matrices]

@@ -1,9 +1,9 @@
-"""Only the largest numbers of each chunk travel, in 16 bits each: where in the chunk, and how large.
+"""A codec that sends only the largest numbers of each chunk, in 16 bits each: where in the chunk, and how large.
 
-After SparseLoCo (arXiv 2508.15706), whose peers send the largest pseudo-gradients of each chunk in a few bits, and keep
+After SparseLoCo (arXiv 2508.15706): its peers send the largest pseudo-gradients of each chunk in a few bits, and keep
 the rest for the next time (`ErrorFeedback`). There each peer collects the messages of all. Here the reducer sends the
-largest numbers of the mean, and keeps the rest of that for the next time as well: so all decode one message, and it is
-as small as that of one peer.
+largest numbers of the mean, and keeps the rest of that for the next time as well. So all members decode one message,
+which is as small as that of one peer.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from hivemind.proto import runtime_pb2
 from swarm.averaging.compression.blockwise import SCALE_BYTES, SMALLEST_SCALE, ScaledBlocks
 
 CHUNK = 4096
-"""Numbers of which the largest are sent: 12 bits say which one."""
+"""Numbers in a chunk: 12 bits say which of them is meant."""
 KEPT = 128
-"""Of each chunk."""
+"""Numbers of each chunk that are sent."""
 LARGEST_LEVEL = 7
-"""The other 4 bits: a sign, and a level from 0 to 7."""
+"""The other 4 bits hold a level from -7 to 7, with this added."""
 KEPT_BYTES = 2
 
 
 class ChunkedTopK(ScaledBlocks):
-    """After the scales, a message has the kept numbers, as uint16, in the order of chunks."""
+    """Sends the scales of all chunks, and then their largest numbers, as uint16, chunk by chunk."""
 
     block = CHUNK
 
@@ -41,7 +41,7 @@ class ChunkedTopK(ScaledBlocks):
         return self.message(tensor, scales, codes.numpy().astype(np.uint16))
 
     def extract(self, serialized_tensor: runtime_pb2.Tensor) -> torch.Tensor:
-        """What a message says of a tensor, fp32: what was not kept is 0.
+        """The tensor in a message, fp32; numbers that were not sent are 0.
 
         Raises:
             ValueError: the message does not have the length that its shape asks for
@@ -53,9 +53,9 @@ class ChunkedTopK(ScaledBlocks):
         return chunks.view(-1)[:size].reshape(tuple(serialized_tensor.size))
 
     def num_bytes(self, size: int) -> int:
-        """Of the message for so many numbers."""
+        """Size of the message for `size` numbers."""
         return -(-size // CHUNK) * (SCALE_BYTES + KEPT * KEPT_BYTES)
 
     def estimate_compression_ratio(self, info: CompressionInfo) -> float:
-        """Bytes of a number against the 4 of float32."""
+        """Bytes of a number, relative to the 4 of float32."""
         return (SCALE_BYTES + KEPT * KEPT_BYTES) / CHUNK / 4

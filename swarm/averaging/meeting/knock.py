@@ -1,4 +1,8 @@
-"""How a peer comes to a leader, waits in its lobby, and hears which group it is in: the side of who follows."""
+"""The follower's side of a meeting: a peer comes to a leader, waits in its lobby, and hears which group it is in.
+
+To *knock* is to send a join request. The leader's *lobby* (`Lobby`) is where a peer that was let in waits for its
+group.
+"""
 
 from __future__ import annotations
 
@@ -25,25 +29,25 @@ from swarm.runtime.timeouts import Timeouts
 logger = get_logger(__name__)
 
 STUCK_SHARE = 0.9
-"""Share of the longest meeting after which a leader that has let this peer in, and does not begin, is stuck. Less than
-all of it: some time passes before the peer that waits looks at the clock."""
+"""Share of the longest meeting after which a leader that has let this peer in, and does not begin, is stuck. It is less
+than all of it, since some time passes before the waiting peer looks at the clock."""
 SAY_AGAIN_SECONDS = 60.0
-"""Seconds after which a peer is told again that others leave it out."""
+"""Seconds after which the volunteer is told again that other peers leave this one out."""
 UNREACHABLE = (TimeoutError, P2PDaemonError, P2PHandlerError, StopAsyncIteration, OSError)
 """What a call raises when the peer that is called is gone, late or refuses."""
 
 
 class Knocker:
-    """Knocks at the doors of leaders.
+    """Sends join requests to leaders, and waits for their groups.
 
     Args:
         p2p: this peer's connection to the network
         namespace: run and recipe
         schema_hash: shapes of the averaged vector
         orders: takes over what a leader follows
-        monitor: tells who is not there any more
+        monitor: tells which peers are not there any more
         timeouts: how long this peer waits for others
-        admission: makes this peer's tickets count, and tells who may be in a group
+        admission: makes this peer's tickets count, and tells which peers may be in a group
         on_accepted: called when this peer waits in a leader's lobby
         on_done: called when it does not wait there any more
     """
@@ -65,22 +69,22 @@ class Knocker:
         self._orders, self._monitor, self._timeouts, self._admission = orders, monitor, timeouts, admission
         self._on_accepted, self._on_done = on_accepted, on_done
         self.stuck: set[PeerID] = set()
-        """Who has let this peer in at this meeting and never began."""
+        """Leaders that have let this peer in at this meeting and never began."""
         self.left_out: Collection[PeerID] = frozenset()
-        """Who does not lead this peer, whoever else follows it."""
+        """Peers that this peer does not follow, even if other peers do."""
         self.longest_meeting_seconds = math.inf
-        """A leader that has not begun after so long does not come."""
+        """Seconds after which a leader that has not begun will not begin."""
         self._said_shunned_at = -math.inf
 
     async def follow(
         self, leader: PeerID, ticket: Ticket, wait_until: float, redirects: int = 2, orders: bytes = b""
     ) -> Group | None:
-        """Knock at the leader's door; None when it cannot lead us now.
+        """Send a join request to the leader; returns its group, or None if it cannot lead this peer now.
 
         Args:
             wait_until: event-loop time at which this peer leaves a leader's lobby
             redirects: how often a leader may send this peer to another one
-            orders: the organiser's, for a leader who did not know them
+            orders: the organiser's orders, for a leader that did not know them
 
         Raises:
             Behind: the swarm has finished this step already
@@ -93,7 +97,7 @@ class Knocker:
             self._orders.take(theirs, leader)
             self._orders.check(ticket)
             if orders or not (own := self._orders.signed):
-                return None  # it was told, and insists
+                return None  # it was told already, or there is nothing to tell
             return await self.follow(leader, ticket, wait_until, redirects, own)
         if reply.code == averaging_pb2.NOT_A_LEADER and reply.suggested_leader and redirects:
             try:
@@ -105,11 +109,11 @@ class Knocker:
         return self._read_reply(reply, leader, ticket)
 
     async def compare_orders(self, peer: PeerID, ticket: Ticket, orders: bytes = b"") -> None:
-        """See whether somebody follows the same orders of the organiser; else both know all of them from now on.
+        """Compare the organiser's orders with those of a peer; if they differ, both know all of them afterwards.
 
         Args:
-            ticket: of a listener, for the step in question
-            orders: what it is told
+            ticket: a listener's ticket for the step in question
+            orders: the orders that this peer tells the other one
         """
         stream = None
         try:
@@ -127,12 +131,12 @@ class Knocker:
         if own := self._orders.signed:
             await self.compare_orders(peer, ticket, own)
 
-    # ---- at the door ------------------------------------------------------------------------------------------------
+    # ---- the join request -------------------------------------------------------------------------------------------
 
     async def _knock(
         self, leader: PeerID, ticket: Ticket, wait_until: float, orders: bytes
     ) -> averaging_pb2.MessageFromLeader | None:
-        """What the leader answers in the end, after a wait in its lobby if it lets us in; None if nothing comes."""
+        """The leader's last answer, after a wait in its lobby if it lets this peer in; None if nothing comes."""
         request, loop = self._request(ticket, orders), asyncio.get_running_loop()
         stream, accepted, came_at, lost = None, False, loop.time(), self._monitor.watch(leader, can_be_called=True)
         try:
@@ -158,15 +162,17 @@ class Knocker:
         return averaging_pb2.JoinRequest(schema_hash=self._schema_hash, gather=brings, client_mode=ticket.client_mode)
 
     def _open_door(self, peer: PeerID, request: averaging_pb2.JoinRequest) -> Awaitable[AsyncIterator]:
-        """The stream of what this peer answers to a knock."""
+        """Send a join request; returns the stream of the peer's answers."""
         return PeerService.get_stub(self._p2p, peer, namespace=self._namespace).rpc_join_group(request)
 
     def _note_failed_leader(self, leader: PeerID, is_lost: bool, timed_out_inside: bool, waited_seconds: float) -> None:
-        """Whoever leads in its place does not wait for it again, if it is to blame.
+        """Note whether a leader that did not lead is to blame: then this meeting does not wait for it again.
 
         Args:
-            is_lost: it is not there any more
-            timed_out_inside: it let us in, and did not begin in time: its process answers, its trainer does not come
+            is_lost: whether it is not there any more
+            timed_out_inside: whether it let this peer in and did not begin in time: its process answers, but its
+                trainer does not come
+            waited_seconds: how long this peer has waited for it
         """
         if timed_out_inside and waited_seconds >= STUCK_SHARE * self.longest_meeting_seconds:
             self.stuck.add(leader)
@@ -178,7 +184,7 @@ class Knocker:
     async def _follow_elsewhere(
         self, suggested: PeerID, leader: PeerID, ticket: Ticket, wait_until: float, redirects: int
     ) -> Group | None:
-        """Go where a peer has sent us; if nobody leads there, that peer will find out as well and lead itself."""
+        """Follow the leader that a peer has suggested; if it does not lead, that peer finds out as well and leads."""
         if suggested == self._p2p.peer_id:
             return None
         if suggested not in self._monitor.lost and suggested not in self.left_out:
@@ -216,5 +222,5 @@ class Knocker:
 
 
 def half_more_or_less(seconds: float) -> float:
-    """By chance: two who knock at each other's doors at the same moment should not do so again."""
+    """These seconds, changed by up to half at random: so two peers do not knock at each other again and again."""
     return seconds * random.uniform(0.5, 1.5)

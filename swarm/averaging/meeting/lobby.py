@@ -1,4 +1,4 @@
-"""Where those wait who have come to this peer, until it closes its group: the side of who leads."""
+"""The leader's side of a meeting: peers that come to it wait in its lobby until it closes its group."""
 
 from __future__ import annotations
 
@@ -36,15 +36,15 @@ HOLD_SHARE = 0.3
 """Share of a usual exchange for which a group is held open for a peer that lacks only the last average, and fetches
 it."""
 MAX_PURSUERS = 16
-"""Peers for which the next group is held at most until they have the average that they lack."""
+"""Most peers for which the next group is held until they have the average that they lack."""
 
 
 @dataclass
 class Guest:
-    """Someone in the lobby who waits for the group to close.
+    """A peer in the lobby that waits for the group to close.
 
     Args:
-        shown: the ticket as it has shown it
+        shown: the ticket as the guest has shown it
     """
 
     ticket: Ticket
@@ -63,19 +63,19 @@ class Guest:
 
 
 class Lobby:
-    """Lets guests in, turns them away, and closes a group of those who wait.
+    """Lets peers in that send join requests (guests) or turns them away, and closes a group of those that wait.
 
     Args:
         me: this peer
         namespace: run and recipe
         schema_hash: shapes of the averaged vector
-        orders: compares what guests follow
-        monitor: tells who is not there any more
-        news: set when somebody comes or leaves, or has to follow other orders
+        orders: compares the orders that guests follow
+        monitor: tells which peers are not there any more
+        news: set when a guest comes or leaves, or has to follow other orders
         detector: tells how long an exchange usually takes
-        shunned: those who are not let in
+        shunned: peers that are not let in
         timeouts: how long a group is held open
-        admission: tells who may take part
+        admission: tells which peers may take part
     """
 
     def __init__(
@@ -97,23 +97,24 @@ class Lobby:
         self._shunned, self._timeouts, self._admission = shunned, timeouts, admission
         self._guests: dict[PeerID, Guest] = {}
         self.step = 0
-        """The one that this peer works on."""
+        """The step that this peer works on."""
         self._lineage: bytes | None = None
-        """That of this peer's weights."""
+        """Lineage of this peer's weights."""
         self._closed_step, self._closed_with = -1, frozenset[PeerID]()
         self._leader: PeerID | None = None
-        """In whose lobby this peer waits."""
+        """The leader that this peer follows and waits for."""
         self._pursuers: set[PeerID] = set()
-        """Peers with our weights that came after the group closed. They need its average before they join the next."""
+        """Peers with this one's weights that came after the group closed. They need its average to join the next."""
         self.grace = JoinerGrace(timeouts)
 
     # ---- before a meeting -------------------------------------------------------------------------------------------
 
     def set_step(self, step: int, lineage: bytes | None) -> None:
-        """The step that this peer works on: early guests wait for it, late ones are told that they are behind.
+        """Set the step that this peer works on: early guests wait for it, late ones are told that they are behind.
 
         Args:
-            lineage: of this peer's weights; None leaves out who has others only when the group is closed
+            lineage: of this peer's weights; if it is None, guests with other weights are refused only when the group is
+                closed
         """
         if step > self.step:
             for peer in self._pursuers:
@@ -132,17 +133,17 @@ class Lobby:
 
     @property
     def hold_seconds(self) -> float:
-        """For which a group is held open at most."""
+        """Most seconds for which a group is held open."""
         return max(self._timeouts.hold_seconds, HOLD_SHARE * self._detector.usual_seconds)
 
     def _has_other_weights(self, ticket: Ticket) -> bool:
-        """Whether its sender is at this peer's step in another history."""
+        """Whether a ticket's sender is at this peer's step in another history."""
         if self._lineage is None or ticket.listens:
             return False
         return ticket.step == self.step and ticket.lineage != self._lineage
 
     def waits_for(self, step: int, known: Acquaintances) -> bool:
-        """Whether somebody has come to finish this step already; strangers do not count where it knows others."""
+        """Whether a guest has already come to finish this step; strangers do not count if this peer knows others."""
 
         def counts(peer: PeerID, guest: Guest) -> bool:
             is_at = guest.ticket.step == step and not guest.ticket.listens and guest.is_waiting
@@ -150,36 +151,37 @@ class Lobby:
 
         return any(counts(peer, guest) for peer, guest in self._guests.items())
 
-    # ---- while others wait ------------------------------------------------------------------------------------------
+    # ---- while guests wait ------------------------------------------------------------------------------------------
 
     def orders_changed(self) -> None:
-        """Guests who follow other orders than this peer hear which ones; a leader who waits for them notices."""
+        """Tell guests that follow other orders which ones this peer follows, and wake a leader that waits for them."""
         for guest in self._guests.values():
             if guest.ticket.orders != self._orders.digest(guest.ticket.step):
                 guest.reply(self._orders.reply())
         self._news.set()
 
     def turn_away_removed(self) -> None:
-        """Who was removed from the run does not wait for the next group any more."""
+        """Turn away guests that were removed from the run: they do not wait for the next group any more."""
         for peer in self._admission.removed(self._guests):
             self._guests[peer].reply(refusal(averaging_pb2.PROTOCOL_VIOLATION))
 
     def redirect_to(self, leader: PeerID) -> None:
-        """This peer waits in the lobby of a leader: whoever is here, or comes, goes there as well."""
+        """Send guests, those here and those to come, to the leader that this peer waits for."""
         self._leader = leader
         for guest in self._guests.values():
             guest.reply(redirect(leader))
 
     def stop_redirecting(self) -> None:
-        """This peer does not wait anywhere else any more."""
+        """Stop sending guests away: this peer does not wait for another leader any more."""
         self._leader = None
 
     # ---- the group --------------------------------------------------------------------------------------------------
 
     def arrived(self, ticket: Ticket) -> set[PeerID]:
-        """Guests with our weights; who comes with the same step of another history has to take over ours.
+        """Guests at this step that have this peer's weights, or listen; guests of another history are refused.
 
-        All of them follow our orders: who does not is answered at once.
+        A refused guest has to take over the state. All guests follow this peer's orders: any other one is answered at
+        once.
         """
         arrived = set()
         for peer, guest in self._guests.items():
@@ -192,15 +194,15 @@ class Lobby:
         return arrived
 
     def samples_of(self, arrived: Collection[PeerID]) -> int:
-        """How many these have brought together."""
+        """How many samples these guests have together."""
         return sum(self._guests[peer].ticket.samples for peer in arrived)
 
     def close(self, ticket: Ticket, arrived: Collection[PeerID], target: BatchTarget) -> Group:
-        """The group of this peer and of these guests, who hear that it begins.
+        """Close the group of this peer and these guests, and tell them that it begins.
 
         Args:
             ticket: this peer's own
-            target: with fewer samples the group does not end the step, and others can still come
+            target: with fewer samples the group does not end the step, and other peers can still come
         """
         arrived = [peer for peer in arrived if self._is_still_member(peer)]
         entries = [(peer, self._guests[peer].ticket, self._guests[peer].shown) for peer in arrived]
@@ -218,9 +220,10 @@ class Lobby:
         return group
 
     def _is_still_member(self, peer: PeerID) -> bool:
-        """A certificate may have ended in the lobby; all others would refuse a group with this guest.
+        """Whether a guest may still be in the group; if not, it is turned away.
 
-        Or it has been found out there: it is left out from this group on.
+        Its certificate may have ended in the lobby: then all other members would refuse a group with it. Or it was
+        blamed meanwhile: it is left out from this group on.
         """
         guest = self._guests[peer]
         try:
@@ -231,21 +234,25 @@ class Lobby:
         return True
 
     def _read_ticket(self, shown: bytes, peer: PeerID) -> Ticket:
-        """Raises ValueError: this peer may not come"""
+        """The ticket that a peer has shown.
+
+        Raises:
+            ValueError: this peer may not come
+        """
         if peer in self._shunned:
             raise ValueError("it has spoilt a round")
         return read_ticket(shown, peer, self._admission)
 
     def reopen(self) -> None:
-        """The round of the group that was closed last has failed: whoever was in it can come again."""
+        """Let peers come for this step again: the round of the group that was closed last has failed."""
         self._closed_step = -1
 
-    # ---- the door ---------------------------------------------------------------------------------------------------
+    # ---- join requests ----------------------------------------------------------------------------------------------
 
     async def serve(
         self, request: averaging_pb2.JoinRequest, context: P2PContext
     ) -> AsyncIterator[averaging_pb2.MessageFromLeader]:
-        """Somebody knocks at this peer's door: the server side of `Knocker.follow`."""
+        """Answer a join request: the server side of `Knocker.follow`."""
         sender = context.remote_id
         try:
             shown, orders = parse_knock(request.gather)
@@ -262,7 +269,7 @@ class Lobby:
             yield answer
             return
         before, guest = self._guests.get(sender), Guest(ticket, shown)
-        if before is not None:  # its second knock ends the first
+        if before is not None:  # its second join request ends the first
             before.reply(refusal(averaging_pb2.CANCELLED))
         self._guests[sender] = guest
         self._monitor.came(sender)
@@ -278,7 +285,7 @@ class Lobby:
     def _answer_at_once(
         self, request: averaging_pb2.JoinRequest, sender: PeerID, ticket: Ticket
     ) -> averaging_pb2.MessageFromLeader | None:
-        """What can be answered without waiting, or None for a guest who may wait in the lobby."""
+        """What can be answered without waiting, or None for a guest that may wait in the lobby."""
         if request.schema_hash != self._schema_hash:
             return refusal(averaging_pb2.BAD_SCHEMA_HASH)
         if ticket.step < self.step:
@@ -286,7 +293,7 @@ class Lobby:
         if ticket.step == self._closed_step and sender not in self._closed_with:
             return step_reply(self.step + 1)  # the group is closed: the result can only be downloaded
         if ticket.step > self.step + 1:
-            return step_reply(self.step)  # we are the ones who are behind
+            return step_reply(self.step)  # this peer itself is behind
         if self._has_other_weights(ticket):
             return refusal(averaging_pb2.BAD_GROUP_KEY)
         if ticket.orders != self._orders.digest(ticket.step):
@@ -298,7 +305,7 @@ class Lobby:
         return None
 
     def _hold_for(self, sender: PeerID, ticket: Ticket) -> None:
-        """It has come too late, and will come again when it has the average that it has missed."""
+        """Hold a group open for a peer that was too late: it comes again when it has the average that it missed."""
         if (ticket.step, ticket.lineage) != (self.step, self._lineage):
             self.grace.hold(sender)  # that average is there already
         elif len(self._pursuers) < MAX_PURSUERS:

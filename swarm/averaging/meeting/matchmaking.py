@@ -1,10 +1,10 @@
-"""How peers meet at the end of a step: everyone goes to the most senior peer, who closes the group when all have come.
+"""How peers meet at the end of a step: all go to the most senior peer, which closes the group when all have come.
 
 Hivemind's matchmaking announces every round in the DHT and waits a fixed time for peers that may come. But the members
-of a swarm know each other from their progress records, so they meet without the DHT: the senior server-mode peer leads,
-the others knock at its door (early ones wait in its lobby), and the group closes half a round trip after the last
-expected member arrives, or when the leader's patience ends. Who is not there any more (`failure_detector`) is not
-waited for; if that is the leader, the next in seniority leads.
+of a swarm know each other from their progress records, so they meet without the DHT. The senior server-mode peer leads,
+and the others send it join requests; early ones wait in its lobby. The group closes half a round trip after the last
+expected member has arrived, or when the leader's patience ends. A peer that is not there any more (`failure_detector`)
+is not waited for. If that is the leader, the next in seniority leads.
 """
 
 from __future__ import annotations
@@ -27,29 +27,29 @@ from swarm.runtime.timeouts import DEFAULT_TIMEOUTS, Timeouts
 from swarm.runtime.token_bucket import TokenBucket
 
 WATCHED_SENIORS = 3
-"""Seniors that a peer watches that follows one of them; more would be many calls in a large swarm."""
+"""Seniors that a follower watches; more would be many calls in a large swarm."""
 STRANGER_SECONDS = 4.0
-"""A token bucket: a leader may wait this long for nobody but strangers."""
+"""A token bucket: a leader may wait this long while only strangers are missing."""
 STRANGER_SHARE = 0.04
 """What the leader regains of that every second, in seconds."""
 FORMING_SECONDS = 30.0
-"""The same bucket of a leader that knows nobody else."""
+"""The same bucket for a leader that knows no other peer."""
 FORMING_SHARE = 0.5
 """What such a leader regains of that every second, in seconds."""
 
 
 class Matchmaking:
-    """Forms one group at a time for the peer in whose averager process it lives.
+    """Forms one group at a time for one peer; lives in its averaging process.
 
     Args:
         p2p: this peer's connection to the network
-        namespace: run and recipe, so that another recipe's peers cannot even knock
+        namespace: run and recipe, so that another recipe's peers cannot even send a join request
         schema_hash: shapes of the averaged vector
-        target: a group with fewer samples does not end the step: whoever is late can still come to the next one; it may
+        target: a group with fewer samples does not end the step: late peers can still come to the next one; it may
             change from round to round
-        detector: tells who is still there
-        shunned: those who are not met for now, because they have spoilt a round
-        admission: tells who may take part
+        detector: tells which peers are still there
+        shunned: peers that are not met for now, because they have spoilt a round
+        admission: tells which peers may take part
     """
 
     def __init__(
@@ -66,13 +66,13 @@ class Matchmaking:
         self._me, self._timeouts, self._shunned = p2p.peer_id, timeouts, shunned
         self.target, self.detector = target, detector
         self._known = Acquaintances()
-        """Those who have averaged with this peer."""
+        """Peers that have averaged with this one."""
         self._stranger_patience = TokenBucket(STRANGER_SECONDS, STRANGER_SHARE)
         self._forming_patience = TokenBucket(FORMING_SECONDS, FORMING_SHARE)
         self._expected: frozenset[PeerID] = frozenset()
         self._is_client: dict[PeerID, bool] = {}
         self._news = asyncio.Event()
-        """Set when a leader that waits has to look again at who is there."""
+        """Set when a leader that waits has to look again at which peers are there."""
         self._monitor = PeerMonitor(detector, self._news.set)
         self._orders = OrderExchange(admission, lambda: self.lobby.orders_changed())
         self.lobby = Lobby(
@@ -87,7 +87,7 @@ class Matchmaking:
             timeouts=timeouts,
             admission=admission,
         )
-        """Where those wait who have come to this peer."""
+        """Where peers wait that have come to this one as their leader."""
         self.knocker = Knocker(
             p2p=p2p,
             namespace=namespace,
@@ -99,19 +99,19 @@ class Matchmaking:
             on_accepted=self.lobby.redirect_to,
             on_done=self.lobby.stop_redirecting,
         )
-        """Goes to leaders."""
+        """Sends this peer's join requests to leaders."""
         self._lock = asyncio.Lock()
 
     def waits_for(self, step: int) -> bool:
-        """Whether a member, or a stranger where this peer knows nobody, has come to finish this step already."""
+        """Whether a peer that this one knows, or a stranger if it knows none, has already come to finish this step."""
         return self.lobby.waits_for(step, self._known)
 
     def met(self, peers: Iterable[PeerID]) -> None:
-        """These have averaged with this peer: they are no strangers."""
+        """Note that these peers have averaged with this one: they are no strangers."""
         self._known.add(peer for peer in peers if peer != self._me)
 
     def expect(self, members: Collection[PeerID]) -> None:
-        """Change whom the leader waits for, as peers come and go."""
+        """Change the peers that a leader waits for, as peers come and go."""
         self._expected = frozenset(peer for peer in members if peer not in self._shunned) - {self._me}
         self._news.set()
 
@@ -119,8 +119,8 @@ class Matchmaking:
         """Find the group for `ticket.step`.
 
         Args:
-            members: everyone expected, this peer included
-            patience_seconds: how long a leader waits for those who are missing
+            members: all expected peers, this one included
+            patience_seconds: how long a leader waits for missing peers
             deadline: event-loop time at which to give up
 
         Raises:
@@ -134,7 +134,7 @@ class Matchmaking:
             self.knocker.stuck = set()
             if not ticket.listens:  # else this peer works on an earlier one
                 self.lobby.set_step(ticket.step, ticket.lineage)
-                self.lobby.reopen()  # whatever group was closed for this step has not ended it for this peer
+                self.lobby.reopen()  # a group that was closed for this step has not ended it for this peer
             self.expect([member.peer_id for member in members if member.awaited])
             order = [m for m in sorted(members, key=lambda m: m.seniority) if not m.client_mode]
             order = [m for m in order if m.peer_id not in self._shunned]
@@ -147,7 +147,7 @@ class Matchmaking:
                     self._monitor.end()
                 if group is not None:
                     return group
-                # Only client-mode peers and listeners come here: nobody to follow, unable to lead.
+                # Only client-mode peers and listeners come here: they have no leader, and cannot lead.
                 await asyncio.sleep(
                     self._timeouts.knock_again_seconds if ticket.listens else self._timeouts.redirect_seconds
                 )
@@ -157,7 +157,7 @@ class Matchmaking:
     async def _lead_or_follow(
         self, ticket: Ticket, order: Sequence[PeerID], patience_seconds: float, deadline: float
     ) -> Group | None:
-        """Follow the first who leads, in this order; if that is nobody, lead."""
+        """Follow the first peer that leads, in this order; if there is none, lead."""
         own, loop = self._me, asyncio.get_running_loop()
         seniors = order[: order.index(own)] if own in order else order
         longest_seconds = 2 * patience_seconds + self.lobby.hold_seconds + self._timeouts.reply_seconds
@@ -177,13 +177,13 @@ class Matchmaking:
         return await self._lead(ticket, min(deadline, loop.time() + patience_seconds), seniors, wait_until)
 
     def _watch(self, peers: Collection[PeerID]) -> None:
-        """Until this meeting is over, who of them is not there any more is not waited for."""
+        """Watch these peers until this meeting is over: one that is not there any more is not waited for."""
         for peer in peers:
             if peer != self._me:
                 self._monitor.watch(peer, can_be_called=not self._is_client.get(peer, True))
 
     async def _lead(self, ticket: Ticket, patience_end: float, seniors: Sequence[PeerID], wait_until: float) -> Group:
-        """Wait for the others. A senior who is still expected may lead a group of its own: try its door again."""
+        """Wait for the others, and close the group. A missing senior may lead another group, so it is asked again."""
         loop, grace = asyncio.get_running_loop(), self.lobby.grace
         knock_at = loop.time() + half_more_or_less(self._timeouts.knock_again_seconds)
         while True:
@@ -218,13 +218,13 @@ class Matchmaking:
 
     @property
     def _patience_with_strangers(self) -> TokenBucket:
-        """Seconds for which this peer waits for nobody but strangers; while a swarm forms, all are."""
+        """Seconds for which this peer waits while only strangers are missing; while a swarm forms, all peers are."""
         return self._stranger_patience if len(self._known) else self._forming_patience
 
     def _is_in_vain(self, ticket: Ticket, arrived: Collection[PeerID], awaited: Collection[PeerID]) -> bool:
-        """Whether those who are missing say nothing, and those who are here have too few samples without them.
+        """Whether all missing peers are silent, and those that are here have too few samples without them.
 
-        It is better to compute on than to wait then; who has only been slow is in time for the next group.
+        Then it is better to compute on than to wait. A peer that has only been slow is in time for the next group.
         """
         samples = ticket.samples + self.lobby.samples_of(arrived)
         return not self.target.is_reached_by(samples) and all(self.detector.doubts(peer) for peer in awaited)

@@ -1,4 +1,4 @@
-"""What a leader answers to those who knock, as messages of Hivemind's matchmaking, and how a follower reads it."""
+"""Join requests and what leaders answer to them, as messages of Hivemind's matchmaking, and how these are read."""
 
 from __future__ import annotations
 
@@ -20,41 +20,45 @@ from swarm.protocol.wire import LINEAGE_BYTES, PEER_ID_BYTES, Step, from_wire, t
 
 MAX_STEP_BYTES = 16
 LATE_SECONDS = 10.0
-"""Seconds for which a leader may not have heard yet that a member was removed: its group goes on."""
+"""Seconds for which a leader may not have heard yet that a member was removed: its group goes on with that member."""
 _STEP = msgspec.msgpack.Decoder(tuple[Step])
 _KNOCK = msgspec.msgpack.Decoder(tuple[bytes, Annotated[bytes, Meta(max_length=MAX_BOOK_BYTES)]])
 MAX_KNOCK_BYTES = MAX_SHOWN_BYTES + MAX_BOOK_BYTES
 
 
 def to_knock(shown: bytes, orders: bytes = b"") -> bytes:
-    """What somebody brings who comes to a leader.
+    """The content of a join request.
 
     Args:
-        shown: its ticket
-        orders: the organiser's, as they were signed, for a leader who follows others
+        shown: the sender's ticket, as it shows it
+        orders: the organiser's orders, as they were signed, for a leader that follows others
     """
     return to_wire(shown, orders)
 
 
 def parse_knock(data: bytes) -> tuple[bytes, bytes]:
-    """The same. Raises ValueError: whatever is wrong with it"""
+    """The ticket and the orders in a join request, as of `to_knock`.
+
+    Raises:
+        ValueError: it is malformed
+    """
     return from_wire(_KNOCK, data, MAX_KNOCK_BYTES)
 
 
 def orders_reply(signed: bytes) -> MessageFromLeader:
-    """This peer follows other orders of the organiser; these, or an empty list if it knows none."""
+    """Answer that this peer follows other orders of the organiser: these, or an empty list if it knows none."""
     return MessageFromLeader(code=averaging_pb2.NOT_DECLARED, gathered=[signed])
 
 
 def parse_orders(reply: MessageFromLeader) -> bytes | None:
-    """The orders in an `orders_reply`, None if it is no such reply."""
+    """The orders in an `orders_reply`, empty if they are too long; None if it is no such reply."""
     if reply.code != averaging_pb2.NOT_DECLARED or not reply.gathered:
         return None
     return reply.gathered[0] if len(reply.gathered[0]) <= MAX_BOOK_BYTES else b""
 
 
 def step_reply(step: int) -> MessageFromLeader:
-    """This peer works on that step."""
+    """Answer that this peer works on that step."""
     return MessageFromLeader(code=averaging_pb2.CANCELLED, gathered=[to_wire(step)])
 
 
@@ -70,34 +74,34 @@ def parse_step(reply: MessageFromLeader) -> int | None:
 
 
 def refusal(code: averaging_pb2.MessageCode) -> MessageFromLeader:
-    """This peer does not let the other in; the code says why."""
+    """Answer that this peer does not let the sender in; the code says why."""
     return MessageFromLeader(code=code)
 
 
 def redirect(leader: PeerID) -> MessageFromLeader:
-    """This peer follows that one."""
+    """Answer that this peer follows that leader."""
     return MessageFromLeader(code=averaging_pb2.NOT_A_LEADER, suggested_leader=leader.to_bytes())
 
 
 def read_ticket(shown: bytes, peer: PeerID, admission: Admission, late_seconds: float = 0.0) -> Ticket:
-    """What a member brings, as it has shown it; of who may not train it counts for nothing.
+    """The ticket that a member has shown; a member that may not train brings no samples.
 
     Args:
         late_seconds: as of `Admission.admit`
 
     Raises:
-        ValueError: it is no member, or whatever is wrong with it
+        ValueError: the peer is no member, or its ticket is malformed
     """
     if len(peer.to_bytes()) != PEER_ID_BYTES:
         raise ValueError("its id is of another kind of key, with which no ledger could name the group")
     ticket = Ticket.from_bytes(admission.admit(shown, peer, IN_ROUNDS, late_seconds))
     if not ticket.client_mode:
-        admission.admit(shown, peer, Role.SERVE, late_seconds)  # others send it their parts
+        admission.admit(shown, peer, Role.SERVE, late_seconds)  # other members send it their parts
     return ticket if admission.may(peer, Role.TRAIN) else replace(ticket, samples=0)
 
 
 def group_reply(group: Group, nonce: bytes, shown: Sequence[bytes]) -> MessageFromLeader:
-    """The group is closed: begin. Its name is worked out from the nonce by each member.
+    """Answer that the group is closed and begins. Each member works out its name from the nonce.
 
     Args:
         shown: the tickets as their members have shown them
@@ -117,11 +121,11 @@ def parse_group(
 
     Args:
         ticket: what this peer brought
-        admission: tells who may be in it
-        run: start of its keys
+        admission: tells which peers may be in it
+        run: namespace of the run, which is part of the group's name
 
     Raises:
-        ValueError: whatever is wrong with it; the leader is not trusted
+        ValueError: it is malformed, or does not fit this peer's ticket; the leader is not trusted
     """
     num_members = len(reply.ordered_peer_ids)
     if not 2 <= num_members == len(reply.gathered) <= MAX_GROUP_SIZE or len(reply.group_id) != LINEAGE_BYTES:

@@ -1,4 +1,4 @@
-"""What the organiser has ordered is passed on where peers meet: all who meet have to follow the same orders."""
+"""Passes the organiser's orders on where peers meet: all members of a group have to follow the same orders."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ logger = get_logger(__name__)
 
 
 class OrderExchange:
-    """Compares the orders that this process knows with those that others follow, and takes over newer ones.
+    """Compares the orders that this process knows with those that other peers follow, and takes over newer ones.
 
     Args:
-        admission: keeps them
-        on_change: called when there is one that this process did not know
+        admission: keeps the orders
+        on_change: called when there is an order that this process did not know
     """
 
     def __init__(self, admission: Admission, on_change: Callable[[], None]):
@@ -32,24 +32,28 @@ class OrderExchange:
 
     @property
     def signed(self) -> bytes:
-        """All that this process knows, as they were signed; empty if it knows none."""
+        """All orders that this process knows, as they were signed; empty if it knows none."""
         return self._admission.lists.signed(ORDERS)
 
     def digest(self, step: int) -> bytes:
-        """Names those that count for the update after so many, as far as this process knows."""
+        """The name of the orders that count for the update after this step, as far as this process knows."""
         return self._admission.lists.orders.digest(step)
 
     def reply(self) -> averaging_pb2.MessageFromLeader:
-        """Tells somebody who follows other orders which ones this peer knows."""
+        """The answer to a peer that follows other orders: the ones that this peer knows."""
         return orders_reply(self.signed)
 
     def check(self, ticket: Ticket) -> None:
-        """Raises OtherOrders: the trainer has to follow other ones before it can come to a round"""
+        """Check that a ticket follows the orders that this process knows.
+
+        Raises:
+            OtherOrders: the trainer has to follow other ones before it can come to a round
+        """
         if ticket.orders != self.digest(ticket.step):
             raise OtherOrders(self.signed)
 
     def take(self, signed: bytes, peer: PeerID) -> bool:
-        """Whether in these orders, which a member has passed on, there is one that this process did not know."""
+        """Take over orders that a member has passed on; returns whether this process did not know one of them."""
         try:
             is_newer = bool(signed) and self._admission.lists.take(ORDERS, signed)
         except NotSigned as error:
