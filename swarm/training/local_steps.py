@@ -53,8 +53,8 @@ class PseudoGradient(GradientVector):
         self.samples = 0
         """Number of samples whose gradients have not been used for a local step yet."""
         self._owed: torch.Tensor | None = None
-        """Sum over samples, shape of the current fragment: error feedback that a failed round had already added to the
-        wire. Added to the next round."""
+        """What the next round gets besides the pseudo-gradient: what error feedback had added to that of a failed
+        round, less what it kept of it. A sum over samples, in the shape of the present fragment."""
         self._good_buffers: list[torch.Tensor] = []
         self._has_given = False
         """Whether the round has the local changes of the fragment up to its start; if not, they wait for the next."""
@@ -194,7 +194,10 @@ class PseudoGradient(GradientVector):
         self._buffers_before = self._good_buffers = [buffer.clone() for buffer in self._buffers]
 
     def average_alone(self, samples: int) -> None:
-        """Take this peer's own pseudo-gradient, with what is owed, as the average of an update without other peers."""
+        """Take this peer's own pseudo-gradient as the average, for an update without other peers.
+
+        What is owed is added. It is negative where error feedback kept numbers of a failed round, which it sends later.
+        """
         self._write_pseudo_gradient()
         self._add_owed(samples)
         self._has_given = True
