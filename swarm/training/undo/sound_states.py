@@ -80,8 +80,7 @@ class SoundStates:
         return tuple(self._kept)
 
     def note(self, step: int, lineage: bytes) -> None:
-        """Keep the present state if its step is due: the peer has just made an update, or begins. The caller holds the
-        lock."""
+        """Keep the present state if its step is due: this peer made an update, or begins. The caller holds the lock."""
         if step % self.every or step in self._kept:
             return
         while len(self._kept) >= self._most:
