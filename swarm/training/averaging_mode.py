@@ -55,8 +55,8 @@ class Averaging:
         overlaps: a peer computes for the next update while an average is on its way
         local_steps: peers average how far their own optimizer steps have moved the weights; None: they average
             gradients
-        robust: clip limits how far a single member can move an average; off weights each member by the samples that it
-            claims; auto is clip where the codec allows it
+        robust: clip limits how far a single member can move an average. off weights each member by the samples that it
+            claims. auto is clip where the codec allows it
         auto: the swarm chooses the codec and the number of local steps while it trains; those given here are the first
 
     Raises:

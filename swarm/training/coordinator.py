@@ -61,8 +61,7 @@ IF_IT_RISES_AGAIN = (
     "gradients are far from the others'"
 )
 FIRST_RECORDS_SECONDS = 60
-"""Longest wait for other peers' first records when joining. A DHT node that names a dozen silent ones costs over 30 s.
-"""
+"""Longest wait for the first records of other peers. A DHT node that names a dozen silent ones costs more than 30 s."""
 END_SECONDS = 30.0
 """Time for other peers to learn that a paused run has ended. A client-mode peer looks for orders every 15 s."""
 NEWS_SECONDS = 5 * POLL_SECONDS

@@ -19,8 +19,8 @@ class CoordinatorOptions:
     Args:
         min_peers: number of training peers that have to be there before this peer begins
         matchmaking_seconds: how long to wait at the end of a step for peers that are missing
-        averaging_timeout_seconds: give up a round (and try again with the remaining peers) after so long, or after the
-            time that a line of 2 Mbit/s needs for it, if that is longer
+        averaging_timeout_seconds: give up a round after so long, or after the time that a line of 2 Mbit/s needs for
+            it, if that is longer; then try again with the remaining peers
         join_timeout_seconds: give up joining if no peer hands over the state for so long
         line: what rounds and states may take of this peer's line, such as `LineUse(max_upload_mbps=10)`
         admission: decides which peers may take part; by default all

@@ -1,8 +1,8 @@
 """Train any LightningModule with a swarm: `Trainer(strategy=SwarmStrategy(target_batch_size=256, run_id="mine"))`.
 
-Everything else about the Trainer stays as it is. One *optimizer step* of Lightning (`trainer.global_step`,
-`max_steps`, the logged step, schedulers, gradient clipping, `on_before_optimizer_step`) is one update of the whole
-swarm, however many micro-batches this peer needs for its part.
+Everything else about the Trainer stays as it is. One *optimizer step* of Lightning is one update of the whole swarm,
+however many micro-batches this peer needs for its part. So it is for `trainer.global_step`, `max_steps`, the logged
+step, schedulers, gradient clipping and `on_before_optimizer_step`.
 """
 
 # ruff: noqa: E402 (nothing of another Hivemind is imported)
@@ -115,7 +115,7 @@ class SwarmStrategy(SingleDeviceStrategy):
         self._inside, self._replay = inside, replay
         self.options = options or CoordinatorOptions()
         self.averaging = Averaging.named(averaging) if isinstance(averaging, str) else averaging
-        names = f"{run_id}-{target_batch_size}-{self.averaging}-protocol-{PROTOCOL}"  # no manifest refuses others here
+        names = f"{run_id}-{target_batch_size}-{self.averaging}-protocol-{PROTOCOL}"  # a library user has no manifest
         self.namespace = namespace or names.replace(".", "_")
         self.network = network or NetworkOptions(initial_peers=tuple(initial_peers))
         self.dht, self._owns_dht = dht, dht is None

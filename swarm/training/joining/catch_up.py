@@ -21,8 +21,7 @@ from swarm.training.joining.follower import Follower
 from swarm.training.own_peer import OwnPeer
 
 SHORT_SECONDS = 1.0
-"""Seconds for which a peer that is behind waits for the state, or for averages that it missed, before it computes on.
-"""
+"""Seconds for which a peer that is behind waits for the state, or for missed averages, before it computes on."""
 LONG_SECONDS = 2.0
 """Seconds after which a peer that is behind tells other peers not to wait for it."""
 

@@ -1,10 +1,10 @@
 """How a peer that is behind reaches the swarm's step: it takes over a state, and replays the updates made since.
 
 A download may take longer than an update. So the donor keeps the averages of the updates that are made meanwhile, and
-the joiner makes these updates itself: the same weights and the same average give the same bits. A peer that has missed
-only the last averages needs no state at all.
+the joiner makes these updates itself. The same weights and the same average give the same bits. A peer that has missed
+only the last average needs no state at all.
 
-Only a joiner waits for all this. A peer that has trained before goes on training meanwhile: the download runs in the
+Only a joiner waits for all this. A peer that has trained before goes on training meanwhile. The download runs in the
 averaging process, and the trainer calls `Follower.poll` now and then to apply what has arrived.
 """
 
@@ -35,7 +35,7 @@ logger = get_logger(__name__)
 DENIED_SECONDS = 120.0
 """A leader that repeats a claim within this many seconds after all witnesses denied it is left out."""
 TOGETHER_SECONDS = 10.0
-"""Seconds after a denial for which a peer makes no update alone while other peers hold its weights: they may need that
+"""Seconds after a denial for which a peer makes no update alone while other peers hold its weights. They may need that
 long to find out that the claim is false."""
 
 

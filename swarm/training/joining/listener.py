@@ -1,7 +1,7 @@
 """How a joiner that is nearly done listens to the next round: it gives nothing, and gets the average as members do.
 
 A joiner downloads a state, and then the averages of the updates that were made meanwhile. Over a line at home, averages
-of a large model take longer than a swarm waits for any peer: the next group would close without the joiner, and so
+of a large model take longer than a swarm waits for any peer. The next group would close without the joiner, and so
 would the one after that. So it comes to the round before it has the weights, and downloads what it lacks while the
 round runs. From then on it is a member like all others, and no member has waited for it.
 """

@@ -1,9 +1,10 @@
 """Whether a state that this peer has taken over is the swarm's, by the attestations of peers other than its donor.
 
 A donor proves nothing, since its digests are of its own bytes. So other peers say in their progress records what they
-hold (`Attestation`). Until one of them has said that it holds the same, a peer that has taken over a state is on
-probation: its samples do not count, and it does not attest its state itself. Probation ends after a while in any case,
-or a swarm whose hardware differs would shut all joiners out. The group still compares weights at every eighth step.
+hold (`Attestation`). A peer that has taken over a state is on probation until one of them says that it holds the same.
+On probation its samples do not count, and it does not attest its state itself. Probation ends after a while in any
+case, or a swarm whose hardware differs would shut all joiners out. The group still compares weights at every eighth
+step.
 """
 
 from __future__ import annotations

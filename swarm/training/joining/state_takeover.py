@@ -54,7 +54,7 @@ class DonorSearch:
 
     @property
     def is_over(self) -> bool:
-        """Whether the time is over."""
+        """Whether the time is up."""
         return time.monotonic() >= self._deadline
 
     def extend(self, seconds: float) -> None:
@@ -96,9 +96,9 @@ class StateTakeover:
             yield None
 
     def download_from_superiors(self, attempt: Attempt) -> Steps[PeerID | None]:
-        """Take over the state of a peer whose state counts more; return the donor, or None if no state was needed.
+        """Take over the state of a peer whose state counts more; return the donor, or None without one.
 
-        A joiner tries again donors that could not hand over their state: otherwise it would train alone.
+        A joiner also tries again donors that could not hand over their state: otherwise it would train alone.
 
         Raises:
             InputError: this peer joins, and no donor has handed over a state

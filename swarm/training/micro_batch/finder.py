@@ -35,8 +35,7 @@ MEMORY_FRACTION = 0.9
 MIN_FREE_BYTES = 2**28
 """Bytes of main memory that stay free."""
 STATE_COPIES = 5
-"""fp32 copies of the weights in training: the weights, the sum of gradients, two of AdamW's statistics, one to spare.
-"""
+"""fp32 copies of the weights that training adds: gradient, sum of gradients, two statistics of AdamW, one to spare."""
 
 
 @dataclass(frozen=True)

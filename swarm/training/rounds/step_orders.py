@@ -14,7 +14,7 @@ from swarm.protocol.messages import Ticket
 from swarm.training.own_peer import OwnPeer
 
 ASK_SECONDS = 1.0
-"""How often a peer that is paused asks one that trains why."""
+"""Seconds from one answer until a paused peer again asks a peer that trains for its orders."""
 
 
 class OthersOrders:

@@ -19,8 +19,7 @@ logger = get_logger(__name__)
 MAX_SMALL_BYTES = 2**23
 """Largest model whose states are kept in memory. States of larger models are written to disk, and less often."""
 KEEP_EVERY = 16
-"""Updates from one kept state to the next. This depends on the model alone, so all peers keep states of the same steps.
-"""
+"""Updates from one kept state to the next. It follows from the model alone, so that all peers keep the same steps."""
 NUM_KEPT = 4
 """Number of states that are kept."""
 KEEP_LARGE_EVERY = 64
