@@ -1,4 +1,4 @@
-"""One peer's side of `--averaging auto`: it measures, says so in its tickets, and follows what the groups decide."""
+"""One peer's side of `--averaging auto`: it measures rounds, reports that in tickets, and follows the groups' plans."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ from swarm.protocol.messages import Group
 from swarm.protocol.round_report import RoundReport
 
 MEASURED = 5
-"""Latest rounds that count."""
+"""Number of the latest rounds whose times count."""
 FEWEST = 3
-"""Rounds in a mode, before a peer says what they take."""
+"""Fewest rounds in one mode before a peer reports their times."""
 MOST_MILLISECONDS = 10**9
+"""Longest time that a ticket can report."""
 
 logger = get_logger(__name__)
 
@@ -28,64 +29,64 @@ class AutoAveraging:
 
     Args:
         has_float_buffers: the model has running statistics, for which small codecs are too coarse
-        plan: that it follows; None until it has been in a group
+        plan: the plan that the peer follows; None until it has been in a group
     """
 
     has_float_buffers: bool = False
     plan: Plan | None = None
     _seconds: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=MEASURED))
-    """Computing and averaging, of the latest rounds in one mode."""
+    """Seconds of computing and of averaging, for each of the latest rounds in one mode."""
     _measured: Mode | None = None
-    """In which these were."""
+    """The mode of these rounds."""
 
     @property
     def codecs(self) -> list[str]:
-        """That the model allows."""
+        """The codecs that the model allows."""
         return [name for name in CODECS if not (self.has_float_buffers and name in TOO_COARSE_FOR_BUFFERS)]
 
     def _plan(self, step: int) -> Plan:
         return self.plan or Plan.first(step)
 
     def local_steps(self, step: int) -> int:
-        """Local steps of the update that follows this many updates, which takes so many target batches."""
+        """Local steps of the update after this many updates; the update takes as many target batches."""
         return self._plan(step).at(step).local_steps
 
     def position(self, step: int) -> int:
-        """Where the recipe's schedule is then."""
+        """The position in the recipe's schedule after this many updates."""
         return self._plan(step).position_at(step)
 
     def step_at(self, position: int) -> int:
-        """After how many updates the recipe's schedule is there."""
+        """The number of updates after which the recipe's schedule has reached this position."""
         return self._plan(position).step_at(position)
 
     def pace(self, step: int) -> Pace:
-        """What this peer says in its ticket for the round of this step."""
+        """The plan and the median times that this peer puts into its ticket for the round of this step."""
         if self._measured != self._plan(step).at(step) or len(self._seconds) < FEWEST:
             return Pace(self.plan)
         computing, averaging = (median(seconds) for seconds in zip(*self._seconds, strict=True))
         return Pace(self.plan, _milliseconds(computing), _milliseconds(averaging))
 
     def begin(self, step: int) -> None:
-        """Nobody is there yet, or only who begins as well: this peer knows what counts, and names it in its tickets.
+        """Begin a run, alone or with peers that begin as well: this peer names a plan in its tickets from now on.
 
-        Else the first group would follow whatever a single member names.
+        Otherwise the first group would follow any plan that a single member names.
         """
         self.plan = self._plan(step)
 
     def join(self) -> None:
-        """Others train, and what they follow counts: of a run without a change this peer has nothing to say."""
+        """Join peers that already train: their plan counts, so this peer drops a plan that was never changed."""
         if self.plan is not None and self.plan.is_first:
             self.plan = None
 
     def met(self, group: Group) -> None:
-        """A group was closed: what most of its members follow counts here, too."""
+        """Follow the plan of a group that was closed: the plan that most of its members follow."""
         self.plan = group.plan
 
     def note(self, report: RoundReport, computing_seconds: float) -> None:
-        """A round has given its average: it is measured, and its group may have decided something.
+        """Note a round that gave an average: measure it, and follow a change of plan that its tickets decide.
 
         Args:
-            computing_seconds: of this peer, for what it gave
+            computing_seconds: seconds that this peer computed for what it gave
         """
         group = report.group
         self.met(group)

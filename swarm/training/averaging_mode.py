@@ -1,4 +1,4 @@
-"""How a swarm averages: what travels, and whether peers wait for it. All peers of a run have the same."""
+"""How a swarm averages: what travels, and whether peers wait for it. All peers of a run do it in the same way."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ class LocalSteps:
     """Optimizer steps that each peer makes by itself between two global updates (DiLoCo).
 
     Args:
-        steps: that each of equal peers makes
+        steps: local steps of each peer, where all peers are equally fast
         learning_rate: of the outer optimizer, SGD with Nesterov momentum; 1 without momentum takes over the average
         momentum: of the outer optimizer; DiLoCo's 0.9 (at a rate of 0.7) overshoots where averages arrive late
         fragments: parts of the model that are averaged in turn, one in each update; 1 for all of it
 
     Raises:
-        InputError: a value cannot work
+        InputError: a value is out of its range
     """
 
     steps: int = 16
@@ -41,7 +41,7 @@ class LocalSteps:
             )
 
     def __str__(self) -> str:
-        """Equal for peers that can average with each other."""
+        """A name that is equal for peers that can average with each other."""
         name = f"{self.steps}-{self.learning_rate}-{self.momentum}"
         return name if self.fragments == 1 else f"{name}-{self.fragments}"
 
@@ -53,13 +53,14 @@ class Averaging:
     Args:
         codec: how numbers travel
         overlaps: a peer computes for the next update while an average is on its way
-        local_steps: peers average how far their own optimizer steps have come; None: they average gradients
-        robust: clip lets no single member carry an average off, off lets each count as it says; auto is clip where the
-            codec allows it
-        auto: the swarm chooses the codec and the number of local steps while it trains; these are the first
+        local_steps: peers average how far their own optimizer steps have moved the weights; None: they average
+            gradients
+        robust: clip limits how far a single member can move an average. off weights each member by the samples that it
+            claims. auto is clip where the codec allows it
+        auto: the swarm chooses the codec and the number of local steps while it trains; those given here are the first
 
     Raises:
-        InputError: the codec does not go with it
+        InputError: the codec does not work with the other settings
     """
 
     codec: Codec = field(default_factory=Codec)
@@ -80,7 +81,7 @@ class Averaging:
 
     @classmethod
     def sync(cls, codec: str = "none", rank: int = 8, robust: str = "auto") -> Averaging:
-        """A peer waits for the average of all gradients: one model, as if one machine had the whole batch.
+        """Synchronous averaging: a peer waits for the mean gradient, as if one machine had computed the whole batch.
 
         Args:
             codec: none (float32), fp16, int8, int4 or powersgd
@@ -91,7 +92,7 @@ class Averaging:
 
     @classmethod
     def overlap(cls, codec: str = "none", rank: int = 8, robust: str = "auto") -> Averaging:
-        """As `sync`, but a peer computes on meanwhile, on weights that are one update old."""
+        """As `sync`, but a peer computes on while a round runs, on weights that are one update old."""
         return cls(Codec(codec, rank), overlaps=True, robust=robust)
 
     @classmethod
@@ -105,10 +106,10 @@ class Averaging:
         robust: str = "auto",
         fragments: int = 1,
     ) -> Averaging:
-        """Peers make optimizer steps of their own, and average how far these have come (DiLoCo).
+        """Peers make optimizer steps of their own, and average how far these have moved the weights (DiLoCo).
 
         Args:
-            steps: between two global updates, for each of equal peers
+            steps: local steps between two global updates, for each peer where all are equally fast
             learning_rate: of the outer optimizer
             momentum: of the outer optimizer
             fragments: parts of the model that are averaged in turn, one in each update
@@ -123,7 +124,7 @@ class Averaging:
         """As `local`, but the swarm measures and chooses the codec and the number of local steps (`--averaging auto`).
 
         Args:
-            codec: none is to be given
+            codec: must be empty or "none", since the swarm chooses it
             learning_rate: of the outer optimizer
             momentum: of the outer optimizer
 
@@ -138,10 +139,10 @@ class Averaging:
 
     @classmethod
     def named(cls, name: str) -> Averaging:
-        """A mode, with a codec if one is given: "sync", "overlap", "local", "sync-fp16", "local-int8" …
+        """The averaging of this name: a mode, or a mode and a codec, such as "sync", "overlap" or "local-int8".
 
         Raises:
-            InputError: there is no such mode or codec, or they do not go together
+            InputError: there is no such mode or codec, or they do not work together
         """
         mode, _, codec = name.partition("-")
         if mode not in MODES:
@@ -153,7 +154,7 @@ class Averaging:
 
     @classmethod
     def of(cls, recipe: Recipe) -> Averaging:
-        """What the recipe says."""
+        """The averaging that a recipe sets."""
         if recipe.averaging == "auto":
             return cls.choosing(recipe.codec, recipe.outer_learning_rate, recipe.outer_momentum, recipe.robust)
         codec = Codec(recipe.codec, recipe.powersgd_rank)
@@ -171,12 +172,12 @@ class Averaging:
 
     @property
     def checks_work(self) -> bool:
-        """Whether members can compute again what others have: not where each has weights or an optimizer of its own."""
+        """Whether members can recompute each other's work. With local steps they cannot: each has its own weights."""
         return self.rule.clips and self.local_steps is None
 
     @property
     def protection(self) -> str:
-        """Against what averages are protected, for the person who gave the machine."""
+        """What averages are protected against, in words for the volunteer."""
         if self.rule.clips:
             checked = "compared" if self.codec.name == "topk" else "checked by lot"
             return (
@@ -188,10 +189,10 @@ class Averaging:
         return f"Averages are not clipped ({why}): one member that sends false gradients can corrupt the run."
 
     def protection_of_work(self, has_shared_data: bool) -> str:
-        """Whether what members claim to have computed is checked, for the person who gave the machine.
+        """Whether work that members claim to have computed is checked, in words for the volunteer.
 
         Args:
-            has_shared_data: all have the same samples
+            has_shared_data: all members train on the same samples
         """
         if self.checks_work and has_shared_data:
             return (
@@ -203,7 +204,7 @@ class Averaging:
         return f"What members claim to have computed is not checked: {why}."
 
     def __str__(self) -> str:
-        """Equal for peers that can average with each other."""
+        """A name that is equal for peers that can average with each other."""
         local = self.local_steps
         if self.auto:
             return f"auto-{local.learning_rate}-{local.momentum}{'-clip' * self.rule.clips}"

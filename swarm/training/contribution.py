@@ -1,4 +1,4 @@
-"""What this peer computes for the present step, and brings to its round."""
+"""What this peer computes for the present step and gives to its round."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ logger = get_logger(__name__)
 
 
 class Contribution:
-    """The gradients that this peer has added up, of how many samples they are, and what it notes of them for others.
+    """The gradients that this peer has added up, the number of their samples, and its notes for checks of its work.
 
-    It is empty at first, and again from `begin`, `give` and `withhold` on.
+    It is empty at first, and again after `begin`, `give` and `withhold`.
 
     Args:
-        vector: where the backward passes of this peer add up
-        version: the weights on which it computes
-        largest: number that the codec carries; a running statistic beyond it arrives wrong
+        vector: the sum to which this peer's backward passes add
+        version: the weights on which the peer computes
+        largest: largest number that the codec carries; a running statistic beyond it arrives wrong
     """
 
     def __init__(self, vector: GradientVector, version: StateVersion, largest: float = math.inf):
@@ -37,25 +37,25 @@ class Contribution:
         self._has_warned = False
         self._throughput = Throughput()
         self._log: WorkLog = NO_WORK_LOG
-        """What members have to know to check each other's work."""
+        """Notes on micro-batches, from which members check each other's work."""
         self._island: Island = SINGLE_PROCESS
-        """The other processes of this peer, if it has some."""
+        """The other processes of this peer, if there are any."""
 
     def lead(self, island: Island, model: nn.Module) -> None:
-        """This peer is several processes, of which this is the first."""
+        """Make this process the first of a peer of several processes."""
         self._island = island
         island.attach(model, self._vector)
 
     def check_work(self, replay: Replay, loss: Loss, beside_rounds: bool) -> None:
-        """Members compute parts of each other's work again, by lot.
+        """Take part in checks, in which members recompute random parts of each other's work.
 
         Args:
-            beside_rounds: what is computed while a round runs is brought to the next one
+            beside_rounds: the peer computes while a round runs, and gives that work to the next round
         """
         earlier = EarlierWeights(self._vector.params, self._version.lock) if beside_rounds else None
         self._log = self._island.log_of(replay, loss, self._vector, self._version, earlier)
 
-    # ---- while it grows ---------------------------------------------------------------------------------------------
+    # ---- adding up --------------------------------------------------------------------------------------------------
 
     @property
     def samples(self) -> int:
@@ -64,7 +64,7 @@ class Contribution:
 
     @property
     def loss(self) -> float:
-        """Mean over these samples."""
+        """Mean loss over these samples."""
         return self._throughput.work.loss
 
     @property
@@ -74,31 +74,31 @@ class Contribution:
 
     @property
     def is_finite(self) -> bool:
-        """Whether it can be averaged: one NaN would spoil everybody's weights."""
+        """Whether all numbers are finite. A single NaN in an average would spoil the weights of all peers."""
         return self._vector.is_finite
 
     def resume(self) -> None:
-        """A pause ends now: it does not count for this peer's pace."""
+        """End a pause, which does not count for this peer's pace."""
         self._throughput.resume()
 
     def begin_micro_batch(self) -> None:
-        """Its forward pass comes next, on the weights of this moment, in all processes of this peer."""
+        """Begin a micro-batch: its forward pass comes next in all processes of this peer, on the present weights."""
         self._island.begin_micro_batch(self._version.step, self._version.lineage)
 
     def begin_backward(self, samples: int) -> None:
-        """The backward pass of a micro-batch comes next; its gradients are means over `samples`."""
+        """Prepare for the backward pass that comes next, whose gradients are means over `samples`."""
         self._vector.receive(samples)
         self._log.begin_backward()
 
     def add(self, samples: int, loss: torch.Tensor | float) -> int:
-        """The backward pass is over.
+        """Add the micro-batch whose backward pass is over.
 
         Args:
-            samples: of the micro-batch
-            loss: mean over them, without dimensions
+            samples: samples of the micro-batch
+            loss: mean loss over them, without dimensions
 
         Returns:
-            the samples of all processes of this peer
+            samples of this micro-batch in all processes of this peer
         """
         self._vector.collect()
         self._throughput.work.noted += self._log.note(samples)
@@ -107,47 +107,47 @@ class Contribution:
         return samples
 
     def finish(self) -> None:
-        """Wait until all of it is computed, and gather it in this process."""
+        """Wait until everything is computed, and gather it in this process."""
         self._throughput.finish()
         self.gather()
 
     def gather(self) -> None:
-        """What other processes of this peer have computed is added to the sum."""
+        """Add what the other processes of this peer have computed to the sum."""
         work = self._throughput.work
         work.loss_sum = work.loss_sum + self._island.gather(self._vector, work.noted)
 
     def keep(self) -> None:
-        """A local step has used all of it."""
+        """Note that a local step has used everything so far."""
         self._throughput.keep()
 
     def drop(self) -> bool:
-        """Forget it, since it is not finite; true if that happens so often that the weights may be why."""
+        """Drop everything, since it is not finite; return whether this is so frequent that the weights may be why."""
         self._vector.drop()
         return self._throughput.drop_all()
 
     def discount(self, samples: int) -> bool:
-        """So many samples since `keep` were of no use; true if that happens so often that the weights may be why."""
+        """Drop this many useless samples since `keep`; return whether that is so frequent that weights may be why."""
         return self._throughput.discount(samples)
 
     def withhold(self) -> None:
-        """Forget it: the swarm takes nothing from this peer now."""
+        """Drop everything, because the swarm takes nothing from this peer now."""
         self._vector.drop()
         self._throughput.withhold()
 
-    # ---- its round --------------------------------------------------------------------------------------------------
+    # ---- the round --------------------------------------------------------------------------------------------------
 
     def statement(self) -> OwnWork | None:
-        """What this peer says of it to who may compute it again; None for nothing."""
+        """What this peer tells the members that may recompute its work; None for nothing."""
         return self._log.own(self._throughput.work, self._island.size)
 
     def give(self) -> Work:
-        """Write the mean for a round onto the wire, and begin anew; returns what was given."""
+        """Write the mean for a round onto the wire, and begin anew; return the work that was given."""
         self._vector.to_wire(self.samples)
         self._look_at_statistics()
         return self._throughput.take()
 
     def _look_at_statistics(self) -> None:
-        """Warn once of those that are cut off: validations and checkpoints have wrong ones then."""
+        """Warn once if the codec cuts off a running statistic, which makes validations and checkpoints wrong."""
         if self._has_warned or self._largest == math.inf or not (self._vector.buffers.abs() > self._largest).any():
             return
         self._has_warned = True
@@ -158,37 +158,37 @@ class Contribution:
         )
 
     def give_alone(self) -> float:
-        """Use the mean for an update without others, and begin anew; returns the seconds of computing."""
+        """Use the mean for an update without other peers, and begin anew; return the seconds of computing."""
         self._vector.average_alone(self.samples)
         return self._throughput.take().seconds
 
     def take_back(self, work: Work) -> None:
-        """The round has ended in vain: what was given counts for the next one."""
+        """Take back what was given to a round that gave no average: it counts for the next round."""
         self._vector.take_back(work.samples)
         self._throughput.give_back(work)
 
     def begin(self) -> None:
-        """A new step begins, on other weights: nothing is left of the last one."""
+        """Begin a new step on other weights; drop everything of the last one."""
         self._vector.reset()
         self.forget_samples()
         self.resume()
 
     def forget_samples(self) -> None:
-        """None of them counts any more."""
+        """Forget the samples that were counted."""
         self._throughput.take()
 
     def check(self, assignment: Assignment | None) -> None:
-        """Compute again what another member has given, as the lot has drawn; before the weights are updated."""
+        """Recompute the part of another member's work that was drawn; this comes before the weights are updated."""
         self._log.check(assignment)
 
     def updating(self) -> AbstractContextManager[None]:
-        """The weights are updated in here."""
+        """A context in which the weights are updated."""
         return self._log.updating()
 
     def note_update(self) -> None:
-        """The weights have been updated."""
+        """Note that the weights have been updated."""
         self._island.note_update()
 
     def leave(self) -> None:
-        """This peer leaves, with all its processes."""
+        """End the other processes of this peer, which leaves."""
         self._island.end()

@@ -1,8 +1,8 @@
-"""Collaborative training of one model: add up gradients until the swarm has the target batch, average, go on together.
+"""Collaborative training of one model: add up gradients until the swarm has the target batch, average, make an update.
 
 The trainer calls `Coordinator.begin_backward` before and `Coordinator.contribute` after every backward
 pass. When that returns True, an ordinary optimizer step follows within `Coordinator.updating`, which puts the
-averaged gradient into `param.grad`. Every peer starts from the same weights, sees the same average and makes the
+averaged gradient into `param.grad`. Every peer starts from the same weights, gets the same average and makes the
 same update, so all stay equal without a second averaging of the weights.
 """
 
@@ -61,11 +61,11 @@ IF_IT_RISES_AGAIN = (
     "gradients are far from the others'"
 )
 FIRST_RECORDS_SECONDS = 60
-"""For the others' first records, when this peer joins; a node that names a dozen silent ones costs more than 30 s."""
+"""Longest wait for the first records of other peers. A DHT node that names a dozen silent ones costs more than 30 s."""
 END_SECONDS = 30.0
-"""For others to hear that the run was ended while it was paused; who cannot be called looks for orders every 15 s."""
+"""Time for other peers to learn that a paused run has ended. A client-mode peer looks for orders every 15 s."""
 NEWS_SECONDS = 5 * POLL_SECONDS
-"""For records that were written after a round ended."""
+"""Longest wait for records that were written after a round ended."""
 
 logger = get_logger(__name__)
 
@@ -75,18 +75,18 @@ class Coordinator:
 
     Args:
         dht: a running DHT
-        namespace: run and recipe; only peers with the same one meet
+        namespace: names the run and its recipe; only peers with the same namespace meet
         model: all its parameters and float buffers (BatchNorm's running statistics) are kept equal over the swarm
-        optimizer: over the model's parameters; its statistics are tensors of their shapes, or numbers in tensors
+        optimizer: over the model's parameters; its statistics are tensors of their shapes, or scalar tensors
         target_batch_size: samples over all peers per global update
         name: public name
         step: the step of the weights in `model` (a checkpoint's), 0 for a fresh start
-        options: how patient this peer is, and what it is to the swarm
-        should_stop: asked while waiting; a true answer ends the wait
+        options: this peer's own settings
+        should_stop: called while waiting; a true answer ends the wait
         averaging: how the swarm averages; equal on all peers
-        apply: make an update that others have made already, with the average in `param.grad`
-        max_step: at which the run is over; nobody is believed to be further
-        plan: with `--averaging auto`, what this peer followed when it was here last
+        apply: makes an update that other peers have already made, with the average in `param.grad`
+        max_step: the step at which the run is over; a claim to be further is not believed
+        plan: with `--averaging auto`, the plan that this peer followed when it last took part
     """
 
     def __init__(
@@ -110,20 +110,20 @@ class Coordinator:
         auto = AutoAveraging(has_float_buffers(model), plan) if self.averaging.auto else None
         self.control = RunControl(self.options.admission, target_batch_size, max_step, auto)
         self._should_stop, self._apply = should_stop, apply
-        # What it has, and what it computes.
+        # The peer's state, and what it computes.
         self._gradients, state = self._share(model, optimizer)
         self.version = StateVersion(state, step, self._gradients.weights, self.options.timeouts)
         self._contribution = Contribution(self._gradients, self.version, self.averaging.codec.largest_number)
         self._going_back = GoingBack(self.version, self.averaging.rule.clips, self.options.state_folder)
         self._attendance = Attendance(options.matchmaking_seconds)
-        self.waited_seconds = 0.0  # for others, before it began to train
+        self.waited_seconds = 0.0  # for other peers, before this peer began to train
         self.on_round: Callable[[RoundEvent], None] = lambda event: None
         """Called for each round that has ended, with an average or without."""
         self.on_update: Callable[[StepReport], None] = lambda report: None
         """Called for each average that is applied."""
         self.is_to_leave: Callable[[], bool] = lambda: False
-        """Asked while it joins, or waits and computes nothing: whether its owner's limits end that."""
-        # Who else is there.
+        """Called while the peer joins, or waits without computing: whether its owner's limits make it leave."""
+        # The other peers.
         self.tracker = ProgressTracker(
             dht=dht,
             namespace=namespace,
@@ -153,7 +153,7 @@ class Coordinator:
             should_stop=should_stop,
         )
         self._step_orders = StepOrders(own)
-        # Its rounds, and the updates that come out of them.
+        # The peer's rounds, and the updates that come out of them.
         self._round = OwnRound(
             own,
             step_orders=self._step_orders,
@@ -165,14 +165,14 @@ class Coordinator:
         self._update = OwnUpdate(
             own, breaker=self._going_back.breaker, probation=self._probation, tell=self._tell_of_update
         )
-        # What it lacks, if others are further.
+        # Catching up with peers that are further.
         self._listener = Listener(own)
         self._follower = Follower(own, apply=self._make_up, listener=self._listener, probation=self._probation)
         self._healers = Healers(own, self._probation)
         self._catching_up = CatchUp(own, self._follower, self._may_wait)
 
     def _share(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> tuple[GradientVector, SharedState]:
-        """What rounds average, and what newcomers download."""
+        """The vector that rounds average, and the state that joiners download."""
         vector = GradientVector(*averaged_tensors(model, optimizer), self.averaging.overlaps)
         return vector, SharedState(model, [optimizer])
 
@@ -205,12 +205,12 @@ class Coordinator:
 
     @property
     def is_catching_up(self) -> bool:
-        """Whether it takes over a state, or what it has missed."""
+        """Whether the peer is taking over a state or averages that it has missed."""
         return self._catching_up.is_running
 
     @property
     def last_step(self) -> StepReport | None:
-        """How the last global update came about; None before the first one."""
+        """The report of the last global update; None before the first one."""
         return self._update.last_step
 
     @property
@@ -220,33 +220,33 @@ class Coordinator:
 
     @property
     def samples(self) -> int:
-        """Computed by this peer for the present step."""
+        """Samples that this peer has computed for the present step."""
         return self._contribution.samples
 
     def lead(self, island: Island, model: torch.nn.Module) -> None:
-        """This peer is several processes, of which this is the first."""
+        """Make this process the first of a peer of several processes."""
         self._contribution.lead(island, model)
 
     def check_work(self, replay: Replay, loss: Loss) -> None:
-        """Members compute parts of each other's work again, by lot."""
+        """Take part in checks, in which members recompute random parts of each other's work."""
         self._contribution.check_work(replay, loss, self.averaging.overlaps and not self.options.helps)
 
     # ---- joining and catching up ------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Start the process that averages, which answers others from now on.
+        """Start the averaging process, which answers other peers from now on.
 
         Raises:
-            InputError: it died on the way
+            InputError: the process died while it started
         """
         self.averager.start()
         self.averager.set_step(self.step, self.version.lineage)
 
     def join(self) -> None:
-        """Become a member, after `start`: take over the swarm's state if there is a swarm, else begin with its own.
+        """Join the swarm, after `start`: take over the swarm's state if there is one, else begin with the own state.
 
         Raises:
-            InputError: a swarm is there but nobody hands over its state
+            InputError: the DHT does not answer, or there is a swarm but no peer hands over its state
         """
         self.tracker.holds(self.step, self.version.lineage)
         self._step_orders.follow()
@@ -265,7 +265,7 @@ class Coordinator:
         self._go_on_with_the_round()
 
     def _wait_for_peers(self) -> None:
-        """Peers that begin together wait for each other; whoever is here can take over the state meanwhile."""
+        """Wait until `min_peers` peers that train are there. If one of them is ahead, take over its state meanwhile."""
         began = time.perf_counter()
         while self.tracker.swarm.num_trainers < self.options.min_peers and self._may_wait():
             self.tracker.report(urgent=True, phase=WAITING)
@@ -281,7 +281,7 @@ class Coordinator:
         """Take over the swarm's state before anything is computed.
 
         Raises:
-            InputError: nobody hands it over
+            InputError: no peer hands it over
         """
         self.control.join()
         self._catching_up.join()
@@ -290,10 +290,11 @@ class Coordinator:
     def catch_up(
         self, donor: PeerID | None = None, is_told: bool = False, corroboration: Corroboration | None = None
     ) -> bool:
-        """Begin to take over the swarm's state, or the donor's; when it is here, what was computed before is dropped.
+        """Begin to take over the swarm's state, or that of a donor. Once it is here, earlier computing is dropped.
 
         Args:
-            is_told: the swarm has gone on: until this peer has its state, it has nothing to say in a round
+            donor: the peer whose state is wanted; None for any whose state counts more than this peer's
+            is_told: a leader said that the swarm has gone on: until this peer has the state, it takes part in no round
             corroboration: which witnesses must confirm the leader's claim that the swarm has gone on; None: believe the
                 leader
 
@@ -305,7 +306,7 @@ class Coordinator:
         return has_changed
 
     def _apply_progress(self, progress: Progress) -> bool:
-        """Go on with what catching up has come to; whether this peer holds other weights now."""
+        """Act on the progress of catching up; return whether this peer holds other weights now."""
         if progress is Progress.OTHER_WEIGHTS:
             self._begin_step()
             self._go_on_with_the_round()
@@ -318,32 +319,33 @@ class Coordinator:
         return progress is Progress.OTHER_WEIGHTS
 
     def _go_on_with_the_round(self) -> None:
-        """The round to which this peer listens is its own from now on, if it has the weights that it belongs to.
+        """Take over the round to which this peer listens, if the peer holds the weights of that round; else leave it.
 
-        While it still catches up, it may get them: the others' round fails without its share.
+        Do nothing while the peer still catches up: it may still get those weights, and the round would fail without
+        the share that this peer reduces.
         """
         if self._catching_up.is_running:
             return
         listened = self._listener.take(self.step, self.version.lineage)
         if listened is not None:
             self._gradients.depart()
-            if self.averaging.local_steps is None:  # else what it has computed is in its weights
+            if self.averaging.local_steps is None:  # with local steps, what it has computed is in its weights
                 self._contribution.forget_samples()
             self._round.take_over(listened)
 
     def _catch_up_if_behind(self) -> bool:
-        """Begin to catch up if somebody is ahead, or this peer's weights are refuted, or go on.
+        """Begin to catch up if a peer is ahead or this peer's weights are refuted, or go on with catching up.
 
         Returns:
-            whether there is no round to be begun now
+            whether no round may begin now
         """
         return self._has_caught_up() or self._catching_up.is_behind
 
     def _has_caught_up(self) -> bool:
-        """Begin, or go on; whether this peer holds other weights now."""
+        """Begin to catch up if there is a reason, or go on with it; return whether the peer holds other weights now."""
         if self._catching_up.is_running:
             has_changed = self._apply_progress(self._catching_up.go_on())
-            self._attendance.resume()  # it has waited for an answer, and not made others wait
+            self._attendance.resume()  # this peer has waited for an answer: it has not made other peers wait
             return has_changed
         if self._probation.refuters:
             donor = self._healers.find_healer_of_refuted()
@@ -356,20 +358,20 @@ class Coordinator:
     # ---- every micro-batch ------------------------------------------------------------------------------------------
 
     def begin_micro_batch(self) -> bool:
-        """Its forward pass comes next, on the weights of this moment, in all processes of this peer; always True."""
+        """Begin a micro-batch, in all processes of this peer, on the present weights; always return True."""
         self._contribution.begin_micro_batch()
         return True
 
     def begin_backward(self, samples: int) -> None:
-        """The backward pass of a micro-batch comes next; its gradients are means over `samples`."""
+        """Prepare for the backward pass that comes next, whose gradients are means over `samples`."""
         self._contribution.begin_backward(samples)
 
     def contribute(self, samples: int, loss: torch.Tensor | float) -> bool:
-        """After a backward pass: its gradients belong to this step.
+        """Count a micro-batch after its backward pass, and begin or end a round if it is time.
 
         Args:
-            samples: of the micro-batch
-            loss: mean over them, without dimensions
+            samples: samples of the micro-batch
+            loss: mean loss over them, without dimensions
 
         Returns:
             True when an average is there: update the weights within `updating`. False: go on with the next micro-batch.
@@ -378,11 +380,11 @@ class Coordinator:
         return self._synchronise()
 
     def attend(self) -> bool:
-        """What a helper does in place of `contribute`: it takes part, without a gradient.
+        """Take part without a gradient: a helper calls this in place of `contribute`.
 
         Returns:
-            True when an average is there: update the weights within `updating`. False: call it again when something
-            has happened
+            True when an average is there: update the weights within `updating`. False: call this again after the next
+            event
         """
         self._probation.review()
         if self._catching_up.is_behind:
@@ -392,7 +394,7 @@ class Coordinator:
         return self._synchronise()
 
     def _count(self, samples: int, loss: torch.Tensor | float) -> int:
-        """Returns the samples of all processes of this peer."""
+        """Count a micro-batch and report it; return its samples in all processes of this peer."""
         self._attendance.look()
         samples = self._contribution.add(samples, loss)
         self._probation.review()
@@ -407,7 +409,7 @@ class Coordinator:
         return samples
 
     def _synchronise(self) -> bool:
-        """Begin or end a round, if it is time; True when an average has been handed over."""
+        """Begin or end a round, if it is time; return True when there is an average to apply."""
         if self._round.is_running:
             self._round.expect()
             if self._round.is_done or self._is_over or self._step_orders.has_nothing_to_compute:
@@ -421,7 +423,7 @@ class Coordinator:
         if not self._contribution.is_finite and self._drop_unusable():
             return False
         signals = self.averager.signals
-        is_awaited = signals.has_company or signals.waiting_step >= self.step  # by whom no record told us
+        is_awaited = signals.has_company or signals.waiting_step >= self.step  # by peers that no record shows yet
         if len(self.tracker.swarm.members) == 1 and not is_awaited:
             return self._update_alone()
         self._round.begin()
@@ -431,14 +433,14 @@ class Coordinator:
 
     @property
     def _is_over(self) -> bool:
-        """Whether the samples of the present step are complete, or somebody waits for us to end it."""
+        """Whether the samples of the present step are complete, or a peer waits for this one to end the step."""
         return self.tracker.swarm.step_is_over or self.averager.signals.waiting_step >= self.tracker.own.round
 
     def _drop_unusable(self) -> bool:
-        """Gradients are not finite: this peer only listens to the round, or takes over a state in place of it.
+        """Drop gradients that are not finite: this peer gives nothing to the round, or takes over a state instead.
 
         Returns:
-            whether there is no round to be begun now
+            whether no round may begin now
         """
         logger.warning(f"The gradients of step {self.step} are not finite: {self.samples} samples are dropped")
         is_often = self._contribution.drop()
@@ -453,9 +455,13 @@ class Coordinator:
     # ---- pauses, validation, checkpoints ----------------------------------------------------------------------------
 
     def wait_while_paused(self) -> None:
-        """Called before a micro-batch is computed. A round that is under way is settled by the micro-batch before."""
+        """Wait while the organiser has paused the run. The trainer calls this before each micro-batch.
+
+        Where a round is under way, this does not wait: the `contribute` of an earlier micro-batch has to end it first.
+        """
         self._step_orders.follow()
-        if not self._round.is_running:  # else it would go on, and average what this peer writes for the next one
+        # Catching up would forget a running round, which would go on and average what is written for the next one.
+        if not self._round.is_running:
             donor = self._step_orders.donor_of_missed()
             if donor is not None:
                 self.catch_up(donor)
@@ -472,7 +478,7 @@ class Coordinator:
         self.resume()
 
     def _let_others_hear(self) -> None:
-        """The run was ended while it was paused: whoever cannot be called hears of that only as long as we are here."""
+        """Stay for a while after a paused run was ended: client-mode peers learn of the end only by calling a peer."""
         until = time.monotonic() + END_SECONDS
         while time.monotonic() < until and self._may_wait():
             self.tracker.report(urgent=self.tracker.own.phase != TRAINING, phase=TRAINING)
@@ -481,33 +487,33 @@ class Coordinator:
                 break
 
     def before_validation(self) -> None:
-        """The model that is validated is the swarm's."""
+        """Report that this peer validates. The model holds the swarm's weights until `after_validation`."""
         self.tracker.report(phase=VALIDATING)
 
     def after_validation(self) -> None:
-        """Training goes on."""
+        """Go on training."""
         self.resume()
 
     def shared(self, state_dict: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """What a checkpoint keeps of the model's state: that of the swarm."""
+        """The model's state as a checkpoint keeps it: with the weights of the swarm."""
         return state_dict
 
     def outer_state(self) -> dict[str, Any]:
-        """What a checkpoint keeps of the optimizer that makes the swarm's updates, where that is another one."""
+        """The state of the outer optimizer as a checkpoint keeps it; empty without one."""
         return {}
 
     def load_outer_state(self, state: dict[str, Any]) -> None:
-        """Before this peer joins: go on with that."""
+        """Go on with this state of the outer optimizer; this comes before the peer joins."""
 
     def resume(self) -> None:
-        """A pause (validation, a checkpoint) ends now: it does not count for anybody's pace."""
+        """End a pause (validation, a checkpoint), which counts for no peer's pace."""
         self._contribution.resume()
         self.tracker.resume()
 
     # ---- how a round ends -------------------------------------------------------------------------------------------
 
     def _end_round(self) -> bool:
-        """Wait for the round; True if its average is there to be applied."""
+        """Wait for the round to end; return True if there is an average to apply."""
         try:
             ended = self._round.wait()
             match ended.error:
@@ -517,7 +523,7 @@ class Coordinator:
                     self._go_back_if_convinced(back)
                 case RoundEnded() as error:
                     self._give_up(error)
-        finally:  # none of this was computing, and nobody has waited for this peer meanwhile
+        finally:  # this time was no computing, and no peer has waited for this one
             self._contribution.resume()
             self._attendance.resume()
         if ended.error is not None:
@@ -531,14 +537,17 @@ class Coordinator:
         return True
 
     def _compute_on(self, short: ShortBatch) -> None:
-        """Somebody's pace was overestimated, or samples are lost: the step goes on."""
+        """Go on with the step: the group had too few samples, because a pace was overestimated or samples were lost."""
         self._round.note_failure(short)
         self._round.take_back()
         self.tracker.recount(short.group)
         self.resume()
 
     def _go_on_without_others(self) -> bool:
-        """Nobody came: gone, or have they gone on without this peer? True if it makes the update alone."""
+        """Act on a round to which no other peer came; return True if this peer makes the update alone.
+
+        The other peers have left, or they have gone on without this one: then it catches up.
+        """
         self._round.take_back()
         self.tracker.exchange.wait_refreshed(NEWS_SECONDS)
         if self.tracker.swarm.latest_step > self.step:
@@ -548,15 +557,15 @@ class Coordinator:
         return self._update_alone()
 
     def _update_alone(self) -> bool:
-        """Make the update with nobody, if this peer may and has enough samples; True if its average is there.
+        """Make the update alone, if this peer may and has enough samples; return True if there is an average to apply.
 
-        What was computed while it waited for others in vain counts as well.
+        Samples that were computed while it waited for other peers in vain count as well.
 
         Raises:
-            InputError: the averaging process has been dead for some time: nobody could join this peer any more
+            InputError: the averaging process has been dead for some time: no peer could join this one any more
         """
         self.averager.check_alive()
-        # If most others agree on other weights, this peer must not advance alone, or it would look furthest.
+        # If other peers agree with each other on other weights, this peer must not advance: it would look furthest.
         may_not = self.tracker.is_odd_one_out or self._follower.waits_for_others
         if may_not or not self._step_orders.target.is_reached_by(self.samples) or not self._contribution.is_finite:
             self.resume()
@@ -568,22 +577,22 @@ class Coordinator:
         return True
 
     def _go_back_if_convinced(self, back: WentBack) -> None:
-        """The group wants to go back: with it, if this peer has a reason as well."""
+        """Go back to an earlier state with the group, if this peer has a reason as well."""
         if self._going_back.is_convinced(back):
             self._round.note_failure(back)
             self._go_back(back)
-        else:  # if they do go back, they are ahead, and this peer finds that
+        else:  # if the others do go back, they are ahead then, and this peer catches up
             self.tracker.blame(back.blamed)
             self._give_up(RoundFailed(f"most of the group go back to step {back.step}, and show no reason"))
 
     def _go_back(self, back: WentBack) -> None:
-        """The group has made an earlier state that of the next step; what was computed on the spoilt one is dropped."""
+        """Make an earlier state that of the next step, as the group does; drop what was computed on the spoilt one."""
         self.tracker.met(back.group.peer_ids, ())
         self.control.met(back.group)
         with self.version.lock:
             has_gone = self._going_back.go(back)
             if has_gone:
-                self._gradients.adopt()  # with local steps it is what others download and compare
+                self._gradients.adopt()  # with local steps, this sets the anchors, which others download and compare
                 self._attester.note_update()
         if not has_gone:
             self._round.take_back()
@@ -600,7 +609,7 @@ class Coordinator:
         self._recover(error)
 
     def _recover(self, error: RoundEnded) -> None:
-        """After a round that failed: the next micro-batch tries again, or this peer takes over the swarm's state."""
+        """Recover from a round that failed: try again with the next micro-batch, or take over the swarm's state."""
         if isinstance(error, OtherOrders):
             self.control.take(error.signed)
             return self._step_orders.follow()
@@ -609,7 +618,8 @@ class Coordinator:
         if isinstance(error, RoundFailed) and not self._should_stop():
             self.tracker.missed(error.lost)
             logger.warning(f"The round of step {self.step} failed and is tried again: {self.tracker.why(error)}")
-        if not (isinstance(error, RoundFailed) and error.lost):  # else the others are here, and their leader knows
+        # With lost members, the rest of the group is still there and tries again at once: no records are needed.
+        if not (isinstance(error, RoundFailed) and error.lost):
             self.tracker.exchange.wait_refreshed(NEWS_SECONDS)
         if isinstance(error, Behind):
             self.catch_up(is_told=True, corroboration=self._attendance.corroboration_for(error.leader, self.tracker))
@@ -618,7 +628,7 @@ class Coordinator:
 
     @contextlib.contextmanager
     def updating(self) -> Iterator[None]:
-        """The optimizer step belongs in here, after a true `contribute`: nobody downloads a half-made update.
+        """A context for the optimizer step after a true `contribute`: no peer can download a half-made update.
 
         Then the next step begins, or goes on if it has begun already.
         """
@@ -638,7 +648,7 @@ class Coordinator:
         self.on_update(step)
 
     def go_on(self) -> None:
-        """The next step begins, or goes on if it has begun already."""
+        """Begin the next step, or go on with it if it has begun already."""
         self._gradients.release()
         if self.tracker.own.ahead:
             self._round.forget()
@@ -651,10 +661,10 @@ class Coordinator:
             self.catch_up(self._update.healer)
 
     def _begin_step(self, group: frozenset[PeerID] = frozenset()) -> None:
-        """A step begins on weights that this peer has just come to; nothing is left of what it has computed before.
+        """Begin a step on weights that this peer has just got; drop everything computed before.
 
         Args:
-            group: who has made the update together with this peer
+            group: the peers that made the update, this one among them; empty if it made none
         """
         self._contribution.begin()
         self._attendance.begin_step()
@@ -664,13 +674,13 @@ class Coordinator:
         self._step_orders.follow()
 
     def _make_up(self) -> None:
-        """An update that others have made: on the orders that they had, which may have come while this one waited."""
+        """Make an update that other peers have made, by the orders that they had: look at the newest orders first."""
         self._step_orders.follow()
         self._apply()
         self._contribution.note_update()
 
     def leave(self) -> None:
-        """Say goodbye and stop; the others train on."""
+        """Leave the swarm and stop; the other peers train on."""
         self._contribution.leave()
         self._catching_up.cancel()
         self._attester.close()

@@ -1,4 +1,4 @@
-"""The vector that a round averages: a model's gradients, added up over micro-batches, and its float buffers."""
+"""The vector that a round averages: a model's gradients, summed over micro-batches, and its float buffers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import nn
 from swarm.averaging.compression.fragments import Fragments
 
 Place = tuple[int, int]
-"""Where a number is in a gradient: (number of the parameter, place in it)."""
+"""The place of a number in a gradient: (index of the parameter, index in the flattened parameter)."""
 
 
 def averaged_tensors(
@@ -22,7 +22,7 @@ def averaged_tensors(
 
 
 def trained_parameters(optimizer: torch.optim.Optimizer) -> list[nn.Parameter]:
-    """Those that the optimizer changes now."""
+    """The parameters that the optimizer changes now."""
     return [param for group in optimizer.param_groups for param in group["params"] if param.requires_grad]
 
 
@@ -32,7 +32,7 @@ def has_float_buffers(model: nn.Module) -> bool:
 
 
 def in_a_row(buffers: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Shape [m], fp32, a copy on the CPU: these tensors, one after the other."""
+    """The tensors one after the other: shape [m], fp32, a copy on the CPU."""
     flat = [buffer.detach().reshape(-1).float().cpu() for buffer in buffers]
     return torch.cat(flat) if flat else torch.zeros(0)
 
@@ -40,23 +40,23 @@ def in_a_row(buffers: Sequence[torch.Tensor]) -> torch.Tensor:
 def numbers_at(
     places: Sequence[Place], gradients: Mapping[int, torch.Tensor | None], device: torch.device
 ) -> torch.Tensor:
-    """Numbers of the gradients of these parameters, fp32, on this device; 0 where there is no gradient."""
+    """The numbers at these places of the gradients, fp32, on this device; 0 where there is no gradient."""
     zero = torch.zeros((), device=device)
     found = [zero if gradients.get(tensor) is None else gradients[tensor].flatten()[place] for tensor, place in places]
     return torch.stack([number.float() for number in found])
 
 
 class GradientVector:
-    """Adds up gradients where the model is, and carries their mean to and from shared memory.
+    """Adds up gradients on the model's device, and carries their mean to and from shared memory.
 
-    The backward pass itself adds to the sum, as it would to `param.grad`: no copy, and no memory that comes and goes.
+    The backward pass itself adds to the sum, as it would to `param.grad`. So nothing is copied or allocated each time.
 
     Args:
         params: parameters whose gradients are averaged, n numbers in all
         buffers: float buffers (BatchNorm's running statistics), m numbers in all; averaged with the same weights, so
             that all peers evaluate the same model
-        overlap: gradients are added up while an average is on its way, which takes n numbers more
-        fragments: parts of the parameters, of which one travels with each update; the buffers travel with all
+        overlap: gradients are added up while a round runs, which takes n numbers more
+        fragments: parts of the parameters, of which one travels with each update; the buffers travel with each
 
     Raises:
         InputError: there are fewer parameters than fragments
@@ -74,33 +74,33 @@ class GradientVector:
         self.average = torch.zeros_like(self._sum) if overlap else self._sum
         self.views = self.views_of(self._sum)
         self.wire = torch.zeros(max(self.fragments.sizes), dtype=torch.float32).share_memory_()
-        """Shape [n + m] for one fragment, fp32, shared memory: what travels."""
+        """The numbers that travel: fp32, in shared memory; shape [n + m] if there is one fragment."""
         self._places: Sequence[Place] = ()
         self._index = torch.empty(0, dtype=torch.long)
-        """Where these are in the sum."""
+        """The indices of `_places` in the sum."""
         self._before = torch.empty(0)
         self._buffers_before: list[torch.Tensor] = []
         self.clears = 0
-        """How often the sum has begun anew."""
+        """How often the sum has been set to zero."""
         self.reset()
 
     @property
     def weights(self) -> list[torch.Tensor]:
-        """Those that all peers have in common."""
+        """The weights that all peers have in common."""
         return self.params
 
     @property
     def sizes(self) -> list[int]:
-        """Numbers in each parameter."""
+        """The number of elements of each parameter."""
         return [param.numel() for param in self.params]
 
     @property
     def own_tensors(self) -> list[torch.Tensor]:
-        """What never leaves the trainer: all but the wire."""
+        """The tensors that only the trainer uses: all but the wire."""
         return [self._sum, self.average]
 
     def views_of(self, vector: torch.Tensor, params: Sequence[torch.Tensor] | None = None) -> list[torch.Tensor]:
-        """The first numbers in the shapes of these parameters, by default of all."""
+        """Views of the first numbers of a vector, in the shapes of these parameters; by default of all parameters."""
         params = self.params if params is None else params
         sizes = [param.numel() for param in params]
         parts = vector[: sum(sizes)].split(sizes)
@@ -108,21 +108,21 @@ class GradientVector:
 
     @torch.no_grad()
     def receive(self, samples: int) -> None:
-        """The backward pass that comes next adds its gradients, means over `samples`, to the sum."""
+        """Let the backward pass that comes next add its gradients, means over `samples`, to the sum."""
         self.sum_in_units_of(samples)
         for param, view in zip(self.params, self.views, strict=True):
             param.grad = view if param.dtype == view.dtype else None
 
     @torch.no_grad()
     def sum_in_units_of(self, samples: int) -> torch.Tensor:
-        """Shape [n], where the model is: the sum itself; each of its numbers counts for so many samples from now on."""
+        """Rescale the sum so that it is stored divided by `samples`; return it: shape [n], on the model's device."""
         if samples != self._unit:
             self._sum.mul_(self._unit / samples)
             self._unit = samples
         return self._sum
 
     def watch(self, places: Sequence[Place]) -> None:
-        """Before a backward pass: `watched` will be asked what it has added at these places."""
+        """Prepare, before a backward pass, for `watched`: note the numbers at these places."""
         if places is not self._places:
             offsets = [0, *accumulate(self.sizes)]
             index = [offsets[number] + place for number, place in places]
@@ -130,13 +130,13 @@ class GradientVector:
         self._before = self._sum[self._index] * self._unit
 
     def watched(self) -> torch.Tensor:
-        """What that backward pass has added there: sums over samples, fp32, where the model is."""
+        """What the backward pass has added at these places: sums over samples, fp32, on the model's device."""
         return self._sum[self._index] * self._unit - self._before
 
     def gradient_of(self, loss: Callable[[], torch.Tensor], places: Sequence[Place]) -> torch.Tensor:
-        """Numbers of the gradient of a loss that is computed in here, fp32, on the CPU; nothing is added to the sum."""
+        """The gradient, at these places, of a loss that is computed in here: fp32, on the CPU. The sum stays as is."""
         tensors = sorted({tensor for tensor, _ in places})
-        # Not in `param.grad`: there the gradients of this peer are added up, and the average is.
+        # Not through `param.grad`, which holds this peer's sum or the average.
         loss = loss()
         gradients = torch.autograd.grad(loss, [self.params[tensor] for tensor in tensors], allow_unused=True)
         by_tensor = dict(zip(tensors, gradients, strict=True))
@@ -144,17 +144,17 @@ class GradientVector:
 
     @property
     def unit(self) -> int:
-        """The sum is stored divided by `unit`: sum over samples = `_sum` × `unit`."""
+        """The number by which the stored sum is divided: sum over samples = `_sum` × `unit`."""
         return self._unit
 
     @property
     def buffers(self) -> torch.Tensor:
-        """Shape [m], fp32, a copy on the CPU: the float buffers, one after the other."""
+        """The float buffers, one after the other: shape [m], fp32, a copy on the CPU."""
         return in_a_row(self._buffers)
 
     @torch.no_grad()
     def take_buffers(self, flat: torch.Tensor) -> None:
-        """Float buffers that have come from elsewhere, shape [m]."""
+        """Take over the float buffers from a vector of shape [m]."""
         offset = 0
         for buffer in self._buffers:
             buffer.copy_(flat[offset : offset + buffer.numel()].view(buffer.shape))
@@ -166,7 +166,7 @@ class GradientVector:
 
     @torch.no_grad()
     def collect(self) -> None:
-        """The backward pass is over; what it has not added by itself is added here."""
+        """End a backward pass: add the gradients that it has not added to the sum by itself."""
         for param, view in zip(self.params, self.views, strict=True):
             if param.grad is None or param.grad is view:
                 continue
@@ -177,17 +177,17 @@ class GradientVector:
         self.release()
 
     def reset(self) -> None:
-        """A step begins."""
+        """Begin a step: set the sum to zero, and note the buffers."""
         self._clear()
         self._buffers_before = [buffer.clone() for buffer in self._buffers]
 
     def adopt(self) -> None:
-        """The weights have become the swarm's, and a step begins."""
+        """Take the model's weights, which have become the swarm's, as common weights, and begin a step."""
         self.reset()
 
     @torch.no_grad()
     def drop(self) -> None:
-        """Forget the samples of this step, also what they did to the buffers."""
+        """Forget the samples of this step, and undo their effect on the buffers."""
         self._clear()
         for buffer, before in zip(self._buffers, self._buffers_before, strict=True):
             buffer.copy_(before)
@@ -202,7 +202,7 @@ class GradientVector:
 
     @torch.no_grad()
     def to_wire(self, samples: int) -> None:
-        """Write the mean over `samples`, and the buffers. The sum begins anew; `take_back` undoes that."""
+        """Write the mean over `samples` and the buffers onto the wire. The sum begins anew; `take_back` undoes that."""
         self._write(self._sum.mul_(self._unit / max(1, samples)))
         self.reset()
 
@@ -217,15 +217,15 @@ class GradientVector:
 
     @torch.no_grad()
     def take_back(self, samples: int) -> None:
-        """The round has failed: what was written for it counts for the next one."""
+        """Add what was written for a failed round to the sum again, so that it counts for the next round."""
         self._sum.add_(self.wire[: self._sum.numel()].to(self._sum.device), alpha=samples / self._unit)
 
     def depart(self) -> None:
-        """A round that runs already becomes this peer's, to which it gives nothing."""
+        """Begin a step whose round already runs; this peer gives nothing to that round."""
         self.reset()
 
     def from_wire(self) -> None:
-        """Take over the average of the swarm."""
+        """Take over the average that a round left on the wire."""
         self.take(self.wire)
 
     @torch.no_grad()
@@ -234,24 +234,24 @@ class GradientVector:
         split = self._sum.numel()
         self._take_vector(average[:split])
         self.take_buffers(average[split:])
-        self._buffers_before = [buffer.clone() for buffer in self._buffers]  # to which `drop` goes back
+        self._buffers_before = [buffer.clone() for buffer in self._buffers]  # `drop` restores these
 
     def _take_vector(self, average: torch.Tensor) -> None:
         self.average.copy_(average)
 
     @torch.no_grad()
     def average_alone(self, samples: int) -> None:
-        """The mean of the own gradients, where there is nobody to average with."""
+        """Take the mean of this peer's own gradients as the average, for an update without other peers."""
         torch.mul(self._sum, self._unit / samples, out=self.average)
 
     @torch.no_grad()
     def show(self) -> None:
-        """Write the average of this peer alone, for whoever follows it."""
+        """Write the average of this peer alone onto the wire, for peers that follow its updates."""
         self._write(self.average)
 
     @torch.no_grad()
     def follow(self, average: torch.Tensor) -> None:
-        """Hand over the average of an update that others have made; what this peer has computed is forgotten.
+        """Hand over the average of an update that other peers have made; drop what this peer has computed.
 
         Args:
             average: shape [n + m]
@@ -266,7 +266,7 @@ class GradientVector:
 
     def _hand_over(self, params: list[nn.Parameter], vector: torch.Tensor) -> None:
         for param, view in zip(params, self.views_of(vector, params), strict=True):
-            param.grad = view.to(param.device, param.dtype)  # the view itself, where it is of the parameter's kind
+            param.grad = view.to(param.device, param.dtype)  # no copy if device and dtype are the parameter's
 
     def release(self) -> None:
         for param in self.params:

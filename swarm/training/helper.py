@@ -1,7 +1,7 @@
-"""A peer that trains nothing: it leads, averages and hands over the state for peers that cannot be called.
+"""A peer that trains nothing: it leads, reduces and donates, for a swarm of peers that cannot be called.
 
-It makes each update from the average as all others do, with the same clipping, schedulers and hooks of Lightning, so it
-holds the same bits. It computes no gradient, so it needs neither data nor a GPU.
+It makes each update from the average as all other peers do, with the same clipping, schedulers and hooks of Lightning.
+So it holds the same bits. It computes no gradient, so it needs neither data nor a GPU.
 
     trainer = L.Trainer(strategy=HelperStrategy(256, "mine"), max_steps=20, max_epochs=-1)
     trainer.fit(MyModule(), NO_BATCHES)
@@ -22,7 +22,7 @@ from swarm.training.strategy import SwarmStrategy
 
 
 class NoBatches:
-    """What Lightning draws in place of micro-batches, without an end."""
+    """An endless stream of empty batches, which Lightning draws in place of micro-batches."""
 
     def __iter__(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         while True:
@@ -33,7 +33,7 @@ NO_BATCHES = NoBatches()
 
 
 class HelperStrategy(SwarmStrategy):
-    """A helper's: where others compute a micro-batch, it waits until something has happened. Arguments as there."""
+    """A helper's strategy: in place of computing a micro-batch, it waits for an event. Arguments as of the base."""
 
     def __init__(self, *arguments: Any, **options: Any):
         super().__init__(*arguments, **options)
@@ -48,12 +48,13 @@ class HelperStrategy(SwarmStrategy):
         self.coordinator.tracker.exchange.on_refreshed = self.coordinator.averager.signals.bell.ring
 
     def training_step(self, *args: Any, **kwargs: Any) -> None:
-        """Nothing is computed; a pause that the organiser has ordered is kept as by all others."""
+        """Compute nothing; keep a pause that the organiser has ordered."""
         self.coordinator.wait_while_paused()
 
     def _contribute(self, loss: torch.Tensor | None) -> bool:
         coordinator = self.coordinator
-        # Somebody has come, a round has ended or records were read; a download tells nobody how far it is.
+        # The bell rings when a peer came, a round ended or records were read. It does not ring for a download, so that
+        # is polled.
         seconds = POLL_SECONDS if coordinator.is_catching_up else coordinator.options.timeouts.report_seconds
         coordinator.averager.signals.bell.wait(seconds)
         return coordinator.attend()

@@ -1,4 +1,4 @@
-"""What a peer's owner lets it take. It is asked after each micro-batch, and while the peer joins or waits."""
+"""Limits that a peer's owner sets. They are checked after each micro-batch, and while the peer joins or waits."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from lightning.pytorch.callbacks import Timer
 
 
 class Limit(L.Callback):
-    """Makes a peer leave when its owner wishes that."""
+    """A limit after which a peer leaves."""
 
     def look(self, trainer: L.Trainer) -> None:
-        """Make it leave if that is so now."""
+        """Make the peer leave if the limit is reached."""
         raise NotImplementedError
 
     def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx) -> None:
@@ -18,7 +18,7 @@ class Limit(L.Callback):
 
 
 def is_to_leave(trainer: L.Trainer) -> bool:
-    """Ask all limits, Lightning's own timer too; whether one of them ends the training of a peer that waits."""
+    """Check all limits, including Lightning's timer; return whether one of them ends the training now."""
     for callback in trainer.callbacks:
         if isinstance(callback, Limit):
             callback.look(trainer)

@@ -1,4 +1,4 @@
-"""What a peer decides alone: how patient it is, and how much of its line it gives."""
+"""The settings that each peer chooses for itself: its patience, and how much of its line it gives."""
 
 from __future__ import annotations
 
@@ -14,22 +14,23 @@ from swarm.runtime.timeouts import DEFAULT_TIMEOUTS, Timeouts
 
 @dataclass(frozen=True)
 class CoordinatorOptions:
-    """What this peer decides alone; nothing here has to agree with the others.
+    """The settings that each peer chooses for itself; they may differ from peer to peer.
 
     Args:
-        min_peers: do not begin before so many peers that train are there
+        min_peers: number of training peers that have to be there before this peer begins
         matchmaking_seconds: how long to wait at the end of a step for peers that are missing
-        averaging_timeout_seconds: give up a round (and try again with those who are left) after so long, or after what
-            a line of 2 Mbit/s needs for it, if that is longer
-        join_timeout_seconds: give up joining when nobody hands over the state for so long
-        line: what rounds and states may take of this peer's line, such as `LineUse(max_upload_mbps=10)`; of one peer
-        admission: who may take part; by default everybody
+        averaging_timeout_seconds: give up a round after so long, or after the time that a line of 2 Mbit/s needs for
+            it, if that is longer; then try again with the remaining peers
+        join_timeout_seconds: give up joining if no peer hands over the state for so long
+        line: what rounds and states may take of this peer's line, such as `LineUse(max_upload_mbps=10)`
+        admission: decides which peers may take part; by default all
         helps: this peer is a helper: it gives nothing to any round (`swarm.training.helper`)
-        timeouts: everything else that this peer waits for
-        ledger: file with what each has given, which is handed out to whoever asks; None if this peer keeps none
-        state_folder: in which large states are kept to which all may go back; None for that of temporary files
-        profile: what others are told of this machine; None for nothing
-        slowest_line_mbps: a member that sends as fast as that is never left out for being slow
+        timeouts: the other times for which this peer waits
+        ledger: file of what each member has given, which any peer can ask for; None if this peer keeps none
+        state_folder: folder for large earlier states, to which all peers may go back; None for the folder of temporary
+            files
+        profile: what other peers are told about this machine; None for nothing
+        slowest_line_mbps: a member that sends at this rate or faster is never left out for being slow
     """
 
     min_peers: int = 1

@@ -1,4 +1,4 @@
-"""What the parts of one peer's training have in common."""
+"""The objects that the parts of one peer's training share."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from swarm.training.run_control import RunControl
 
 @dataclass(frozen=True)
 class OwnPeer:
-    """This peer, as the parts of its training see it: what at least three of them need, and nothing else.
+    """This peer, as the parts of its training see it: the objects that at least three of them need.
 
     Args:
-        version: its weights, and which update they come out of
-        gradients: the vector in which an average has to lie
-        tracker: knows what the others say, and tells them what this peer does
-        averager: runs rounds, and downloads
-        control: what the organiser has ordered
-        options: how patient this peer is
+        version: the peer's weights, and the update that made them
+        gradients: the vector that holds an average before an update
+        tracker: reads other peers' progress records, and writes this peer's
+        averager: runs rounds and downloads
+        control: the organiser's orders
+        options: the patience of this peer
         overlaps: rounds run beside the training
-        should_stop: asked while waiting; a true answer ends the wait
+        should_stop: called while waiting; a true answer ends the wait
     """
 
     version: StateVersion

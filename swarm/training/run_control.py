@@ -1,4 +1,4 @@
-"""What the organiser has ordered, as one peer's trainer follows it: asked at the start of each step."""
+"""The organiser's orders, as one peer's trainer follows them: they are looked at when each step starts."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ logger = get_logger(__name__)
 
 
 class RunControl:
-    """The orders that this peer follows; all of them are the recipe's, as long as nobody has ordered anything.
+    """The orders that this peer follows. Without any order, the recipe's values count.
 
-    Other threads and processes hear of a newer list; it counts when `look` has seen it.
+    Other threads and processes receive newer lists of orders. A list counts once `look` has seen it.
 
     Args:
-        admission: of the trainer
-        target_batch_size, total_steps: what the recipe says
-        auto: with `--averaging auto`, how many of these updates one update of the swarm is
+        admission: the trainer's admission, which holds the newest list
+        target_batch_size, total_steps: the recipe's values
+        auto: with `--averaging auto`, tells how many updates of the recipe one update of the swarm is worth
     """
 
     def __init__(
@@ -34,16 +34,16 @@ class RunControl:
     ):
         self._admission, self._target, self._total, self.auto = admission, target_batch_size, total_steps, auto
         self.orders = admission.lists.orders
-        """Those that this peer follows now."""
+        """The orders that this peer follows now."""
 
     def look(self, step: int) -> bool:
         """Follow the newest list from now on.
 
         Args:
-            step: that is under way
+            step: the present step
 
         Returns:
-            whether this peer has made updates without orders that counted for them
+            whether this peer has made updates for which an order counted that it did not know
         """
         before, newest = self.orders, self._admission.lists.orders
         if newest == before:  # not by number: where there are too many deputies, an older one takes another's place
@@ -59,7 +59,7 @@ class RunControl:
         return is_late
 
     def take(self, signed: bytes) -> None:
-        """A list has come with a round, or an empty one; it counts when `look` has seen it."""
+        """Store a list of orders that came with a round (or nothing, if it is empty); it counts from `look` on."""
         try:
             if signed:
                 self._admission.lists.take(ORDERS, signed)
@@ -76,7 +76,7 @@ class RunControl:
         return target if self.auto is None else target.in_mode(self.auto.local_steps(step))
 
     def total_steps(self, step: float) -> int:
-        """Steps of the run, as far as that is decided at this step; infinity: by all orders."""
+        """Number of steps of the run by the orders that count at this step; at infinity, by all orders."""
         total = self.orders.total_steps(step, self._total)
         if self.auto is None or step == math.inf or self.orders.ends_by_order(step):
             return total
@@ -84,35 +84,35 @@ class RunControl:
 
     @property
     def is_steered(self) -> bool:
-        """Whether the learning rate may be another one than the recipe says for this number of updates."""
+        """Whether the learning rate may differ from the recipe's for the same number of updates."""
         return bool(self.orders.given) or self.auto is not None
 
     def pace(self, step: int) -> Pace | None:
-        """What this peer says in its ticket of its measurements."""
+        """The plan and the measurements that this peer puts into its ticket; None without `--averaging auto`."""
         return None if self.auto is None else self.auto.pace(step)
 
     def begin(self, step: int) -> None:
-        """This peer begins with the weights that it has."""
+        """Note that this peer begins with the weights that it has."""
         if self.auto is not None:
             self.auto.begin(step)
 
     def join(self) -> None:
-        """This peer takes over the weights of others before it begins."""
+        """Note that this peer takes over another peer's weights before it begins."""
         if self.auto is not None:
             self.auto.join()
 
     def met(self, group: Group) -> None:
-        """A group was closed, with or without an average."""
+        """Note a group that was closed, whether or not it gave an average."""
         if self.auto is not None and len(group.peer_ids) > 1:
             self.auto.met(group)
 
     def note(self, report: RoundReport, computing_seconds: float) -> None:
-        """A round has ended well."""
+        """Note a round that gave an average."""
         if self.auto is not None and len(report.group.peer_ids) > 1:
             self.auto.note(report, computing_seconds)
 
     def schedule_position(self, step: int) -> float:
-        """Where in the schedule that update is."""
+        """The position of this update in the recipe's schedule."""
         if self.auto is None or self.orders.ends_by_order(step):
             return self.orders.schedule_position(step, self._total)
         return self.auto.position(step)

@@ -1,8 +1,8 @@
 """Train any LightningModule with a swarm: `Trainer(strategy=SwarmStrategy(target_batch_size=256, run_id="mine"))`.
 
-Everything else about the Trainer stays as it is. One *optimizer step* of Lightning (`trainer.global_step`,
-`max_steps`, the logged step, schedulers, gradient clipping, `on_before_optimizer_step`) is one update of the whole
-swarm, however many micro-batches this peer needs for its part.
+Everything else about the Trainer stays as it is. One *optimizer step* of Lightning is one update of the whole swarm,
+however many micro-batches this peer needs for its part. So it is for `trainer.global_step`, `max_steps`, the logged
+step, schedulers, gradient clipping and `on_before_optimizer_step`.
 """
 
 # ruff: noqa: E402 (nothing of another Hivemind is imported)
@@ -54,33 +54,33 @@ from swarm.training.options import CoordinatorOptions
 from swarm.training.trainer_checks import check_dealt_out, check_trained, check_trainer
 
 OUTER = "outer optimizer"
-"""Under which a checkpoint keeps that beside the state of the peer's own."""
-EVERY_UPDATE = "global update"  # a scheduler interval that Lightning never acts on: the swarm's steps do
+"""Key of the outer optimizer's state in a checkpoint, beside the state of the peer's own optimizer."""
+EVERY_UPDATE = "global update"  # a scheduler interval on which Lightning never acts: `_adopt_step` steps schedulers
 
 
 class SwarmStrategy(SingleDeviceStrategy):
-    """Collaborative averaging to a target batch size, on one device for each process; a peer can be several (`inside`).
+    """Collaborative averaging to a target batch size, with one device per process; a peer can have several processes.
 
     Args:
         target_batch_size: samples over all peers per global update; equal on all peers
         run_id: peers of the same run (and the same target batch size and model) meet
-        initial_peers: addresses of peers that are there already; none starts a new swarm
+        initial_peers: addresses of peers that are there already; with none, this peer starts a new swarm
         name: public name of this peer
-        network: ports, addresses and identity, if the defaults do not do; replaces `initial_peers`
+        network: ports, addresses and identity, if the defaults do not fit; replaces `initial_peers`
         dht: a DHT that runs already; it is left running
         namespace: only peers with the same one meet; by default made of run, target batch size, averaging
             and protocol, so that peers of two versions never meet
-        options: patience of this peer
+        options: this peer's own settings
         stop_requested: when set, this peer leaves at the next opportunity
         averaging: how the swarm averages: an `Averaging`, or its name, such as "sync", "overlap-fp16" or "local-fp16";
             equal on all peers
-        max_step: at which the run is over; no peer is believed to be further
-        keep_own: called with this peer's step before weights that it has trained are replaced by far others
+        max_step: the step at which the run is over; a claim to be further is not believed
+        keep_own: called with this peer's step before weights that it has trained are replaced by very different ones
         inside: "ddp" if this peer is several processes of torchrun (`swarm.training.island.lead`), "fsdp" if these
             share one model (`swarm.training.island.sharded`), or a channel between them; None for one process
         replay: makes any peer's micro-batches again, so that members can check each other's work; None for data and
-            modules of which it does not know how. All peers of a run have one, or none has: who says nothing of its
-            work is left out by those who have one
+            modules with which it cannot. Either all peers of a run have one or none has: peers that have one leave out
+            a member that says nothing of its work
 
     Raises:
         InputError: a Trainer or module that cannot work this way, or a network that does not answer
@@ -115,36 +115,36 @@ class SwarmStrategy(SingleDeviceStrategy):
         self._inside, self._replay = inside, replay
         self.options = options or CoordinatorOptions()
         self.averaging = Averaging.named(averaging) if isinstance(averaging, str) else averaging
-        names = f"{run_id}-{target_batch_size}-{self.averaging}-protocol-{PROTOCOL}"  # no manifest refuses others here
+        names = f"{run_id}-{target_batch_size}-{self.averaging}-protocol-{PROTOCOL}"  # a library user has no manifest
         self.namespace = namespace or names.replace(".", "_")
         self.network = network or NetworkOptions(initial_peers=tuple(initial_peers))
         self.dht, self._owns_dht = dht, dht is None
         self.stop_requested = stop_requested or threading.Event()
         self.max_step, self.keep_own = max_step, keep_own
         self.plan: Plan | None = None
-        """With the averaging auto, what this peer followed when it was here last."""
+        """With the averaging auto, the plan that this peer followed when it last took part."""
         self._total_steps = max_step
-        """Steps of the run, as the Trainer knows it."""
+        """Number of steps of the run, as the Trainer knows it."""
         self.coordinator: Coordinator | Crew | None = None
         self._outer_state: dict[str, Any] = {}
-        """Of the optimizer that makes the swarm's updates from local steps, as a checkpoint has it."""
+        """State of the outer optimizer, which makes the swarm's updates from local steps, as a checkpoint holds it."""
         self._trained: Sequence[torch.nn.Parameter] = ()
-        """What was trained when this peer joined."""
+        """The parameters that were trained when this peer joined."""
         self.parallel_devices: list[torch.device] = []  # Lightning puts the devices of the Trainer here
         self._micro_batch_samples = 0
         self.divides = inside.divides if isinstance(inside, Channel) else inside == "fsdp"
         self._divided = Divided(self.averaging) if self.divides else None
-        """Where the processes of this peer share one model."""
+        """What differs if the processes of this peer share one model; None if they do not."""
 
     @property
     def root_device(self) -> torch.device:
-        """That of this process; Lightning names those of all processes of this machine."""
+        """The device of this process. Lightning sets the devices of all processes on this machine."""
         place = int(os.environ.get("LOCAL_RANK", 0)) if len(self.parallel_devices) > 1 else 0
         return self.parallel_devices[place] if self.parallel_devices else torch.device("cpu")
 
     @property
     def is_global_zero(self) -> bool:
-        """Whether this process writes files; Lightning asks."""
+        """Whether this process writes files, as Lightning asks: only the first process of a peer does."""
         if isinstance(self._inside, Channel):
             return self._inside.is_first
         return self._inside is None or os.environ.get("RANK", "0") == "0"
@@ -155,7 +155,7 @@ class SwarmStrategy(SingleDeviceStrategy):
 
     @property
     def _is_divided(self) -> bool:
-        """Whether each process of this peer holds a piece of what is trained; a model is tested as a whole."""
+        """Whether each process of this peer holds pieces of the model now; outside of training a model is whole."""
         return self._divided is not None and self._trainer.state.fn == TrainerFn.FITTING
 
     @property
@@ -167,7 +167,7 @@ class SwarmStrategy(SingleDeviceStrategy):
 
     def setup_environment(self) -> None:
         super().setup_environment()
-        keep_heap()  # of anybody's own Trainer, too
+        keep_heap()  # here, so that it also holds for a Trainer that is built without this project's programs
         if len(self.parallel_devices) > 1 and self._inside is None:
             raise InputError(
                 "A peer of one process computes on one device: set devices=1, or inside='ddp' and use torchrun."
@@ -182,7 +182,7 @@ class SwarmStrategy(SingleDeviceStrategy):
             print(f"Other peers join with initial_peers={visible_addresses(self.dht)}", flush=True)
 
     def setup(self, trainer: Trainer) -> None:
-        """Where a model is divided, all processes agree that it can be: one of them says why not."""
+        """Set up the training. If a model is to be divided, all processes learn of a problem, and one reports it."""
         if not self._is_divided:
             return super().setup(trainer)
         problem = ""
@@ -204,7 +204,7 @@ class SwarmStrategy(SingleDeviceStrategy):
             super().model_to_device()
 
     def _become_crew(self) -> None:
-        """This process computes, and does nothing else; the first one says when that is over."""
+        """Make this process one that only computes. The first process decides when training ends."""
         self._trainer.limit_val_batches = 0
         self._trainer.fit_loop.max_epochs = self._trainer.fit_loop.epoch_loop.max_steps = -1
         decides = (Checkpoint, EarlyStopping, Timer, Limit)
@@ -212,7 +212,7 @@ class SwarmStrategy(SingleDeviceStrategy):
         warnings.filterwarnings("ignore", message=".training_step. returned .None.")
 
     def process_dataloader(self, dataloader: object) -> object:
-        """Lightning asks for each; those for training have to be dealt out to the processes."""
+        """Check a dataloader that Lightning passes in: each process must get training samples of its own."""
         if self._inside is not None and self._trainer.training:
             check_dealt_out(dataloader)
         return super().process_dataloader(dataloader)
@@ -226,7 +226,7 @@ class SwarmStrategy(SingleDeviceStrategy):
                 config.scheduler.lr_lambdas = [self._steered(rate) for rate in config.scheduler.lr_lambdas]
 
     def barrier(self, name: str | None = None) -> None:
-        """Lightning waits here for all processes before it trains: this is where a peer joins the swarm."""
+        """Join the swarm at the barrier where Lightning waits for all processes before it trains."""
         if name == "run-stage" and self._trainer.state.fn == TrainerFn.FITTING:
             self._join()
 
@@ -271,19 +271,19 @@ class SwarmStrategy(SingleDeviceStrategy):
         self._begin_to_listen()
         self.coordinator.join()
         self._adopt_step(completed=self.coordinator.step)
-        is_to_leave(self._trainer)  # its owner's time may be over, and nothing is begun then
+        is_to_leave(self._trainer)  # an owner's limit may be reached already: then nothing is begun
         self._trainer.should_stop |= self.stop_requested.is_set()
 
     def _begin_to_listen(self) -> None:
-        """The other processes of an island wait from here on for a word of the first one, which may take long to join.
+        """Let the other processes of an island wait for words of the first one, which may take long to join.
 
-        Where they share one model, they have done so since it was divided.
+        Where they share one model, they have waited in this way since it was divided.
         """
         if self._inside is not None and self._divided is None:
             self._inside.exchange(None)
 
     def _check_work(self) -> None:
-        """Where the recipe allows it, this peer says what it computes, and looks at what others have."""
+        """Let this peer state what it computes and check other members' work, where the recipe allows it."""
         if self._replay is None or not self._replay.is_shared or not self.averaging.checks_work:
             return
         if self._replay.micro_batch > (most := largest_micro_batch(self.target_batch_size)):
@@ -325,7 +325,7 @@ class SwarmStrategy(SingleDeviceStrategy):
         """Leave the swarm; the model keeps the last averaged weights."""
         if self._divided is not None:
             self._divided.keep(self.coordinator)
-        coordinator, self.coordinator = self.coordinator, None  # whose processes nobody misses from now on
+        coordinator, self.coordinator = self.coordinator, None  # first: that its processes end now is no failure
         if isinstance(coordinator, Coordinator):
             self._outer_state = coordinator.outer_state()
         if coordinator is not None:
@@ -359,7 +359,7 @@ class SwarmStrategy(SingleDeviceStrategy):
             return super().training_step(*args, **kwargs)
 
     def backward(self, closure_loss: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
-        """Gradients that lie in pieces are sums over samples: each piece is of the micro-batches of all processes."""
+        """Compute gradients. Those that lie in pieces are sums over the samples of all processes' micro-batches."""
         loss = closure_loss if self._divided is None else closure_loss * self._micro_batch_samples
         with self._computing():
             return super().backward(loss, *args, **kwargs)
@@ -388,20 +388,20 @@ class SwarmStrategy(SingleDeviceStrategy):
         self._adopt_step(completed=self.coordinator.step - 1)
         if self.stop_requested.is_set():
             self._trainer.should_stop = True
-            self._trainer.limit_val_batches = 0  # no last validation for somebody who wants to leave
+            self._trainer.limit_val_batches = 0  # no last validation: the peer is to leave soon
         return loss
 
     def _contribute(self, loss: torch.Tensor | None) -> bool:
-        """The micro-batch belongs to the swarm's step; whether an average is there."""
+        """Give the micro-batch to the swarm's step; return whether an average is there to apply."""
         return loss is not None and self.coordinator.contribute(self._micro_batch_samples, loss)
 
     def _make_update(self) -> None:
-        """One that the swarm has made without this peer, as Lightning makes its own: with hooks and clipping."""
+        """Make an update that the swarm has made without this peer, with the same hooks and clipping of Lightning."""
         self._adopt_step(completed=self.coordinator.step)
         super().optimizer_step(self.optimizers[0], lambda: None, model=self.lightning_module)
 
     def _adopt_step(self, completed: int) -> None:
-        """Make Lightning's counters and the schedulers say what the swarm's step is."""
+        """Set Lightning's counters to this number of completed steps, and the schedulers to the swarm's step."""
         epoch_loop = self._trainer.fit_loop.epoch_loop
         progress = epoch_loop.automatic_optimization.optim_progress.optimizer.step
         for counter in (progress.total, progress.current):
@@ -417,10 +417,11 @@ class SwarmStrategy(SingleDeviceStrategy):
     # ---- what the organiser orders ----------------------------------------------------------------------------------
 
     def _follow_orders(self) -> None:
-        """The learning rate and the end of the run are those of this step, also if an order has come late."""
+        """Set the learning rate and the end of the run by the orders for this step, even if an order came late."""
         total, loop = self.coordinator.control.total_steps(self.coordinator.step), self._trainer.fit_loop.epoch_loop
         if total != self._total_steps:
-            if loop.max_steps in (-1, self._total_steps) or loop.max_steps > total:  # else this peer leaves earlier
+            # A smaller `max_steps` is the wish of this peer's owner to leave earlier, and stays.
+            if loop.max_steps in (-1, self._total_steps) or loop.max_steps > total:
                 loop.max_steps = total
             self._total_steps = total
         if not self.coordinator.control.is_steered:
@@ -434,9 +435,10 @@ class SwarmStrategy(SingleDeviceStrategy):
                     group["lr"] = base * rate(scheduler.last_epoch)
 
     def _steered(self, rate: Callable[[float], float]) -> Callable[[int], float]:
-        """This learning rate by step, as the organiser orders it."""
+        """The learning rate by step, with the organiser's orders and the swarm's plan applied."""
 
-        def steered(step: int) -> float:  # a plain function: of other callables, schedulers keep what is in them
+        # A plain function, because `LambdaLR.state_dict` saves the attributes of any other callable.
+        def steered(step: int) -> float:
             if self.coordinator is None:
                 return rate(step)
             control = self.coordinator.control

@@ -1,4 +1,4 @@
-"""What cannot work in a swarm of a Trainer, and of what it trains: each a sentence that names the way out."""
+"""Checks whether a Trainer and its module can work in a swarm. Each error names a way out."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from swarm.training.gradient_buffer import has_float_buffers
 
 
 def check_trainer(trainer: Trainer, averaging: Averaging, is_open: bool) -> None:
-    """Of a Trainer that has its module, its optimizers and its schedulers.
+    """Check a Trainer that already has its module, its optimizers and its schedulers.
 
     Args:
         is_open: no organiser gives orders
 
     Raises:
-        InputError: something of it cannot work in a swarm
+        InputError: a part of it cannot work in a swarm
     """
     module = trainer.lightning_module
     if len(trainer.strategy.optimizers) != 1 or not module.automatic_optimization:
@@ -39,10 +39,11 @@ def check_trainer(trainer: Trainer, averaging: Averaging, is_open: bool) -> None
 
 
 def _check_buffers(module: LightningModule, averaging: Averaging, is_new: bool) -> None:
-    """All float buffers are averaged, whatever they are for.
+    """Check the float buffers: all of them are averaged, whatever they are for.
 
     Args:
-        is_new: it does not go on from a checkpoint: who does is told of large numbers, and goes on
+        is_new: the training does not go on from a checkpoint; if it does, large numbers are no error here, and
+            `Contribution` warns of them
     """
     codec = averaging.codec
     if codec.name in TOO_COARSE_FOR_BUFFERS and has_float_buffers(module):
@@ -66,7 +67,7 @@ def _check_buffers(module: LightningModule, averaging: Averaging, is_new: bool) 
 
 
 def _check_steerable(schedulers: Sequence[object], averaging: Averaging, is_open: bool) -> None:
-    """Where others decide how far an update takes the learning rate, a function of the step has to make it."""
+    """Check that the learning rate is a function of the step, where the swarm or an organiser may move its schedule."""
     have_functions = all(isinstance(scheduler, LambdaLR) for scheduler in schedulers)
     if averaging.auto and not have_functions:
         raise InputError(
@@ -80,10 +81,10 @@ def _check_steerable(schedulers: Sequence[object], averaging: Averaging, is_open
 
 
 def check_dealt_out(dataloader: object) -> None:
-    """Of a peer of several processes: each of them needs samples of its own.
+    """Check that each process of an island gets samples of its own.
 
     Raises:
-        InputError: all of them would compute the same ones
+        InputError: all processes would compute the same samples
     """
     if not isinstance(dataloader, DataLoader) or type(dataloader.batch_sampler) is not BatchSampler:
         return
@@ -96,14 +97,14 @@ def check_dealt_out(dataloader: object) -> None:
 
 
 def check_trained(now: Sequence[torch.nn.Parameter], before: Sequence[torch.nn.Parameter]) -> None:
-    """What is frozen or unfrozen on the way would be averaged with nobody, and no newcomer would have it.
+    """Check that the trained parameters stay the same: no other peer or joiner would know of a change.
 
     Args:
-        now: what is trained
-        before: what was trained when this peer joined
+        now: the parameters that are trained now
+        before: the parameters that were trained when this peer joined
 
     Raises:
-        InputError: it is not the same
+        InputError: they are not the same
     """
     if len(now) != len(before) or any(map(operator.is_not, now, before)):
         raise InputError(

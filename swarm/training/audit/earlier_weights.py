@@ -1,4 +1,4 @@
-"""The weights before the latest update, for who computes again what was computed on them."""
+"""The weights before the latest update, on which a peer recomputes what another member computed on them."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from swarm.state_sync.state_version import StateVersion
 
 
 class EarlierWeights:
-    """A copy, made before each update of this peer.
+    """A copy of the weights, made before each update of this peer.
 
     Args:
-        params: the model's, n numbers in all; so many are kept
-        lock: nobody reads the model's weights without it
+        params: the model's parameters, n numbers in all; as many are kept
+        lock: the lock that every reader of the model's weights holds
     """
 
     def __init__(self, params: Sequence[nn.Parameter], lock: threading.Lock):
@@ -28,16 +28,16 @@ class EarlierWeights:
         self._lineage_after = b""
 
     def is_not_of(self, lineage: bytes) -> bool:
-        """Whether these are not the weights from which an update has made those of this lineage."""
+        """Whether the copy is not that of the weights from which an update made the weights of this lineage."""
         return self._lineage_after != lineage
 
     def forget(self) -> None:
-        """An update is not made here, or fails."""
+        """Make the copy invalid, because an update was not made in `kept_from`, or failed."""
         self._lineage_after = b""
 
     @contextlib.contextmanager
     def kept_from(self, version: StateVersion) -> Iterator[None]:
-        """An update is made in here, and gets its lineage."""
+        """A context for an update: keep the weights before it, and note the lineages before and after."""
         self.forget()
         with torch.no_grad():
             torch._foreach_copy_(self._kept, [param.detach() for param in self._params])
@@ -47,14 +47,14 @@ class EarlierWeights:
 
     @contextlib.contextmanager
     def in_place(self) -> Iterator[None]:
-        """The model has these weights in here, and afterwards its own again, bit by bit."""
+        """A context in which the model has the kept weights; afterwards it has its own again, bit by bit."""
         with self._lock:
             self._swap()
             try:
                 yield
             finally:
                 self._swap()
-                if self._params[0].device.type == "cuda":  # who reads them next does so in another stream
+                if self._params[0].device.type == "cuda":  # the next reader may use another stream
                     torch.cuda.current_stream(self._params[0].device).synchronize()
 
     @torch.no_grad()

@@ -1,4 +1,4 @@
-"""What a peer notes of each micro-batch that it computes, and how it computes one of another member again."""
+"""What a peer notes of each micro-batch that it computes, and how it recomputes one of another member."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ from swarm.training.gradient_buffer import GradientVector, Place
 from swarm.training.throughput import Noted, Work
 
 WORK_TOLERANCE = 0.02
-"""Relative distance between what was said and what comes out again, up to which it holds, in float32."""
+"""Largest relative distance between claimed and recomputed numbers at which a claim holds, in float32."""
 MIXED_WORK_TOLERANCE = 0.2
-"""The same in bf16-mixed."""
+"""Largest relative distance at which a claim holds, in bf16-mixed."""
 
 logger = get_logger(__name__)
 
@@ -50,30 +50,30 @@ class Weights(Protocol):
 
 
 class WorkLog(ABC):
-    """What a process notes of its micro-batches, so that members can compute them again."""
+    """A process's notes on its micro-batches, from which other members can recompute them."""
 
     @abstractmethod
     def begin_backward(self) -> None:
-        """The backward pass of a micro-batch comes next, and adds to the sum."""
+        """Prepare for the backward pass of a micro-batch, which comes next and adds to the sum."""
 
     @abstractmethod
     def note(self, samples: int) -> list[Noted]:
-        """What there is to say of the micro-batch whose gradients have been added, means over `samples`."""
+        """Return notes on the micro-batch whose gradients, means over `samples`, have just been added."""
 
     def own(self, work: Work, num_processes: int) -> OwnWork | None:
-        """What the averaging process has to know before a round, of a peer of so many processes; None for nothing."""
+        """Return what the averaging process needs before a round, of a peer of so many processes; None for nothing."""
         return None
 
-    def check(self, assignment: Assignment | None) -> None:  # noqa: B027 (most logs look at nobody's work)
-        """Compute again what the lot has drawn, on weights that have not been updated yet."""
+    def check(self, assignment: Assignment | None) -> None:  # noqa: B027 (most logs check no work)
+        """Recompute another member's work that was drawn, on weights that have not been updated yet."""
 
     def updating(self) -> AbstractContextManager[None]:
-        """The weights are updated in here."""
+        """A context in which the weights are updated."""
         return nullcontext()
 
 
 class NoWorkLog(WorkLog):
-    """A peer whose work nobody can compute again, and that looks at nobody's: it notes nothing."""
+    """The log of a peer that takes no part in checks of work: it notes nothing."""
 
     def begin_backward(self) -> None:
         pass
@@ -86,12 +86,12 @@ NO_WORK_LOG = NoWorkLog()
 
 
 class NotingLog(WorkLog):
-    """Notes what a process computes that trains a recipe.
+    """Notes the micro-batches of a process that trains a recipe.
 
     Args:
-        replay: knows which micro-batch that is
-        vector: to which backward passes add
-        version: of the weights; their lineage says at which places gradients are compared
+        replay: knows which samples a micro-batch has
+        vector: the sum to which backward passes add
+        version: the weights; their lineage decides at which places gradients are compared
     """
 
     def __init__(self, replay: Replay, vector: GradientVector, version: Weights):
@@ -100,7 +100,7 @@ class NotingLog(WorkLog):
         self._places: list[Place] = []
 
     def begin_backward(self) -> None:
-        if self._lineage != self._version.lineage:  # others on other weights
+        if self._lineage != self._version.lineage:  # other weights have other places
             self._lineage = self._version.lineage
             self._places = places(self._vector.sizes, self._lineage)
         self._vector.watch(self._places)
@@ -110,16 +110,16 @@ class NotingLog(WorkLog):
 
 
 class CheckedLog(NotingLog):
-    """Notes what a peer computes that trains a recipe, and computes again what other members say they have.
+    """Notes the micro-batches of a peer that trains a recipe, and recomputes micro-batches of other members.
 
-    A helper has one with nothing in it.
+    A helper's log notes nothing of its own.
 
     Args:
-        replay: makes anybody's micro-batches
-        loss: of one
-        vector, version: as above
-        kind: of device on which this peer computes, as of `WorkList`
-        earlier: keeps the weights before the latest update, where members compute on those
+        replay: makes any peer's micro-batches
+        loss: computes the loss of a micro-batch
+        vector, version: as in `NotingLog`
+        kind: the kind of device on which this peer computes, as in `WorkList`
+        earlier: keeps the weights before the latest update, where members also compute on those; else None
     """
 
     def __init__(
@@ -149,7 +149,7 @@ class CheckedLog(NotingLog):
         ]
         num_before = sum(one.lineage != self._version.lineage for one in work.noted)
         listed = listed_in(lines, num_before, self._kind)
-        if not listed.is_dense:  # most of what it has computed was dropped: nobody would take this list
+        if not listed.is_dense:  # most of the work was dropped, and other members would reject this list
             return OwnWork(verdict=verdict)
         return OwnWork(
             listed.to_bytes(),
@@ -163,7 +163,7 @@ class CheckedLog(NotingLog):
 
     @property
     def _known_lineages(self) -> set[bytes]:
-        """Lineages of the weights on which others can compute again what this peer has."""
+        """Lineages of the weights on which other members can recompute this peer's work."""
         own, earlier = self._version.lineage, self._earlier
         return {own} if earlier is None or earlier.is_not_of(own) else {own, earlier.lineage}
 
@@ -172,6 +172,7 @@ class CheckedLog(NotingLog):
             self._verdict = WorkVerdict(assignment.peer, self._holds(assignment))
 
     def _holds(self, assignment: Assignment) -> bool | None:
+        """Whether a member's claim holds; None if this peer cannot tell."""
         peer, lineage, weights = assignment.peer.to_base58(), self._version.lineage, nullcontext()
         if assignment.is_before:
             if self._earlier is None or self._earlier.is_not_of(lineage):
@@ -184,12 +185,12 @@ class CheckedLog(NotingLog):
         except (InputError, OSError, RuntimeError, MemoryError) as error:  # also where memory is short
             logger.debug(f"a micro-batch of {peer} cannot be computed again: {error!r}")
             return None
-        except ValueError as error:  # of samples with which no honest peer can have computed, either
+        except ValueError as error:  # the claim names samples that no honest peer can have used
             logger.debug(f"a micro-batch of {peer} cannot have been computed: {error!r}")
             return False
 
     def _numbers(self, identity: str, line: Line, chosen: list[Place]) -> torch.Tensor:
-        """The sum of a line's gradients at these places, fp32, on the CPU."""
+        """The sum over samples of a line's gradients at these places, fp32, on the CPU."""
         samples, numbers = line.samples // line.micro_batches, torch.zeros(len(chosen))
         most = self._replay.micro_batch if self._replay.has_slices else samples
         for number in range(line.micro_batches):
@@ -201,7 +202,7 @@ class CheckedLog(NotingLog):
 
 
 def listed_in(lines: list[Line], num_before: int, kind: str) -> WorkList:
-    """The list of these micro-batches, the first ones of which were computed before the latest update."""
+    """The list of these micro-batches, the first `num_before` of which were computed before the latest update."""
     before, after = lines[:num_before], lines[num_before:]
     if len(lines) > MAX_LINES:
         before, after = shortened(before, MAX_LINES // 2), shortened(after, MAX_LINES // 2)
@@ -209,11 +210,11 @@ def listed_in(lines: list[Line], num_before: int, kind: str) -> WorkList:
 
 
 def distance(one: torch.Tensor, other: torch.Tensor) -> float:
-    """Between two gradients at the same places, relative to the longer one; 0 if both are zero."""
+    """The distance of two gradients at the same places, relative to the longer one; 0 if both are zero."""
     longer = max(float(one.norm()), float(other.norm()))
     return float((one - other).norm()) / longer if longer else 0.0
 
 
 def with_work_name(ticket: Ticket, own: OwnWork | None) -> Ticket:
-    """The same ticket, with the name of the list of this peer's work, if it has one."""
+    """The same ticket, with the name of this peer's list of work, if there is one."""
     return replace(ticket, work=name_of(own.listed)) if own is not None and own.listed else ticket

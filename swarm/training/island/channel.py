@@ -1,7 +1,7 @@
-"""How the processes of an island talk: the first one says a word, and all others do what it means.
+"""How the processes of an island communicate: the first one sends a command, a *word*, and all others carry it out.
 
-torch's process groups carry it, gloo between CPUs and NCCL between GPUs. They are no default group of torch, so neither
-Lightning nor torchmetrics knows of them: to both, each process trains alone.
+torch's process groups carry the messages: gloo between CPUs, and NCCL between GPUs. They are not torch's default group,
+so neither Lightning nor torchmetrics knows of them: to both, each process trains alone.
 """
 
 from __future__ import annotations
@@ -23,74 +23,74 @@ from recipe.training.launched import Launched, meet
 from swarm.training.island.lost import IslandLost
 
 BACKENDS = {"cpu": "gloo", "cuda": "nccl"}
-"""What of torch carries tensors between the processes of an island, by the kind of device that they are on."""
+"""torch's backend that carries tensors between the processes of an island, by the kind of their devices."""
 MEET_SECONDS = 120.0
 """Seconds for which the processes wait for each other at the start."""
 WORK_SECONDS = 600.0
-"""Seconds for which the first process waits for a micro-batch of another one, whose first may be compiled."""
+"""Seconds for which a process waits for the others in common work, such as a first micro-batch that is compiled."""
 SILENT_SECONDS = 60.0
-"""After so long without a word of the first process, the others take it for lost. It waits longer for them: gloo would
-cut all of a group's connections where one word was not heard in time."""
+"""Seconds without a word from the first process after which the others take it for lost. The first process waits longer
+for them, since gloo cuts all connections of a group if one message is not received in time."""
 PULSE_SECONDS = 5.0
-"""From one word to the next while the first process has nothing to say."""
+"""Seconds from one word to the next while the first process has no command to give."""
 
 
 class Word(IntEnum):
-    """What the first process says."""
+    """A command of the first process. Numbers that go with it are named first, in parentheses."""
 
     WAIT = 0
-    """It is there, and does something alone: a round, a validation, a pause."""
+    """No command: the first process is alive, and does something alone, such as a round, a validation or a pause."""
     COMPUTE = 1
-    """(step, forget, weights, *lineage): a micro-batch comes next; 1 for: drop what you have, take these weights."""
+    """(step, forget, weights, *lineage): compute a micro-batch next. With `forget` 1, drop your sums first. With
+    `weights` 1, take the weights that follow."""
     GATHER = 2
-    """(unit, turns): hand over your gradients, each number for so many samples, and what you have noted in so many
-    micro-batches."""
+    """(unit, turns): hand over your gradients, as sums divided by `unit`, and your notes on so many micro-batches."""
     END = 3
-    """This peer has left."""
+    """End: this peer has left."""
     PLAN = 4
-    """What is trained follows, in an `exchange`."""
+    """Receive in an `exchange` what is trained next."""
 
     # Where the processes share one model (`swarm.training.island.sharded`):
 
     FORGET = 5
     """Drop your gradients."""
     LEND = 6
-    """(model, goes_back): compute it on anything, for the first process needs your pieces of its weights; 1 for: with a
-    backward pass, as if you trained."""
+    """(model, goes_back): compute this model on any input, because the first process needs your pieces of its weights.
+    With `goes_back` 1, compute a backward pass, too, as in training."""
     LOOK = 7
-    """Are your gradients finite?"""
+    """Say whether your gradients are finite."""
     GIVE = 8
-    """Send your gradients, which begin anew."""
+    """Send your gradients, and begin new sums."""
     TAKE = 9
-    """(adds): pieces of a gradient follow; 1 for: add them to yours, 0 for: they are those of an update."""
+    """(adds): receive pieces of a gradient. With `adds` 1, add them to your sums; with 0, use them for an update."""
     STEP = 10
-    """The settings of the optimizer follow, in an `exchange`: let it make a step."""
+    """Receive the optimizer's settings in an `exchange`, and let it make a step."""
     READ = 11
     """(kind, number): send your piece of a weight or a statistic."""
     WRITE = 12
-    """(kind, number): your piece of it follows."""
+    """(kind, number): receive your piece of a weight or a statistic."""
     RENEW = 13
     """Forget the optimizer's statistics."""
     KIND = 14
-    """On what kind of device do you compute?"""
+    """Say on what kind of device you compute."""
 
 
 CLOSE_SECONDS = 30.0
-"""For which a process that ends waits until the others have heard its last word."""
+"""Seconds for which a process that ends waits until the others have received its last word."""
 NUMBERS = 5
 """Most numbers that go with a word."""
 
 
 class Channel:
-    """Between this process and the others of its island.
+    """The connection of this process to the other processes of its island.
 
     Args:
-        launched: who this process is
-        device: where it computes
-        divides: the processes share one model, of which each holds a piece
+        launched: the rank of this process and the number of processes
+        device: the device on which this process computes
+        divides: the processes share one model, of which each holds pieces
 
     Raises:
-        IslandLost: the others are not there
+        IslandLost: the other processes are not there
     """
 
     def __init__(self, launched: Launched, device: torch.device, divides: bool = False):
@@ -106,21 +106,21 @@ class Channel:
         self._closing, self._broken = threading.Event(), False
         self._last_word: dist.Work | None = None
         self.is_heard = False
-        """In the first process: whether the others wait for a word of it."""
+        """In the first process: whether the others wait for its next word."""
         if self.is_first:
             threading.Thread(target=self._pulse, name="island", daemon=True).start()
 
     @classmethod
     def connect(cls, wanted: str = "auto", divides: bool = False) -> Channel:
-        """A channel to the processes that torchrun has started with this one.
+        """Open a channel to the processes that torchrun has started with this one.
 
         Args:
             wanted: auto, cpu or cuda
-            divides: as of the class
+            divides: as in the class
 
         Raises:
-            InputError: there are no others, or too few devices
-            IslandLost: the others are not there
+            InputError: there are no other processes, or too few devices
+            IslandLost: the other processes do not answer
         """
         launched = Launched.from_environment()
         if launched.size < 2:
@@ -129,7 +129,7 @@ class Channel:
 
     @property
     def is_first(self) -> bool:
-        """Whether this process is the peer; the others only compute for it."""
+        """Whether this process is the first one, which is the peer. The others only compute for it."""
         return self.rank == 0
 
     def _gloo(self, store: dist.Store, name: str, seconds: float) -> dist.ProcessGroup:
@@ -142,7 +142,7 @@ class Channel:
         return dist.ProcessGroupNCCL(dist.PrefixStore("tensors", store), self.rank, self.size, options)
 
     def begin_default_group(self) -> None:
-        """`fully_shard` gathers weights and scatters gradients over torch's default group: it takes no other one."""
+        """Make torch's default group, since `fully_shard` gathers weights and scatters gradients over that one only."""
         backend, timeout = BACKENDS[self.device.type], timedelta(seconds=WORK_SECONDS)
         store = dist.PrefixStore("default", self._store)
         with self._losses_told():
@@ -152,17 +152,17 @@ class Channel:
 
     @contextlib.contextmanager
     def speaking(self) -> Iterator[None]:
-        """What is said, and what follows from it, comes without a word in between."""
+        """A context in which no other thread says a word, for a word and the messages that follow it."""
         with self._lock, self._losses_told():
             yield
 
     def tell(self, word: Word, *numbers: int) -> None:
-        """The first process says this while the others listen, and goes on when all have heard it."""
+        """Say a word to the other processes, and wait until all have received it. Only the first process does this."""
         with self.speaking():
             self.say(word, *numbers).wait()
 
     def say(self, word: Word, *numbers: int) -> dist.Work:
-        """Like `tell`, but the first process does not wait; `close` does, for a few seconds."""
+        """Like `tell`, but without waiting; `close` waits, for `CLOSE_SECONDS` at most."""
         with self.speaking():
             said = torch.tensor([word, *numbers, *[0] * NUMBERS][: 1 + NUMBERS])
             self._last_word = self._words.broadcast(said, 0)
@@ -170,7 +170,7 @@ class Channel:
             return self._last_word
 
     def hear(self) -> tuple[Word, list[int]]:
-        """The next word of the first process that means something to the others."""
+        """Wait for the next word of the first process other than `WAIT`; return it with its numbers."""
         said = torch.zeros(1 + NUMBERS, dtype=torch.int64)
         while True:
             with self._losses_told():
@@ -180,20 +180,22 @@ class Channel:
                 return Word(word), numbers
 
     def _pulse(self) -> None:
-        """The others may be on their way to listen, and do something together with this process before: so it does not
-        wait until they have heard it."""
+        """Say `WAIT` every few seconds, so that the others know that this process is alive.
+
+        This does not wait until they have received it: they may first do something together with this process.
+        """
         while not self._closing.wait(PULSE_SECONDS):
-            with contextlib.suppress(IslandLost), self.speaking():  # whoever speaks next learns of it
+            with contextlib.suppress(IslandLost), self.speaking():  # the next thread that speaks gets the error
                 if self.is_heard and (self._last_word is None or self._last_word.is_completed()):
                     self.say(Word.WAIT)
 
-    # ---- what all of them do together --------------------------------------------------------------------------------
+    # ---- what all processes do together ------------------------------------------------------------------------------
 
     def exchange(self, value: Any, listen: bool = True) -> list[Any]:
-        """What each process gives, by rank, as JSON can say it.
+        """Exchange a value with all processes, encoded as JSON; return the values of all, by rank.
 
         Args:
-            listen: the others listen from then on, and not only after a while
+            listen: the other processes listen for words right after this, and not only after a while
         """
         content = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
         with self.speaking():
@@ -208,7 +210,7 @@ class Channel:
         return [json.loads(bytes(row[:size].tolist())) for row, size in rows]
 
     def add_up(self, samples: int) -> int:
-        """Those of the micro-batches that all processes have computed. The others listen from then on."""
+        """Return the sum of the samples that all processes have computed. The others listen for words from then on."""
         total = torch.tensor([samples])
         with self.speaking():
             self._work.allreduce(total).wait()
@@ -216,17 +218,17 @@ class Channel:
         return int(total)
 
     def reduce_numbers(self, numbers: torch.Tensor) -> None:
-        """Few numbers, on the CPU: the first process has their sum, in place."""
+        """Sum a few numbers, which are on the CPU, over all processes; the first process gets the sum, in place."""
         with self.speaking():
             self._work.reduce(numbers, 0).wait()
 
     def reduce(self, tensor: torch.Tensor) -> None:
-        """Many numbers: the first process has their sum, in place."""
+        """Sum many numbers over all processes; the first process gets the sum, in place."""
         with self.speaking():
             self._carrier_of(tensor).reduce(tensor, 0).wait()
 
     def spread(self, tensors: Sequence[torch.Tensor]) -> None:
-        """The first process's values are those of all, in place."""
+        """Copy the first process's values to all processes, in place."""
         with self.speaking(), torch.no_grad():
             whole = [tensor.detach().contiguous() for tensor in tensors]
             for work in [self._carrier_of(one).broadcast(one, 0) for one in whole]:
@@ -236,18 +238,18 @@ class Channel:
                     own.detach().copy_(came)
 
     def _carrier_of(self, tensor: torch.Tensor) -> dist.ProcessGroup:
-        """NCCL takes nothing that lies on the CPU, as a model does before it is divided."""
+        """The group that can carry a tensor: NCCL cannot if it is on the CPU, as a model is before it is divided."""
         return self._work if tensor.device.type == "cpu" else self._tensors
 
     def send(self, tensor: torch.Tensor, rank: int) -> None:
-        """To one process, which receives it; nothing, if it is empty."""
+        """Send a tensor to one process, which calls `receive`. Do nothing if it is empty."""
         if tensor.numel():
             with self.speaking():
                 self._work.send([tensor.cpu().contiguous()], rank, 0).wait()
 
     @torch.no_grad()
     def receive(self, into: torch.Tensor, rank: int) -> None:
-        """What one process sends."""
+        """Receive a tensor that one process sends. Do nothing if it is empty."""
         if into.numel():
             is_here = into.device.type == "cpu" and into.is_contiguous()
             came = into if is_here else torch.empty(into.shape, dtype=into.dtype)
@@ -257,16 +259,16 @@ class Channel:
                 into.copy_(came)
 
     def hold(self) -> None:
-        """Until `release`, no other thread of this process says anything."""
+        """Keep other threads of this process from speaking until `release`."""
         self._lock.acquire()
 
     def release(self) -> None:
-        """The thread that has called `hold` lets others speak again."""
+        """Let other threads speak again; the thread that called `hold` calls this."""
         self._lock.release()
 
     @contextlib.contextmanager
     def computing(self) -> Iterator[None]:
-        """What torch gathers and scatters while a divided model computes."""
+        """A context in which torch gathers and scatters for a divided model; a lost process raises `IslandLost`."""
         try:
             yield
         except RuntimeError as error:
@@ -278,7 +280,7 @@ class Channel:
     # ---- the end ----------------------------------------------------------------------------------------------------
 
     def give_up(self) -> None:
-        """This process has left the others in the middle of something: whoever says a word next learns of it."""
+        """Declare the island lost, because this process has stopped in the middle of common work."""
         self._broken = True
 
     @property
@@ -288,7 +290,7 @@ class Channel:
 
     @contextlib.contextmanager
     def _losses_told(self) -> Iterator[None]:
-        """torch has no exception of its own for a process that is gone."""
+        """A context that turns torch's errors into `IslandLost`: torch has no exception for a process that is gone."""
         try:
             if self._broken:
                 raise IslandLost
@@ -300,16 +302,16 @@ class Channel:
             raise IslandLost from error
 
     def close(self) -> None:
-        """Nothing more is said; whoever waits for a word of this process notices."""
+        """Close the connections; processes that wait for this one get an error."""
         self._closing.set()
         with self._lock:
             self._broken = True
             if not self._last_word_is_out():
-                # A group of gloo that is let go of waits as long as for any work. This one goes with the process.
+                # Freeing a gloo group waits for its unfinished work. An extra reference keeps it to the process's end.
                 ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._words))
             if self._tensors is not self._work and hasattr(self._tensors, "abort"):
                 self._tensors.abort()  # else NCCL prints a warning in the end
-            self._words = self._work = self._tensors = None  # which closes the connections
+            self._words = self._work = self._tensors = None  # this closes the connections
             if self.divides and dist.is_initialized():
                 dist.destroy_process_group()
 

@@ -1,4 +1,4 @@
-"""The other processes of an island: in place of a coordinator, they have the first one, which tells them what to do."""
+"""The other processes of an island, the *crew*: in place of a coordinator, the first process tells them what to do."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from swarm.training.throughput import Noted, finite_or_zero
 
 
 class Crew:
-    """What `swarm.training.strategy.SwarmStrategy` asks in a process that only computes.
+    """Takes the place of the coordinator of `swarm.training.strategy.SwarmStrategy` in a process that only computes.
 
     Args:
-        channel: to the first process
-        model, optimizer: as there; the optimizer names the weights whose gradients count, and never makes a step
-        target_batch_size, max_step: of the run
+        channel: the connection to the first process
+        model, optimizer: as in `Coordinator`; the optimizer names the weights whose gradients count, and makes no step
+        target_batch_size, max_step: those of the run
     """
 
     def __init__(
@@ -36,7 +36,7 @@ class Crew:
         self._channel, self._model = channel, model
         self._vector = self._vector_of(model, optimizer)
         self.control = RunControl(OPEN, target_batch_size, max_step)
-        """No orders: what they change happens in the first process."""
+        """Orders: none, because only the first process follows them."""
         self.step = 0
         """Global updates that the weights have seen."""
         self.lineage = b""
@@ -48,22 +48,22 @@ class Crew:
         self._has_weights = False
 
     def _vector_of(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> GradientVector:
-        """Where gradients are added up."""
+        """The sum of gradients of this process."""
         return GradientVector(*averaged_tensors(model, optimizer))
 
     def check_work(self, replay: Replay, loss: Loss) -> None:
-        """Note what this process computes; the first one looks at the work of others."""
+        """Note what this process computes. Only the first process checks the work of other members."""
         agree_on_kind(self._channel, replay)
         self._work_log = NotingLog(replay, self._vector, self)
 
     def wait_while_paused(self) -> None:
-        """The first process waits."""
+        """Do nothing: the first process waits."""
 
     def begin_micro_batch(self) -> bool:
-        """Do what the first process says until a micro-batch is to be computed; False if this peer has left.
+        """Do what the first process says until a micro-batch is to be computed; return False if this peer has left.
 
         Raises:
-            IslandLost: it says nothing any more
+            IslandLost: the first process is silent
         """
         while not self._is_over:
             word, numbers = self._channel.hear()
@@ -107,15 +107,15 @@ class Crew:
         self._samples, self._loss_sum, self._noted = 0, torch.zeros_like(self._loss_sum), []
 
     def begin_backward(self, samples: int) -> None:
-        """The backward pass of a micro-batch comes next, as in `Coordinator`."""
+        """Prepare for the backward pass that comes next, as in `Coordinator`."""
         self._vector.receive(samples)
         self._work_log.begin_backward()
 
     def contribute(self, samples: int, loss: torch.Tensor | float) -> bool:
-        """The first process learns of so many samples; no update is made here.
+        """Count a micro-batch, and tell the first process its samples. Return False: no update is made here.
 
         Raises:
-            IslandLost: it is gone
+            IslandLost: the first process is gone
         """
         self._vector.collect()
         self._noted += self._work_log.note(samples)
@@ -126,15 +126,15 @@ class Crew:
         return False
 
     def before_validation(self) -> None:
-        """The first process validates."""
+        """Do nothing: the first process validates."""
 
     def after_validation(self) -> None:
-        """Training goes on in the first process."""
+        """Do nothing: the first process goes on training."""
 
     def shared(self, state_dict: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """The first process keeps what is kept."""
+        """Return the state unchanged: the first process writes checkpoints."""
         return state_dict
 
     def leave(self) -> None:
-        """Its part is done."""
+        """Close the connection to the first process."""
         self._channel.close()

@@ -1,9 +1,9 @@
 """The first process of an island: it is the peer, and the others compute for it.
 
 An *island* is a peer of several processes, one for each device. The first one has the optimizer, the checkpoints and
-all that talks to the swarm. The others add up gradients. When the first one needs them, for a round or a local step,
-they are summed into its own sum. Whenever its weights have changed, by whatever, the others get them as they are. So
-all hold the same bits, in every averaging mode, and only one of them keeps the optimizer's statistics.
+all parts that communicate with the swarm. The others add up gradients. When the first one needs these, for a round or a
+local step, they are summed into its own sum. Whenever its weights have changed, for any reason, it copies them to the
+others. So all processes hold the same bits, in every averaging mode, and only one keeps the optimizer's statistics.
 """
 
 from __future__ import annotations
@@ -32,41 +32,41 @@ class Island(ABC):
 
     @abstractmethod
     def attach(self, model: nn.Module, vector: GradientVector) -> None:
-        """The processes compute this model, and add up its gradients in this vector."""
+        """Set the model that the processes compute, and the vector in which this process adds up its gradients."""
 
     @abstractmethod
     def kind_of(self, replay: Replay) -> str:
-        """The kind of device on which all processes compute, where members check each other's work; all say theirs."""
+        """The kind of device on which the processes compute, for checks of work. All processes take part in this."""
 
     def log_of(
         self, replay: Replay, loss: Loss, vector: GradientVector, version: Weights, earlier: EarlierWeights | None
     ) -> CheckedLog:
-        """The log of what this peer computes, where members check each other's work; arguments as of `CheckedLog`."""
+        """The log of this peer's micro-batches, for checks of work; arguments as in `CheckedLog`."""
         return CheckedLog(replay, loss, vector, version, self.kind_of(replay), earlier)
 
     @abstractmethod
     def begin_micro_batch(self, step: int, lineage: bytes) -> None:
-        """The other processes compute, on the weights of this moment."""
+        """Let the other processes compute a micro-batch, on the present weights of this one."""
 
     @abstractmethod
     def add_up(self, samples: int, loss: torch.Tensor | float) -> tuple[int, torch.Tensor | float]:
-        """What a micro-batch of all processes has: its samples, and the mean loss with those of the others as 0."""
+        """Return the samples of all processes' micro-batches, and the mean loss with the others' losses as 0."""
 
     @abstractmethod
     def gather(self, vector: GradientVector, noted: list[Noted]) -> float:
-        """The others' gradients are added to this sum, and float buffers are averaged; returns their losses' sum.
+        """Add the others' gradients to this sum, and average float buffers; return the sum of the others' losses.
 
         Args:
-            noted: of the micro-batches in the sum; those of the others are put between
+            noted: notes on the micro-batches in the sum; those of the others are inserted in the order of samples
         """
 
     @abstractmethod
     def note_update(self) -> None:
-        """The optimizer has changed the weights; a fused one leaves no trace of that in them."""
+        """Note that the optimizer has changed the weights: a fused one does not raise their version counters."""
 
     @abstractmethod
     def end(self) -> None:
-        """This peer leaves."""
+        """End the other processes: this peer leaves."""
 
 
 class SingleProcess(Island):
@@ -96,14 +96,14 @@ class SingleProcess(Island):
 
 SINGLE_PROCESS = SingleProcess()
 NOT_AS_HERE = -1
-"""Whatever the others have, they are to get the weights and buffers anew."""
+"""A state of weights that equals none, so that the others get the weights and buffers anew."""
 
 
 class Lead(Island):
     """The first of several processes tells the others what to do, and gathers what they have computed.
 
     Args:
-        channel: to the others
+        channel: the connection to the others
     """
 
     def __init__(self, channel: Channel):
@@ -111,14 +111,14 @@ class Lead(Island):
         self._model: nn.Module | None = None
         self._vector: GradientVector | None = None
         self._shown: int | None = None
-        """State of the weights that the others have."""
+        """The count of changes of the weights that the others have."""
         self._clears = self._updates = 0
         self._own = self._others = 0
-        """Samples since gradients were gathered."""
+        """Samples of this process, and of the others, since gradients were last gathered."""
         self._turns = 0
-        """Micro-batches of each process since then."""
+        """Micro-batches of each process since gradients were last gathered."""
         self._own_buffers: torch.Tensor | None = None
-        """Those of this process, while it shows the mean of all for a round."""
+        """Float buffers of this process, while the model holds the mean over all processes for a round."""
 
     def attach(self, model: nn.Module, vector: GradientVector) -> None:
         self._model, self._vector = model, vector
@@ -128,7 +128,7 @@ class Lead(Island):
         return agree_on_kind(self._channel, replay)
 
     def begin_micro_batch(self, step: int, lineage: bytes) -> None:
-        forget = self._vector.clears != self._clears  # this peer dropped what it had, or a round took it along
+        forget = self._vector.clears != self._clears  # the sum was dropped, or given to a round
         if forget:
             self._own = self._others = self._turns = 0
         weights = self._count_changes()
@@ -143,11 +143,15 @@ class Lead(Island):
         self._clears, self._shown = self._vector.clears, weights
 
     def _count_changes(self) -> int:
-        """torch counts how often a tensor was changed in place, but not by a fused optimizer."""
+        """A number that grows with each change of the weights.
+
+        torch counts how often each tensor was changed in place, but not changes by a fused optimizer. `_updates` counts
+        those.
+        """
         return self._updates + sum(parameter._version for parameter in self._model.parameters())
 
     def _travelling(self, is_first_time: bool) -> list[torch.Tensor]:
-        """What the others get when it has changed."""
+        """The tensors that the others get when weights have changed."""
         return tensors_of(self._model, is_first_time)
 
     def _add_gradients(self, vector: GradientVector) -> None:
@@ -162,7 +166,7 @@ class Lead(Island):
         return total, loss * (samples / total)
 
     def gather(self, vector: GradientVector, noted: list[Noted]) -> float:
-        if not self._others or vector.clears != self._clears:  # what this peer has dropped, the others drop with it
+        if not self._others or vector.clears != self._clears:  # the others will drop what this process has dropped
             return 0.0
         turns = self._turns if noted else 0
         with self._channel.speaking():
@@ -175,24 +179,25 @@ class Lead(Island):
                 noted[-turns:] = gathered(noted[-turns:], self._channel)
         loss_sum, total = numbers[:2].tolist()
         vector.take_buffers(numbers[2:] / total)
-        if not torch.isfinite(numbers).all():  # this peer drops them: all go on with its buffers from before
+        # Buffers that are not finite get dropped, and all processes go on with this one's buffers from before.
+        if not torch.isfinite(numbers).all():
             self._own_buffers, self._shown = None, NOT_AS_HERE
         self._own = self._others = self._turns = 0
         return loss_sum
 
     def end(self) -> None:
-        if self._channel.is_heard:  # else they compute, and notice that nobody is there any more
+        if self._channel.is_heard:  # if not, the others compute, and get an error when they next communicate
             with contextlib.suppress(IslandLost):
                 self._channel.say(Word.END)
         self._channel.close()
 
 
 def tensors_of(model: nn.Module, is_first_time: bool) -> list[torch.Tensor]:
-    """What all processes have to have alike; frozen weights never change."""
+    """The tensors that have to be equal in all processes; frozen weights, which never change, only the first time."""
     weights = [parameter for parameter in model.parameters() if parameter.requires_grad or is_first_time]
     return [*weights, *model.buffers()]
 
 
 def numbers_of(vector: GradientVector, samples: int, loss_sum: float) -> torch.Tensor:
-    """Shape [2 + m], fp64: the losses' sum, the samples, and the float buffers, weighted by samples."""
+    """The sum of losses, the samples, and the float buffers times the samples: shape [2 + m], fp64."""
     return torch.cat([torch.tensor([loss_sum, samples], dtype=torch.float64), vector.buffers.double() * samples])

@@ -1,4 +1,4 @@
-"""What ends an island."""
+"""The error that ends an island."""
 
 LOST = (
     "A process of this island has ended or does not answer, so all of them end: torchrun starts them again if it has "

@@ -1,4 +1,4 @@
-"""What one attempt to catch up is for: it is handed to everything that takes part in it."""
+"""The description of one attempt to catch up, which is passed to everything that takes part in it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from swarm.training.joining.corroboration import Corroboration
 
 Result = TypeVar("Result")
 Steps = Generator[Future | None, None, Result]
-"""Steps of an attempt: the next one can be taken when the future that was yielded is done, or after a while."""
+"""The steps of an attempt, as a generator: the next step can be taken when the yielded future is done, or, for None,
+after a while."""
 
 
 class Progress(Enum):
@@ -27,13 +28,13 @@ class Progress(Enum):
 
 @dataclass(frozen=True)
 class Attempt:
-    """An attempt to catch up: whose state this peer wants, for how long it tries, and whom it believes.
+    """An attempt to catch up: which state this peer wants, for how long it tries, and which confirmation it needs.
 
     Args:
-        donor: whose state this peer takes over; None: that of whose counts more
-        timeout_seconds: seconds for which this peer looks for somebody who hands over a state
-        joins: this peer has never trained: it is worth a long wait, and an error if nothing comes of it
-        is_told: the swarm has gone on, said who leads it
+        donor: the donor whose state this peer takes over; None for any whose state counts more than this peer's
+        timeout_seconds: seconds for which this peer looks for a donor that hands over a state
+        joins: this peer has never trained, so a long wait is worth while, and a failure is an error
+        is_told: a leader said that the swarm has gone on
         corroboration: which witnesses must confirm the leader's claim that the swarm has gone on
     """
 
@@ -45,5 +46,5 @@ class Attempt:
 
     @property
     def may_listen(self) -> bool:
-        """Whether this peer may go to the next round before it has its weights: else it is in rounds of its own."""
+        """Whether this peer may listen to the next round before it has the weights; otherwise it has own rounds."""
         return self.donor is None and (self.joins or self.is_told)

@@ -1,7 +1,7 @@
-"""How a peer says what state it holds after an update, as often as that costs next to nothing.
+"""How a peer attests what state it holds after an update, as often as that costs next to nothing.
 
-A digest reads the whole state once with one core, also that on a GPU: at 1 to 2 GB/s. That is left to a thread, since
-until the next update nothing of it changes; an update that comes earlier waits.
+A digest reads the whole state once with one CPU core, even if the state is on a GPU: at 1 to 2 GB/s. A thread does
+that, since the state does not change until the next update. An update that comes earlier waits.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from swarm.state_sync.state_version import SKETCH_EVERY, StateVersion
 logger = get_logger(__name__)
 
 MAX_SHARE = 0.005
-"""Largest share of the time from one digest to the next that a digest may cost."""
+"""Largest share of a peer's time that digests may cost."""
 MAX_EVERY = 2**16
 """Most updates from one digest to the next."""
 SMOOTHING = 0.3
@@ -30,10 +30,10 @@ SMOOTHING = 0.3
 
 
 class Attester:
-    """The attester says what state this peer holds: as a sketch of the weights, and as a digest of all bytes.
+    """Attests what state this peer holds: with a sketch of the weights, and a digest of all bytes.
 
-    Every `SKETCH_EVERY` updates there is a sketch at least, and a digest as often as it costs 0.5 % of the time.
-    All peers choose some of the same steps, since each takes those that a power of two divides.
+    There is a sketch at least every `SKETCH_EVERY` updates, and a digest as often as it costs 0.5 % of the time.
+    Each peer takes digests at multiples of a power of two, so all peers have some of these steps in common.
 
     Args:
         version: the state of this peer
@@ -43,7 +43,7 @@ class Attester:
     def __init__(self, version: StateVersion, device: torch.device):
         self._version = version
         self.tell: Callable[[Attestation], None] = lambda attestation: None
-        """The function that is called with what there is to say, from any thread that holds the lock of the version."""
+        """Called with each attestation, from any thread, while that holds the lock of the version."""
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
         self._cost_seconds, self._update_seconds = math.inf, math.inf
         self._updated_at: float | None = None
@@ -53,16 +53,16 @@ class Attester:
 
     @property
     def digest_every(self) -> int:
-        """The number of updates from one step of which this peer takes a digest to the next."""
+        """The number of updates from one digest to the next."""
         every = 1
         if math.isinf(self._cost_seconds):
-            return every  # it does not know yet what one costs
+            return every  # the cost of a digest is not known yet
         while every < MAX_EVERY and self._cost_seconds > MAX_SHARE * every * self._update_seconds:
             every *= 2
         return every
 
     def attest_now(self) -> Attestation:
-        """Take a sketch, and a digest if one is due, at once; whoever calls holds the lock of the version."""
+        """Take a sketch, and a digest if one is due, at once. The caller holds the lock of the version."""
         if self._version.step % self.digest_every:
             return self._version.attest(with_digest=False)
         began = time.perf_counter()
@@ -71,11 +71,11 @@ class Attester:
         return attestation
 
     def begin(self) -> None:
-        """Say for the first time what this peer holds, when it begins to train: it learns what that costs."""
+        """Attest for the first time, when this peer begins to train; this also measures the cost of a digest."""
         self._submit()
 
     def note_update(self) -> None:
-        """Note an update of this peer, which still holds the lock: what is begun here comes after it."""
+        """Note an update. The caller still holds the lock, so the thread attests only after the update is complete."""
         now = time.monotonic()
         if self._updated_at is not None:
             seconds, before = now - self._updated_at, self._update_seconds
@@ -93,7 +93,7 @@ class Attester:
         try:
             with self._version.lock, self._beside_training(ready):
                 if self._version.lineage != lineage:
-                    return  # this peer has gone on
+                    return  # another update came first
                 self.tell(self.attest_now())
         except Exception as error:
             if self._complaints.first():
@@ -101,7 +101,7 @@ class Attester:
 
     @contextlib.contextmanager
     def _beside_training(self, ready: torch.cuda.Event | None) -> Iterator[None]:
-        """Compute on a GPU in another queue than the next micro-batch."""
+        """A context that computes on a GPU in a stream of its own, beside the next micro-batch."""
         if ready is None:
             yield
             return
@@ -110,10 +110,10 @@ class Attester:
             yield
 
     def wait(self) -> None:
-        """Wait until what has begun is said."""
+        """Wait until an attestation that has begun is done."""
         if self._running is not None:
             self._running.result()
 
     def close(self) -> None:
-        """Say nothing any more."""
+        """Attest nothing any more."""
         self._executor.shutdown(wait=True, cancel_futures=True)

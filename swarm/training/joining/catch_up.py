@@ -1,7 +1,8 @@
 """When a peer catches up with the swarm, and what it does meanwhile.
 
-Who only reads that others are further trains on as before: it may not be true. Who has been told so in a round has
-nothing to bring to the next one, and does not come to it, until it has the swarm's state or has tried in vain.
+A peer that only reads in records that others are further trains on as before, since this may not be true. A peer that
+was told so in a round has nothing to give to the next one. It takes part in no round until it has the swarm's state or
+has tried in vain.
 """
 
 from __future__ import annotations
@@ -20,19 +21,18 @@ from swarm.training.joining.follower import Follower
 from swarm.training.own_peer import OwnPeer
 
 SHORT_SECONDS = 1.0
-"""Seconds for which a peer that is behind waits for the state, or the averages that it has missed, before it computes
-on."""
+"""Seconds for which a peer that is behind waits for the state, or for missed averages, before it computes on."""
 LONG_SECONDS = 2.0
-"""Seconds after which a peer that is behind tells the others not to wait for it."""
+"""Seconds after which a peer that is behind tells other peers not to wait for it."""
 
 
 class CatchUp:
-    """The peer's way of catching up: when it begins, how long it waits for it, and what the others learn.
+    """The course of catching up: when it begins, how long the peer waits for it, and what it reports.
 
     Args:
         own: this peer
         follower: makes the attempts
-        may_wait: asked while this peer waits, often: it may be asked to leave, and its owner's limits may be reached
+        may_wait: called often while this peer waits; false when the peer is to leave, also by its owner's limits
     """
 
     def __init__(self, own: OwnPeer, follower: Follower, may_wait: Callable[[], bool]):
@@ -55,7 +55,7 @@ class CatchUp:
         """Take over the swarm's state before anything is computed.
 
         Raises:
-            InputError: nobody hands it over
+            InputError: no peer hands it over
         """
         self._follower.begin(None, self._options.join_timeout_seconds, joins=True)
         self._poll(math.inf)
@@ -66,13 +66,13 @@ class CatchUp:
         """Begin to take over the swarm's state, or the donor's.
 
         Args:
-            donor: the peer whose state is wanted; None: whoever counts more
-            is_told: the swarm has gone on: until this peer has its state, it has nothing to say in a round
+            donor: the peer whose state is wanted; None for any whose state counts more than this peer's
+            is_told: a leader said that the swarm has gone on: until this peer has the state, it takes part in no round
             corroboration: which witnesses must confirm the leader's claim that the swarm has gone on; None: believe the
                 leader
         """
         if is_told or donor is not None:
-            self._follower.cancel()  # whoever has only claimed to be ahead may keep this peer waiting
+            self._follower.cancel()  # an attempt that a mere claim to be ahead began may last long
             if self._behind_since is None:
                 self._behind_since = time.monotonic()
                 self.report()
@@ -82,18 +82,19 @@ class CatchUp:
     def go_on(self) -> Progress:
         """Go on with the attempt as far as that is possible now.
 
-        Who is behind computes in vain, most likely, and others may hold a group open for it: it waits for as long as it
-        has computed. So a liar, who tells it so, slows it down by half at most.
+        A peer that is behind most likely computes in vain, and a leader may hold a group open for it. So it waits here
+        for as long as it has computed since the last call. A liar that tells it that it is behind slows it down by half
+        at most.
         """
         computed_seconds = min(time.monotonic() - self._polled_at, LONG_SECONDS)
         wait_seconds = max(POLL_SECONDS, computed_seconds) if self.is_behind else 0.0
         return self._poll(wait_seconds) if self.is_running else Progress.NOTHING
 
     def report(self) -> None:
-        """Tell the others that this peer is behind.
+        """Report that this peer is behind.
 
-        The donors may be in the middle of a round, which should not wait for it. In a swarm without overlap, what takes
-        no longer than a round needs no word.
+        The donors may be in the middle of a round, which should not wait for this peer. In a swarm without overlap, it
+        reports only a delay that is longer than `LONG_SECONDS`.
         """
         is_long = time.monotonic() - self._behind_since > LONG_SECONDS
         if self._overlaps or is_long:
@@ -106,7 +107,7 @@ class CatchUp:
         self._follower.cancel()
 
     def _poll(self, wait_seconds: float) -> Progress:
-        """Go on for so many seconds at most; what has come of it since this call began."""
+        """Go on for at most this many seconds; return what has come of it since this call began."""
         changes_before = self._version.changes
         deadline = time.monotonic() + wait_seconds
         while (progress := self._follower.poll()) is Progress.NOTHING:
@@ -117,6 +118,6 @@ class CatchUp:
         if not self._follower.is_running:
             self._behind_since = None
         if self._version.changes != changes_before:
-            return Progress.OTHER_WEIGHTS  # now: who trains on from these makes local steps, which are its own
-        # What has changed before this call was told then: at the end of the attempt it is no news.
+            return Progress.OTHER_WEIGHTS  # at once: local steps that this peer makes from now on are on these weights
+        # A change before this call was reported then. At the end of the attempt it is no news.
         return Progress.NOTHING if progress is Progress.NOTHING else Progress.IN_VAIN

@@ -1,4 +1,4 @@
-"""How the trainer waits for a download, and for newer records, without standing still meanwhile."""
+"""How the trainer waits for a download, and for newer records, without blocking."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ logger = get_logger(__name__)
 MAX_DONORS = 8
 """Most donors that are asked for the same thing at once."""
 TELL_SECONDS = 5.0
-"""Seconds from one line about a download to the next."""
+"""Seconds from one log line about a download to the next."""
 
 
 class Fetcher:
-    """The fetcher lets the averaging process download, and watches it.
+    """Lets the averaging process download, and watches it.
 
     Args:
         own: this peer
@@ -38,11 +38,12 @@ class Fetcher:
         """Download in the averaging process.
 
         Args:
-            donors: who may have it, the best first
-            request: what is asked for
+            donors: donors that may have what is wanted, the best first
+            attempt: the attempt that this download is for
+            request: what is wanted
 
         Raises:
-            NoState: from none of them
+            NoState: none of the donors has handed it over
         """
         averager = self._averager
         download = averager.download_state(donors, request)
@@ -55,13 +56,13 @@ class Fetcher:
                 averager.check_alive()
                 yield download
                 now = time.monotonic()
-                # Not by the clock alone: while this process itself stands still, nothing is seen of the other one.
+                # Not by the clock alone, which also runs while this process itself is suspended.
                 silent_seconds += min(now - looked_at, POLL_SECONDS)
                 looked_at = now
                 if looks != (looks := averager.transfers.looks):
                     silent_seconds = 0.0
                 if silent_seconds > averager.timeouts.hangs_seconds:
-                    averager.kill()  # it is stopped: who notices that it has died starts this peer again
+                    averager.kill()  # it hangs: the watch over this peer's processes sees its death and restarts
                 if attempt.may_listen and averager.transfers.arrived.seconds_left < NEAR_SECONDS:
                     self._listener.begin()
                 if attempt.corroboration.is_denied:
@@ -75,7 +76,7 @@ class Fetcher:
         return download.result()
 
     def _tell(self, donors: Sequence[PeerID], what: str) -> None:
-        """Say how far the download is."""
+        """Log how far the download is."""
         arrived = self._averager.transfers.arrived
         if arrived.total_bytes:
             name = self._tracker.name_of(donors[arrived.donor])
@@ -84,11 +85,11 @@ class Fetcher:
             logger.warning(f"{what}: {so_far}{left}")
 
     def until_refreshed(self, seconds: float, at_least: bool = False) -> Steps[None]:
-        """Wait until records have come that were asked for after this call.
+        """Wait until records have come that were asked for in this call.
 
         Args:
             seconds: most seconds to wait
-            at_least: wait so long even if they have come
+            at_least: wait for all these seconds even if the records have come
         """
         deadline, wanted = time.monotonic() + seconds, self._tracker.exchange.ask_refreshed()
         while time.monotonic() < deadline and not self._should_stop():

@@ -1,11 +1,11 @@
-"""How a peer that is behind comes to the swarm's step: it takes over a state, and makes the updates made since.
+"""How a peer that is behind reaches the swarm's step: it takes over a state, and replays the updates made since.
 
-A state may take longer than an update. So the donor keeps the averages of the updates that are made meanwhile, and the
-newcomer makes these updates itself: same weights, same average, same bits. Who has missed nothing but the last average
-needs no state at all.
+A download may take longer than an update. So the donor keeps the averages of the updates that are made meanwhile, and
+the joiner makes these updates itself. The same weights and the same average give the same bits. A peer that has missed
+only the last average needs no state at all.
 
-Only a newcomer waits for all this. Who trains goes on meanwhile: the download runs in the averaging process, and
-`Follower.poll` is asked now and then whether there is something to be applied.
+Only a joiner waits for all this. A peer that has trained before goes on training meanwhile. The download runs in the
+averaging process, and the trainer calls `Follower.poll` now and then to apply what has arrived.
 """
 
 from __future__ import annotations
@@ -33,20 +33,20 @@ from swarm.training.own_peer import OwnPeer
 logger = get_logger(__name__)
 
 DENIED_SECONDS = 120.0
-"""Seconds within which a leader is left out that says again what all others deny."""
+"""A leader that repeats a claim within this many seconds after all witnesses denied it is left out."""
 TOGETHER_SECONDS = 10.0
-"""Seconds after a denial for which a peer makes no update alone while others hold its weights: they may need that long
-to deny it as well."""
+"""Seconds after a denial for which a peer makes no update alone while other peers hold its weights. They may need that
+long to find out that the claim is false."""
 
 
 class Follower:
-    """The follower takes over what others have; one attempt at a time, and in steps that never block.
+    """Catches up with the swarm: one attempt at a time, in steps that never block.
 
     Args:
         own: this peer
         apply: makes an update with an average
-        listener: goes to the next round before this peer has its weights
-        probation: examines what is taken over
+        listener: goes to the next round before this peer has the weights
+        probation: examines states before they are loaded
     """
 
     def __init__(self, own: OwnPeer, *, apply: Callable[[], None], listener: Listener, probation: Probation):
@@ -56,15 +56,15 @@ class Follower:
         self._replay = UpdateReplay(own, apply, listener, probation, self._fetcher)
         self._takeover = StateTakeover(own, probation, self._fetcher)
         self._steps: Steps[bool] | None = None
-        """The steps that the attempt has still to take; None if none is under way."""
+        """The remaining steps of the attempt; None if none is under way."""
         self._denied, self._denied_at = None, -math.inf
-        """The leader whose claim all others have denied last, and when, in monotonic seconds."""
+        """The leader whose claim all witnesses denied last, and the time of that in monotonic seconds."""
         self._waits_for: Future | None = None
         """The future that the next step waits for."""
 
     @property
     def last_donor(self) -> PeerID | None:
-        """The donor whose state this peer has taken over last."""
+        """The donor whose state this peer took over last."""
         return self._takeover.last_donor
 
     # ---- one attempt ------------------------------------------------------------------------------------------------
@@ -82,13 +82,13 @@ class Follower:
         is_told: bool = False,
         corroboration: Corroboration | None = None,
     ) -> None:
-        """Begin to take over the donor's state, or that of whose counts more, unless that is under way already.
+        """Begin an attempt to catch up, unless one is under way already.
 
         Args:
-            donor: the peer whose state is wanted; None: whoever counts more
-            timeout_seconds: seconds for which this peer looks for somebody who hands over a state
-            joins: this peer has never trained: it is worth a long wait, and an error if nothing comes of it
-            is_told: the swarm has gone on, said who leads it: a new attempt does not follow at once
+            donor: the peer whose state is wanted; None for any whose state counts more than this peer's
+            timeout_seconds: seconds for which this peer looks for a donor that hands over a state
+            joins: this peer has never trained, so a long wait is worth while, and a failure is an error
+            is_told: a leader said that the swarm has gone on, so the attempt also waits for a round that still runs
             corroboration: which witnesses must confirm the leader's claim that the swarm has gone on; None: believe the
                 leader
         """
@@ -97,10 +97,10 @@ class Follower:
             self._steps = self._steps_of(Attempt(donor, timeout_seconds, joins, is_told, corroboration))
 
     def poll(self) -> Progress:
-        """Go on as far as that needs no waiting; `Progress.NOTHING` while there is more to come.
+        """Go on as far as that needs no waiting; return `Progress.NOTHING` while there is more to come.
 
         Raises:
-            InputError: this peer joins, and nobody has handed over a state
+            InputError: this peer joins, and no donor has handed over a state
         """
         while self._steps is not None:
             try:
@@ -116,14 +116,14 @@ class Follower:
         return Progress.IN_VAIN
 
     def wait_a_little(self) -> None:
-        """Wait until there is something to go on with, for `POLL_SECONDS` at most."""
+        """Wait until the attempt can go on, for `POLL_SECONDS` at most."""
         if self._waits_for is None:
             time.sleep(POLL_SECONDS)
         else:
             wait_a_little(self._waits_for)
 
     def cancel(self) -> None:
-        """End the attempt; what is under way is given up."""
+        """End the attempt, and give up a download that is under way."""
         steps, self._steps = self._steps, None
         if steps is not None:
             steps.close()
@@ -131,7 +131,7 @@ class Follower:
     # ---- its steps --------------------------------------------------------------------------------------------------
 
     def _steps_of(self, attempt: Attempt) -> Steps[bool]:
-        """The steps of an attempt; whether this peer holds other weights at its end."""
+        """The steps of an attempt; they return whether this peer holds other weights at the end."""
         if attempt.donor is not None:
             donor = yield from self._takeover.download_from_donor(attempt)
             if donor is not None:
@@ -144,11 +144,11 @@ class Follower:
             self._listener.begin()
         version, tracker = self._version, self._tracker
         has_replayed = False
-        knows_history = version.step == 0 or not version.untouched  # else its lineage is its own
+        knows_history = version.step == 0 or not version.untouched  # if not, its lineage is one of its own
         if knows_history and tracker.swarm.latest_step <= version.step + MAX_AVERAGES:
             has_replayed = yield from self._replay.replay_from_anyone(attempt)
             if has_replayed and (tracker.swarm.latest_step <= version.step or self._listener.is_at(version.step)):
-                return True  # the average of the round that it listens to comes next, or is here already
+                return True  # the average of the round to which the peer listens comes next, or is here already
         donor = yield from self._takeover.download_from_superiors(attempt)
         if donor is not None:
             self._replay.prefer(donor)
@@ -159,10 +159,10 @@ class Follower:
         return has_replayed
 
     def _replay_when_they_have_finished(self, attempt: Attempt) -> Steps[bool]:
-        """Fetch the average of the round that has closed without this peer, as soon as it ends; whether it came.
+        """Fetch the average of a round that was closed without this peer, when that ends; return whether it came.
 
-        The next group is held open meanwhile, so this has to begin when the round ends, and with the donor whose line
-        is known to be fast.
+        The next group is held open meanwhile. So this begins as soon as the round ends, with the donor whose line is
+        known to be fast.
         """
         retry_until = time.monotonic() + self._averager.timeouts.retry_seconds
         while not self._should_stop():
@@ -178,7 +178,7 @@ class Follower:
         return False
 
     def _until_confirmed(self, corroboration: Corroboration) -> Steps[bool]:
-        """Wait until a witness confirms the leader's claim, where one has to; whether that has come about."""
+        """Wait until a witness confirms the leader's claim, if that is needed; return whether the claim holds."""
         until = time.monotonic() + self._averager.timeouts.retry_seconds
         while corroboration.is_needed and not corroboration.is_confirmed:
             if corroboration.is_denied:
@@ -191,11 +191,14 @@ class Follower:
 
     @property
     def waits_for_others(self) -> bool:
-        """Whether others, who hold this peer's weights, are about to find out what it has just found out."""
+        """Whether to make no update alone, so that peers with the same weights can find out the false claim, too."""
         return time.monotonic() < self._denied_at + TOGETHER_SECONDS and self._tracker.shares_weights
 
     def _note_denied(self, leader: PeerID | None) -> None:
-        """Leave out a leader whose claim was denied, unless it was in a round that has only failed."""
+        """Leave out a leader whose claim was denied, if it is elsewhere or repeats the claim.
+
+        Another leader was in a round that failed, so its claim may have been honest.
+        """
         if leader is None:
             return
         now, own = time.monotonic(), (self._version.step, self._version.lineage)

@@ -1,4 +1,4 @@
-"""Who can give this peer better weights than it holds, when these are of no use or others have refuted them."""
+"""The search for a donor of better weights, when this peer's are useless or other peers have refuted them."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from swarm.training.own_peer import OwnPeer
 logger = get_logger(__name__)
 
 RECORDS_LAG = 2
-"""Updates that others may have made since they wrote what they hold, in a fast swarm."""
+"""Updates that other peers may have made since they wrote their records, in a fast swarm."""
 
 
 class Healers:
-    """The others who can replace what is wrong with this peer's weights, or say that its model is another one.
+    """The peers that can replace this peer's weights, and its reaction to a leader that says its model is another one.
 
     Args:
         own: this peer
-        probation: knows whence the weights came, and who has refuted them
+        probation: knows from which peers the weights came, and which have refuted them
     """
 
     def __init__(self, own: OwnPeer, probation: Probation):
@@ -32,17 +32,17 @@ class Healers:
 
     @property
     def _has_first_weights(self) -> bool:
-        """Whether this peer's weights are still those that the recipe gives to all."""
+        """Whether this peer's weights are still those that the recipe gives to all peers."""
         return self._version.untouched and self._version.step == 0
 
     def find_healer(self, last_donor: PeerID | None) -> PeerID | None:
-        """Find somebody who can replace weights out of which nothing useful comes; None: nobody can.
+        """Find a donor that can replace weights from which only useless gradients come; None if there is none.
 
         Args:
-            last_donor: whom these weights came from; somebody else is better
+            last_donor: the donor of the present weights, which is taken only if there is no other one
 
         Raises:
-            InputError: they are not finite, and nobody is there
+            InputError: the weights are not finite, and no other peer is there
         """
         donors = self._tracker.swarm.donors(min_step=self._version.step - RECORDS_LAG)
         weights = map(self._version.state.read, self._gradients.weights)
@@ -52,14 +52,14 @@ class Healers:
                 "goes on from the newest checkpoint that is sound. If this happens again, lower --learning-rate."
             )
         if self._has_first_weights:
-            return None  # these weights are the recipe's: nobody has better ones
+            return None  # these weights are the recipe's: no peer has better ones
         others = [donor for donor in donors if donor != last_donor] or donors
-        return random.choice(others) if others else None  # the first one may be as ill as this peer
+        return random.choice(others) if others else None  # by chance: the first one's weights may be bad, too
 
     def find_healer_of_refuted(self) -> PeerID | None:
-        """Find somebody who can replace weights that others have refuted; None: nobody can.
+        """Find a donor that can replace weights that other peers have refuted; None if there is none.
 
-        That is one of those others if possible, and nobody from whom the weights came.
+        It is one of the peers that refuted them, if possible, and never one from which the weights came.
         """
         donors = self._tracker.swarm.donors(min_step=self._version.step - RECORDS_LAG)
         others = [donor for donor in donors if donor not in self._probation.sources]
@@ -67,10 +67,10 @@ class Healers:
         return random.choice(refuters or others) if others else None
 
     def refused_by(self, leader: PeerID) -> None:
-        """Distrust a leader who says that it averages another model: who has trained in the swarm knows better.
+        """Distrust a leader that says it averages another model: this peer has trained in the swarm and knows better.
 
         Raises:
-            InputError: this peer has not
+            InputError: this peer still has its first weights, so the leader may be right
         """
         name = self._tracker.name_of(leader)
         if self._has_first_weights:

@@ -1,9 +1,9 @@
-"""How a peer that is nearly there listens to the next round: it gives nothing, and gets the average as others do.
+"""How a joiner that is nearly done listens to the next round: it gives nothing, and gets the average as members do.
 
-A newcomer downloads a state, and then the averages of the updates that were made meanwhile. Over a line at home those
-of a large model take longer than a swarm waits for anybody: the next group would close without it, and the one after
-that. So it comes to the round before it has the weights, and downloads what it lacks while the round runs. From then on
-it is a member like all the others, and nobody has waited for it.
+A joiner downloads a state, and then the averages of the updates that were made meanwhile. Over a line at home, averages
+of a large model take longer than a swarm waits for any peer. The next group would close without the joiner, and so
+would the one after that. So it comes to the round before it has the weights, and downloads what it lacks while the
+round runs. From then on it is a member like all others, and no member has waited for it.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from swarm.training.throughput import Work
 logger = get_logger(__name__)
 
 LISTEN_BYTES = 32 * 2**20
-"""Fewest bytes, in fp32, of a vector that is worth it: a smaller one comes in a moment, while a group is held open."""
+"""Smallest vector, in bytes of fp32, for which a peer listens. A smaller one arrives while a group is held open."""
 NEAR_SECONDS = 30.0
-"""Seconds before its state is here at which a peer begins to listen."""
+"""Expected seconds until a download is done at which a peer begins to listen."""
 
 
 class Listener:
-    """The listener takes part in a round before this peer has its weights; one round at a time.
+    """Takes part in a round before this peer has the weights of that round; one round at a time.
 
     Args:
-        own: this peer; where its rounds run beside the training, one may run beside a download
+        own: this peer; it can listen only if its rounds run beside the training
     """
 
     def __init__(self, own: OwnPeer):
@@ -62,7 +62,7 @@ class Listener:
         if self._round.future.done() and (error := self._round.future.exception()) is not None:
             logger.debug(f"listened to the round of step {self._round.ticket.step} in vain: {error!r}")
             self._least_step = error.step if isinstance(error, Behind) else 0
-            if isinstance(error, RoundEnded):  # who computes nothing takes everybody for slow
+            if isinstance(error, RoundEnded):  # to a peer that computes nothing, all members look slow
                 spoilt = {peer: what for peer, what in error.blamed.items() if what is not Blame.TOO_SLOW}
                 self._tracker.blame(spoilt)
             if isinstance(error, OtherOrders):
@@ -71,14 +71,15 @@ class Listener:
         return self._round is not None
 
     def is_at(self, step: int) -> bool:
-        """Whether the average that ends this step is on its way, or here."""
+        """Whether the peer listens to the round that ends this step, or has its average."""
         return self._is_under_way and self._round.ticket.step == step
 
     def take(self, step: int, lineage: bytes) -> InflightRound | None:
-        """Take the round over, if this peer has the weights that it belongs to by now; else leave it.
+        """Stop listening: return the round if this peer has the weights of its step by now, else cancel it.
 
         Args:
-            lineage: the lineage of the weights that this peer has
+            step: the step of this peer's weights
+            lineage: their lineage, which the round's result is checked against later
         """
         listened, is_at = self._round, self.is_at(step)
         self._round, self._least_step = None, 0

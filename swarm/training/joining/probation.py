@@ -1,9 +1,10 @@
-"""Whether a state that this peer has taken over is the swarm's, by the word of others than who handed it over.
+"""Whether a state that this peer has taken over is the swarm's, by the attestations of peers other than its donor.
 
-A donor proves nothing: its digests are of its own bytes. So others say in their progress records what they hold
-(`Attestation`). Until one of them has said that it holds the same, a peer that has taken over a state gives nothing:
-its samples do not count, and it says nothing of its state itself. That has an end, or a swarm whose hardware differs
-would shut everybody out; the group compares weights at every eighth step all the same.
+A donor proves nothing, since its digests are of its own bytes. So other peers say in their progress records what they
+hold (`Attestation`). A peer that has taken over a state is on probation until one of them says that it holds the same.
+On probation its samples do not count, and it does not attest its state itself. Probation ends after a while in any
+case, or a swarm whose hardware differs would shut all joiners out. The group still compares weights at every eighth
+step.
 """
 
 from __future__ import annotations
@@ -27,17 +28,17 @@ from swarm.training.joining.attester import Attester
 logger = get_logger(__name__)
 
 MAX_UPDATES = 16
-"""Most updates to which this peer gives nothing because nobody has confirmed its state."""
+"""Most updates to which this peer gives nothing because no peer has confirmed its state."""
 MAX_SECONDS = 30.0
 """Most seconds for which this peer gives nothing for that reason, if updates are slow."""
 MAX_REFUSED = 2
-"""Most states that others can keep a newcomer of an open run from: names cost nothing there, and so do words."""
+"""Most states that strangers can refute to a joiner of an open run. Names and claims cost nothing there."""
 MAX_OWN = 16
 """Most steps of which this peer remembers what it held."""
 
 
 class StateVerdict(Enum):
-    """What others say of a state."""
+    """What other peers' attestations say of a state."""
 
     CONFIRMED = "another one holds it, too"
     REFUTED = "others hold another one, and agree with each other"
@@ -45,12 +46,12 @@ class StateVerdict(Enum):
 
 
 def is_same(one: Attestation, other: Attestation) -> bool:
-    """Whether both hold the same bits, for sure."""
+    """Whether both attestations are certainly of the same bits."""
     return bool(one.digest) and one.digest == other.digest
 
 
 def are_alike(one: Attestation, other: Attestation) -> bool:
-    """Whether both hold the same weights, as far as hardware lets them."""
+    """Whether both attestations are of the same weights, up to what different hardware rounds differently."""
     if is_same(one, other):
         return True
     have_sketches = len(one.sketch) == len(other.sketch) > 0
@@ -60,19 +61,20 @@ def are_alike(one: Attestation, other: Attestation) -> bool:
 def judge(
     own: Attestation, others: Iterable[Attestation], is_as_received: bool, num_attesting: int = 0
 ) -> StateVerdict:
-    """Judge a state by what others say of the same step and lineage.
+    """Judge a state by other peers' attestations of the same step and lineage.
 
-    Equal bits confirm. So do weights that are nearly the same, as on other hardware, but only after an update: signs of
-    a sketch follow from the lineage, so whoever hands over a state knows those of its step, and can look alike there.
-    Others who agree with each other refute it if they are more than its donor and who agrees with that, two at least,
-    and more than half of all who could say something: peers are silent about most steps where a digest takes long, and
-    two liars would otherwise refute every honest donor.
+    Equal bits confirm. Weights that are nearly the same, as on other hardware, confirm only after an update. The signs
+    of a sketch follow from the lineage, so a lying donor knows those of its own step, and can match the sketch there.
+
+    Peers that agree with each other refute the state under three conditions. They are at least two. They are more than
+    the donor and the peers that agree with it. They are more than half of all peers that attest anything. Otherwise two
+    liars could refute every honest donor, since peers are silent about most steps where a digest takes long.
 
     Args:
-        own: what this peer says of the state
-        others: what the others say of it; its donor is none of them
+        own: this peer's attestation of the state
+        others: the other peers' attestations of it, without the donor's
         is_as_received: no update has been made since the state was handed over
-        num_attesting: number of those who say anything of what they hold, of whatever step; the donor is none
+        num_attesting: number of peers that attest anything, of whatever step, without the donor
     """
     alike, apart = [], []
     for other in others:
@@ -85,18 +87,18 @@ def judge(
 
 
 class Probation:
-    """The probation of this peer: from when it takes something over until others have confirmed what it holds.
+    """The probation of this peer: from when it takes something over until another peer has confirmed what it holds.
 
     Args:
         version: the state of this peer
-        tracker: knows what others say
-        attester: says what this peer holds after its own updates
+        tracker: knows the other peers' attestations
+        attester: attests what this peer holds after its own updates
     """
 
     def __init__(self, version: StateVersion, tracker: ProgressTracker, attester: Attester):
         self._version, self._tracker, self._attester = version, tracker, attester
         self.sources: frozenset[PeerID] = frozenset()
-        """The peers from which the state came, and averages since: what they say themselves confirms nothing."""
+        """The peers that handed over the state, or averages since. Their own attestations confirm nothing."""
         self.refuters: frozenset[PeerID] = frozenset()
         """The peers that have refuted what this peer holds."""
         self._own: dict[tuple[int, bytes], tuple[Attestation, bool]] = {}
@@ -106,26 +108,29 @@ class Probation:
 
     @property
     def is_on(self) -> bool:
-        """Whether there is something that nobody has confirmed yet."""
+        """Whether this peer has taken over something that is not confirmed yet."""
         return bool(self.sources)
 
     @property
     def gives_nothing(self) -> bool:
-        """Whether its samples do not count; if it has only missed averages, they count until somebody refutes these."""
+        """Whether this peer's samples do not count. After missed averages only, they count until these are refuted."""
         return self._has_state or bool(self.refuters)
 
     def _attesting(self, sources: Iterable[PeerID]) -> set[PeerID]:
-        """The others that say anything of what they hold; a newcomer does not, before its own has been confirmed."""
+        """The peers, other than these sources, that attest anything. A peer on probation does not."""
         others = self._tracker.others
         return {peer for peer in others.keys() - set(sources) if others[peer].attested is not None}
 
     # ---- what is taken over -----------------------------------------------------------------------------------------
 
     def examine(self, donor: PeerID, description: dict, tensors: Sequence[torch.Tensor]) -> Attestation | None:
-        """Examine a downloaded state before this peer holds it; None if there is nobody whose word could count.
+        """Examine a downloaded state before this peer loads it; return its attestation.
+
+        Returns:
+            what this peer attests of the state; None if no peer but the donor attests anything
 
         Raises:
-            RoundFailed: it is not a state of this model, or not that of the swarm
+            RoundFailed: it is not a state of this model, or other peers refute it
         """
         if not self._attesting([donor]):
             return None
@@ -139,7 +144,7 @@ class Probation:
         return received
 
     def begin(self, donor: PeerID, received: Attestation | None) -> None:
-        """Begin a probation: this state has been taken over; whoever calls holds the lock."""
+        """Begin probation with a state that has been taken over. The caller holds the lock."""
         self.end()
         if received is not None:
             self._tracker.report(attested=None)
@@ -147,14 +152,14 @@ class Probation:
             self._own = {(received.step, received.lineage): (received, True)}
 
     def note_followed(self, donor: PeerID) -> None:
-        """Note an update that was made with an average of this donor's; whoever calls holds the lock."""
+        """Note an update that was made with an average from this donor. The caller holds the lock."""
         step = self._last_step = self._version.step
         self.sources |= {donor}
         if step % SKETCH_EVERY == 0 or self._tracker.attestations(step, self._version.lineage, self.sources):
             self._note(self._attester.attest_now())
 
     def note_arrived(self) -> None:
-        """Note that this peer has made up for all that it could; whoever calls holds the lock."""
+        """Note that this peer has made all missed updates that it could. The caller holds the lock."""
         self._note(self._attester.attest_now())
 
     def note_update(self) -> None:
@@ -162,7 +167,7 @@ class Probation:
         self._updates += 1
 
     def _say(self, own: Attestation) -> None:
-        """Tell others what this peer holds, or compare it first."""
+        """Report what this peer holds, or, on probation, only remember it for comparison."""
         if self.is_on:
             self._note(own)
         else:
@@ -172,10 +177,10 @@ class Probation:
         if (own.step, own.lineage) not in self._own:
             self._own = dict([*self._own.items(), ((own.step, own.lineage), (own, False))][-MAX_OWN:])
 
-    # ---- what others say of it --------------------------------------------------------------------------------------
+    # ---- what other peers attest ------------------------------------------------------------------------------------
 
     def review(self) -> None:
-        """See whether it is over, or what this peer holds is false."""
+        """Check whether other peers confirm or refute what this peer holds, or probation has lasted long enough."""
         if not self.is_on:
             return
         self.since = min(self.since, time.monotonic())
@@ -183,11 +188,11 @@ class Probation:
             if self._is_late and self._tracker.knows_nobody:
                 self._end_in_vain()
             return
-        self.refuters = frozenset()  # they have gone
+        self.refuters = frozenset()  # all refuters have left
         for own, is_as_received in [*self._own.values()]:
             others = self._tracker.attestations(own.step, own.lineage, self.sources)
             verdict = self._judge(own, others, self.sources, is_as_received)
-            is_settled = own.step >= self._last_step  # else averages have come on top of it
+            is_settled = own.step >= self._last_step  # if not, fetched averages came on top: confirm those, too
             if verdict is StateVerdict.CONFIRMED and is_settled:
                 self._confirm(own, others)
                 return
@@ -212,7 +217,7 @@ class Probation:
         self._tracker.report(attested=own)
 
     def note_stray(self) -> None:
-        """Note that the group has compared weights, and that this peer has taken over others than the group's."""
+        """Note that the group compared weights and that those of this peer differ; distrust the state's sources."""
         if self._has_state:
             sources = self._names(self.sources)
             logger.warning(f"The weights from {sources} are not those of the group: they are dropped")
@@ -223,7 +228,7 @@ class Probation:
         self.refuters = frozenset(peer for peer, said in others.items() if not are_alike(own, said))
         sources, names = self._names(self.sources), self._names_apart(own, others)
         logger.warning(f"The weights of step {own.step} from {sources} are not those of {names}: they are dropped")
-        self._version.is_refuted = self._has_state  # what it has trained itself is worth keeping
+        self._version.is_refuted = self._has_state  # without a state, the weights are this peer's own: worth keeping
         self._refused += 1
         for source in self.sources:
             self._tracker.trust.handed_over_false(source)
@@ -247,13 +252,13 @@ class Probation:
         self.end()
 
     def end(self) -> None:
-        """End the probation: this peer takes part as all others do."""
+        """End probation: this peer takes part as all others do."""
         self.sources = self.refuters = frozenset()
         self._own = {}
         self._has_state, self._updates, self.since = False, 0, math.inf
 
     def _names_apart(self, own: Attestation, others: Mapping[PeerID, Attestation]) -> str:
-        """The names of those who hold something else."""
+        """The names of the peers that hold something else."""
         return self._names(peer for peer, said in others.items() if not are_alike(own, said))
 
     def _names(self, peers: Iterable[PeerID]) -> str:

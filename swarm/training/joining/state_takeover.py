@@ -1,4 +1,4 @@
-"""How a peer takes over the whole state of another one: it is downloaded, checked, and loaded."""
+"""How a peer takes over the whole state of a donor: it downloads, checks and loads it."""
 
 from __future__ import annotations
 
@@ -22,18 +22,19 @@ from swarm.training.own_peer import OwnPeer
 logger = get_logger(__name__)
 
 MAX_UPDATES_AHEAD = 1000
-"""Most updates that a donor can be ahead of what it was asked for. A donor with more has made them up."""
+"""Most updates by which a donor can be ahead of the step expected of it. A donor with more has made them up."""
 CONFIRM_SECONDS = 3.0
-"""Seconds for which a peer waits until another one says that it holds a state, too: records come each second."""
+"""Seconds for which a peer waits until a peer other than the donor says that it holds the state: records come each
+second."""
 MAX_WAIT_SECONDS = 600.0
 """Most seconds in all for which a peer waits for busy donors beyond the time limit of its attempt."""
 
 
 class DonorSearch:
-    """The search for somebody who hands over a state, in one attempt.
+    """The search for a donor that hands over its state, in one attempt.
 
     Args:
-        timeout_seconds: after which it is over; some waits do not count
+        timeout_seconds: seconds after which the search is over; some waits do not count
     """
 
     def __init__(self, timeout_seconds: float):
@@ -53,20 +54,20 @@ class DonorSearch:
 
     @property
     def is_over(self) -> bool:
-        """Whether the time is over."""
+        """Whether the time is up."""
         return time.monotonic() >= self._deadline
 
     def extend(self, seconds: float) -> None:
-        """Leave so many seconds out of account that have passed."""
+        """Do not count this many of the seconds that have passed."""
         self._deadline += seconds
 
 
 class StateTakeover:
-    """The takeover of a whole state: that of a peer whose state counts more, or of one that is named.
+    """Takes over the whole state of a peer whose state counts more than this one's, or of a named donor.
 
     Args:
         own: this peer
-        probation: examines what is taken over
+        probation: examines states before they are loaded
         fetcher: downloads states
     """
 
@@ -75,12 +76,15 @@ class StateTakeover:
         self._gradients, self._probation, self._fetcher = own.gradients, probation, fetcher
         self._should_stop = own.should_stop
         self._claimed: dict[PeerID, int] = {}
-        """The steps that donors held when a download began that has broken off, and may go on."""
+        """The steps that donors claimed when a download began that has broken off and may go on."""
         self.last_donor: PeerID | None = None
-        """The donor whose state this peer has taken over last."""
+        """The donor whose state this peer took over last."""
 
     def download_from_donor(self, attempt: Attempt) -> Steps[PeerID | None]:
-        """Take over the state of the donor that the attempt names, which may have to finish its update first."""
+        """Take over the state of the donor that the attempt names; return the donor, or None if it gave no state.
+
+        The donor may have to finish an update first, so this tries again for a while.
+        """
         deadline = time.monotonic() + self._averager.timeouts.settle_seconds
         while True:
             try:
@@ -92,18 +96,18 @@ class StateTakeover:
             yield None
 
     def download_from_superiors(self, attempt: Attempt) -> Steps[PeerID | None]:
-        """Take over the state of a peer whose state counts more, until none is left or one has been taken over.
+        """Take over the state of a peer whose state counts more; return the donor, or None without one.
 
-        Who joins tries those again that could not hand it over: it would train on alone.
+        A joiner also tries again donors that could not hand over their state: otherwise it would train alone.
 
         Raises:
-            InputError: this peer joins, and nobody has handed over a state
+            InputError: this peer joins, and no donor has handed over a state
         """
         tracker, search = self._tracker, DonorSearch(attempt.timeout_seconds)
         while not search.is_over and not self._should_stop():
             may_try_again = attempt.joins and search.failed & tracker.others.keys()
             if not tracker.swarm.superiors and not may_try_again:
-                return None  # those who were ahead or senior are gone
+                return None  # the peers that were ahead or senior are gone
             if attempt.corroboration.is_denied:
                 return None
             busy_seconds = 0.0
@@ -125,19 +129,19 @@ class StateTakeover:
         return None
 
     def _candidates(self, attempt: Attempt) -> list[PeerID]:
-        """Those who may be asked for a state that is of use, the best first."""
+        """The donors that may be asked for a useful state, the best first."""
         version, swarm, corroboration = self._version, self._tracker.swarm, attempt.corroboration
-        is_behind = swarm.latest_step > version.step  # then the same step again would be no way out
+        is_behind = swarm.latest_step > version.step  # then a state of this peer's own step would not help
         donors = swarm.donors(min_step=version.step + is_behind)
         if corroboration.is_needed:
             donors = [donor for donor in donors if corroboration.may_confirm_state_of(donor)]
         return donors[:MAX_DONORS]
 
     def _note_no_state(self, search: DonorSearch, error: NoState, seconds: float) -> None:
-        """Note that none of those who were asked has handed over its state.
+        """Note that none of the donors that were asked has handed over its state.
 
         Args:
-            seconds: seconds that it has taken; they do not count if something arrived
+            seconds: seconds since they were asked, which do not count if something arrived
         """
         search.reason = str(error)
         for peer, why in error.reasons.items():
@@ -148,7 +152,7 @@ class StateTakeover:
             search.extend(seconds)
 
     def _wait_for_busy(self, search: DonorSearch, seconds: float) -> Steps[None]:
-        """Wait for donors that hand over their state to others first, for as long as they say; it does not count."""
+        """Wait for donors that serve other joiners first, for as long as they say. This time does not count."""
         seconds, began = max(MIN_BUSY_SECONDS, seconds), time.monotonic()
         search.reason = "its donors serve other joiners first"
         logger.warning(f"The donors serve other joiners first: this peer waits {seconds:.0f} s")
@@ -158,16 +162,16 @@ class StateTakeover:
         search.extend(waited_seconds)
 
     def _pass_over_joiners(self) -> None:
-        """Pass over those who claim to be ahead and have been joining themselves all the time: they have nothing."""
+        """Pass over peers whose state would count more but that still join themselves: they have no state to give."""
         swarm = self._tracker.swarm
         for peer_id in set(swarm.superiors) - set(swarm.donors(min_step=self._version.step)):
             self._tracker.cannot_hand_over(peer_id)
 
     def _give_up(self, search: DonorSearch, attempt: Attempt) -> None:
-        """Go on without a state: the time is over.
+        """Go on without a state, because the time is over.
 
         Raises:
-            InputError: this peer joins, and has nothing
+            InputError: this peer joins, and its weights have never been trained
         """
         tracker, version = self._tracker, self._version
         said = f"The swarm's state could not be downloaded in {search.seconds:.0f} s ({search.reason})"
@@ -179,10 +183,13 @@ class StateTakeover:
                 tracker.cannot_hand_over(peer_id)
 
     def download(self, donors: Sequence[PeerID], attempt: Attempt) -> Steps[PeerID | None]:
-        """Take over the state of one of these; of none, if this peer has come as far by itself meanwhile.
+        """Take over the state of one of these donors.
+
+        Returns:
+            the donor; None if this peer has come as far by itself meanwhile
 
         Raises:
-            NoState: none of them has handed it over
+            NoState: none of them has handed over a state that this peer accepts
         """
         version, tracker, began = self._version, self._tracker, time.monotonic()
         claimed = {peer: record.step for peer, record in tracker.others.items() if peer in donors}
@@ -206,7 +213,7 @@ class StateTakeover:
                 self._check_step(donor, step, max(version.step, claimed.get(donor, 0)))
                 examined = self._probation.examine(donor, description, tensors)
                 version.load(description, tensors)
-                self._gradients.adopt()  # with local steps it is what the next one downloads
+                self._gradients.adopt()  # with local steps, this sets the anchors, which the next joiner downloads
                 self._averager.took_over()
                 self._probation.begin(donor, examined)
         except RoundFailed as error:
@@ -221,15 +228,15 @@ class StateTakeover:
         return donor
 
     def _until_others_hold(self, donor: PeerID, description: object, corroboration: Corroboration) -> Steps[None]:
-        """Wait until somebody else says that it holds this state, or has held it, where somebody has to.
+        """Wait until a peer other than the donor says that it holds or held this state, if that is needed.
 
         Raises:
-            NoState: nobody does; its donor may still be honest
+            NoState: no peer says so; the donor may still be honest
         """
         said = description if isinstance(description, dict) else {}
         step, lineage = said.get("step"), said.get("lineage")
         if type(step) is not int or type(lineage) is not bytes:
-            return  # whoever loads the state says so
+            return  # loading the state raises the error
         deadline = time.monotonic() + CONFIRM_SECONDS
         while not corroboration.confirms(donor, step, lineage):
             if time.monotonic() > deadline:
@@ -238,13 +245,13 @@ class StateTakeover:
             yield from self._fetcher.until_refreshed(POLL_SECONDS)
 
     def _check_step(self, donor: PeerID, step: object, wanted: int) -> None:
-        """Compare the step of a state with what this peer may believe.
+        """Check that the step of a state is one that this peer can believe.
 
         Raises:
-            RoundFailed: the donor has less than it said, or more than anybody can have
+            RoundFailed: the step is earlier than the donor claimed, or later than any peer can be
         """
         if type(step) is not int:
-            return  # whoever loads the state says so
+            return  # loading the state raises the error
         if step < wanted:
             raise RoundFailed(f"it holds step {step} only, and not {wanted}")
         if step > wanted + MAX_UPDATES_AHEAD or not self._tracker.swarm.may_hold(donor, step):

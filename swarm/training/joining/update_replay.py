@@ -1,4 +1,4 @@
-"""How a peer makes the updates that others have made without it: same weights, same average, same bits."""
+"""How a peer makes updates that it missed: the same weights and the same average give the same bits."""
 
 from __future__ import annotations
 
@@ -27,19 +27,19 @@ from swarm.training.own_peer import OwnPeer
 logger = get_logger(__name__)
 
 REPLAY_SECONDS = 1.0
-"""Seconds for which this peer makes others' updates without a look at anything else: averages may be many and small."""
+"""Seconds for which this peer replays updates without doing anything else: averages may be many and small."""
 MAX_UPDATES = 1000
-"""Most updates that this peer makes after others in a row. A donor with more has made them up."""
+"""Most updates that this peer replays in a row. A donor with more has made them up."""
 
 
 class UpdateReplay:
-    """The replay of updates that this peer has missed, with the averages that others have kept.
+    """The replay of updates that this peer has missed, with averages that other peers have kept.
 
     Args:
         own: this peer
         apply: makes an update with an average
-        listener: knows of which round this peer gets the average anyway
-        probation: notes whose averages this peer has taken
+        listener: knows the round from which this peer gets the average anyway
+        probation: notes which donors' averages this peer has taken
         fetcher: downloads averages
     """
 
@@ -55,17 +55,17 @@ class UpdateReplay:
         self._gradients, self._apply = own.gradients, apply
         self._listener, self._probation, self._fetcher = listener, probation, fetcher
         self._fast_donor: PeerID | None = None
-        """The donor from whom the last state or average came."""
+        """The donor of the last state or average."""
 
     def prefer(self, donor: PeerID) -> None:
         """Ask this donor first: its state has come here, so its line is known, and it may have kept more averages."""
         self._fast_donor = donor
 
     def replay_from_anyone(self, attempt: Attempt, waits: bool = False) -> Steps[bool]:
-        """Make the updates that others have made, if these are few and somebody has kept them; whether there were any.
+        """Replay missed updates whose averages a donor has kept; return whether there were any.
 
         Args:
-            waits: wait until the donor from whom the last state or average came has made the next one
+            waits: wait until the donor of the last state or average has made the next update
         """
         donors = self._who_may_have_averages()
         may_wait = waits and donors and donors[0] == self._fast_donor
@@ -80,12 +80,12 @@ class UpdateReplay:
     def replay_updates(
         self, attempt: Attempt, donors: Sequence[PeerID] | None = None, waits: bool = False
     ) -> Steps[int]:
-        """Make the updates that others have made since they had this peer's weights; returns how many.
+        """Replay the updates that other peers made since they had this peer's weights; return how many.
 
         Args:
             donors: all of them hold the same averages, so the one with the fastest line may hand them over; None: all
-                who may have them
-            waits: wait for the first one, if a donor is making it now
+                donors that may have them
+            waits: wait for the first average, if a donor is making that update now
         """
         donors = self._who_may_have_averages() if donors is None else donors
         made, donor = 0, None
@@ -93,7 +93,7 @@ class UpdateReplay:
             try:
                 donor, lineages, averages = yield from self.fetch_averages(donors, attempt, waits and not made)
                 lineages = yield from self._confirmed_by_others(donor, lineages, attempt.corroboration)
-            except RoundFailed as error:  # it has not made the next one yet, or is gone
+            except RoundFailed as error:  # no donor has made the next update yet, or all are gone
                 logger.debug(f"no further average: {error}")
                 break
             made += yield from self._make_updates(donor, lineages, averages, made)
@@ -107,10 +107,10 @@ class UpdateReplay:
         return made
 
     def _who_may_have_averages(self) -> list[PeerID]:
-        """The donors at this peer's step or later, maybe further than their records say.
+        """The donors at this peer's step or later, which may be further than their records say.
 
-        The first is whose state or averages this peer has taken over: others may have been slower, and it may have kept
-        more than its last average for this peer.
+        The first is the donor of the last state or average. Its line is known to be fast, and it may have kept more
+        than its last average for this peer.
         """
         donors = self._tracker.swarm.donors(min_step=self._version.step)
         donors.sort(key=lambda peer: peer != self._fast_donor)
@@ -119,11 +119,11 @@ class UpdateReplay:
     def _make_updates(
         self, donor: PeerID, lineages: Sequence[bytes], averages: Sequence[tuple[torch.Tensor, ...]], made: int
     ) -> Steps[int]:
-        """Make these updates, as long as the next one can be one of the swarm's; returns how many.
+        """Replay these updates, as long as the next one can be one of the swarm's; return how many.
 
         Args:
             averages: one for each lineage; further ones are left out
-            made: updates that this peer has made after others before, in a row
+            made: number of updates that this peer has replayed in a row before
         """
         number, began = 0, time.monotonic()
         for lineage, average in zip(lineages, averages[: len(lineages)], strict=True):
@@ -146,10 +146,10 @@ class UpdateReplay:
     def _confirmed_by_others(
         self, donor: PeerID, lineages: Sequence[bytes], corroboration: Corroboration
     ) -> Steps[Sequence[bytes]]:
-        """The lineages of those updates that somebody else has made as well; all, where nobody has to confirm them.
+        """Wait until another peer confirms updates; return the lineages of those confirmed, or all if none has to be.
 
         Raises:
-            RoundFailed: there are none, or this peer has made one itself meanwhile, or others have made more by now
+            RoundFailed: none is confirmed, or this peer has made one itself meanwhile, or others are further by now
         """
         version, deadline = self._version, time.monotonic() + self._averager.timeouts.retry_seconds
         before = version.step, version.lineage
@@ -173,10 +173,13 @@ class UpdateReplay:
     def fetch_averages(
         self, donors: Sequence[PeerID], attempt: Attempt, waits: bool
     ) -> Steps[tuple[PeerID, list[bytes], list[tuple[torch.Tensor, ...]]]]:
-        """Fetch the averages of this peer's step and of some that follow, from one of these, as they travel.
+        """Fetch the averages of this peer's step and of some steps after it, from one of these donors.
+
+        Returns:
+            the donor, the lineages after each update, and the averages in the form in which they travel
 
         Raises:
-            RoundFailed: nobody has them, or they are none
+            RoundFailed: no donor has them, or what came is no average of this model
         """
         sizes = map(self._gradients.fragments.size_at, count(self._version.step))
         vector_bytes = self._averager.vector.nbytes

@@ -19,26 +19,33 @@ from recipe.model import fewest_samples
 from recipe.registry import kind_of
 
 AIM_SECONDS = 1.0
-MAX_SECONDS = 1.4  # the largest power of two below this takes 0.7 s or more, unless something else is the limit
+"""Time that a micro-batch is to take."""
+MAX_SECONDS = 1.4
+"""Longest time of a micro-batch. The largest power of two below it takes 0.7 s or more, if time is the limit."""
 BUDGET_SECONDS = 6.0
-REPETITIONS = 3  # other programs make a pass look slow now and then
+"""Time for the whole measurement, after a first pass."""
+REPETITIONS = 3
+"""Times that a slow pass is measured, since other programs make a pass look slow now and then."""
 SHARE_OF_TARGET = 16
 """A micro-batch is at most 1/16 of the target batch: the swarm's batch then overshoots by a few percent per peer."""
 LOCAL_PEERS = 4
-"""With so many peers or fewer, a local step takes a micro-batch or more."""
-MEMORY_FRACTION = 0.9  # of a GPU
-MIN_FREE_BYTES = 2**28  # of a CPU's memory
-STATE_COPIES = 5  # fp32 copies of the weights that training adds: gradient, their sum, two of AdamW, one to spare
+"""With this many peers or fewer, a local step consists of one micro-batch or more."""
+MEMORY_FRACTION = 0.9
+"""Share of a GPU's memory that training may take."""
+MIN_FREE_BYTES = 2**28
+"""Bytes of main memory that stay free."""
+STATE_COPIES = 5
+"""fp32 copies of the weights that training adds: gradient, sum of gradients, two statistics of AdamW, one to spare."""
 
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """What was measured.
+    """The size of a micro-batch, and how it was found.
 
     Args:
-        samples: micro-batch, a power of two
-        seconds: forward and backward pass of so many samples, nan where a person gave the number
-        limit: what kept it from being larger
+        samples: size of the micro-batch, a power of two if it was measured
+        seconds: time of a forward and backward pass over it; nan where a person gave the size
+        limit: what kept the micro-batch from being larger
     """
 
     samples: int
@@ -54,10 +61,11 @@ class MicroBatch:
 
 
 def largest_sensible(recipe: Recipe, num_train_samples: int, num_processes: int = 1) -> int:
-    """Largest power of two that is at most 1/16 of the target batch, leaves local steps, and fits the data.
+    """The largest power of two that is at most 1/16 of the target batch, small enough for local steps, and fits the
+    data.
 
     Args:
-        num_processes: of the peer, which compute as much each
+        num_processes: processes of the peer, each of which computes as much
     """
     parts = max(SHARE_OF_TARGET, LOCAL_PEERS * recipe.local_steps if recipe.averaging == "local" else 0) * num_processes
     most = max(1, min(recipe.target_batch_size // parts, num_train_samples))
@@ -65,7 +73,7 @@ def largest_sensible(recipe: Recipe, num_train_samples: int, num_processes: int 
 
 
 def precision_on(device: str, precision: str) -> str:
-    """The recipe's number format, or float32 on a GPU that only imitates bfloat16 (before Ampere), which takes longer.
+    """The recipe's number format, or float32 on a GPU (before Ampere) that only emulates bfloat16, which is slower.
 
     Args:
         device: auto, cpu or cuda, as a person gave it
@@ -79,12 +87,15 @@ def precision_on(device: str, precision: str) -> str:
 def measure_for_recipe(
     model: nn.Module, recipe: Recipe, device: str, num_train_samples: int = 2**31, num_processes: int = 1
 ) -> MicroBatch:
-    """`measure_micro_batch` for a recipe's model.
+    """Call `measure_micro_batch` for a recipe's model.
 
     Args:
         device: auto, cpu or cuda, as a person gave it
-        num_train_samples: a micro-batch is never larger
-        num_processes: as of `largest_sensible`
+        num_train_samples: number of training samples; a micro-batch is never larger
+        num_processes: as in `largest_sensible`
+
+    Raises:
+        InputError: this device cannot train the model
     """
     uses_gpu = device != "cpu" and torch.cuda.is_available()
     kind = kind_of(recipe.dataset)
@@ -97,7 +108,7 @@ def measure_for_recipe(
             precision_on(device, recipe.precision) == "bf16-mixed",
             largest_sensible(recipe, num_train_samples, num_processes),
         )
-    except (ValueError, IndexError, AssertionError, RuntimeError) as error:  # it can be built, but not trained
+    except (ValueError, IndexError, AssertionError, RuntimeError) as error:  # a model that can be built, not trained
         if isinstance(error, InputError):
             raise
         said = str(error).strip().splitlines() or [type(error).__name__]
@@ -115,18 +126,18 @@ def measure_micro_batch(
     bf16: bool,
     most: int,
 ) -> MicroBatch:
-    """Largest power of two that fits the device's memory and takes at most 1.4 s, better about 1 s.
+    """Find the largest power of two that fits the device's memory and takes at most 1.4 s, better about 1 s.
 
-    It is 2 at least for a model with BatchNorm, which cannot be trained with single samples. The module, its buffers
-    and all random generators stay as they are. Decoding images does not count.
+    It is at least 2 for a model with BatchNorm, which cannot be trained with single samples. The module, its buffers
+    and all random generators stay as they are. Decoding images is not measured.
 
     Args:
         module: maps inputs to logits (batch, num_classes); on the CPU
-        random_inputs: makes inputs of so many samples, on the CPU
-        num_classes: of the logits
-        device: where training will compute
+        random_inputs: makes random inputs of this many samples, on the CPU
+        num_classes: number of logits
+        device: the device on which training will compute
         bf16: whether training computes in bf16-mixed precision
-        most: a power of two that is not exceeded, but by a model that needs more
+        most: a power of two that is not exceeded, unless the model needs more
 
     Raises:
         InputError: not even the fewest samples fit
@@ -157,13 +168,13 @@ def _search(probe: Probe, fewest: int, most: int) -> MicroBatch:
             return MicroBatch(samples, seconds, "the target batch (larger ones would overshoot it)")
         if 2 * seconds > MAX_SECONDS or time.perf_counter() + 2 * seconds > deadline:
             return best
-        # Twice as many while the time says little, else straight to what the pace promises.
+        # From two to eight times as many: half of what the measured pace promises for `AIM_SECONDS`.
         promised = samples * max(2, min(8, AIM_SECONDS / seconds / 2))
         samples = min(most, 1 << (int(promised).bit_length() - 1))
 
 
 class Probe:
-    """Forward and backward passes over noise, with as much memory taken as training will take."""
+    """Runs forward and backward passes over noise, while as much memory is taken as training will take."""
 
     def __init__(
         self,
@@ -180,7 +191,10 @@ class Probe:
             self._reserve = torch.empty((STATE_COPIES - 1) * num_parameters, device=device)
 
     def best_seconds(self, samples: int) -> float | None:
-        """Seconds of a pass that nothing disturbed: one that would end the search is tried twice more."""
+        """Seconds of a pass that nothing disturbed; None when the memory does not suffice.
+
+        A pass so slow that it would end the search is measured twice more, and the fastest counts.
+        """
         seconds = self.seconds(samples)
         for _ in range(REPETITIONS - 1):
             if seconds is None or 2 * seconds <= MAX_SECONDS:

@@ -1,4 +1,4 @@
-"""The micro-batch is measured again in the training itself: the machine may have been busy when the peer started."""
+"""Measures the micro-batch again during training: the machine may have been busy when the peer started."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ from recipe.model import fewest_samples
 from swarm.training.micro_batch.finder import MAX_SECONDS, MEMORY_FRACTION, MIN_FREE_BYTES, MicroBatch
 
 MICRO_BATCHES = 8
-"""So many of one size are timed before they are judged."""
+"""Number of micro-batches of one size that are timed before the size is judged."""
 UPDATES = 3
-"""So many global updates pass before the first judgement, and between two."""
+"""Global updates before the first judgement, and between two."""
 SLOW_TIMES = 2.0
-"""Micro-batches are halved only when they take so many times what the measurement at the start allows."""
+"""Micro-batches are halved only when they take more than this many times `MAX_SECONDS`."""
 
 
 class MicroBatchRule:
     """Doubles the micro-batch while that keeps it below 1.4 s, halves it above 2.8 s.
 
-    Each change of direction doubles the number of updates until the next one, so a machine that is busy now and then
-    makes the size change less and less.
+    Each change of direction doubles the number of updates between judgements. So a machine that is busy now and then
+    changes the size less and less often.
 
     Args:
-        samples: that it begins with, a power of two
-        fewest: that the model can be trained with
-        most: that the recipe allows
+        samples: size at the start, a power of two
+        fewest: smallest size with which the model can be trained
+        most: largest size that the recipe allows
     """
 
     def __init__(self, samples: int, fewest: int, most: int):
@@ -41,16 +41,16 @@ class MicroBatchRule:
 
     @property
     def wants_more(self) -> bool:
-        """Whether further micro-batches should be timed; on a GPU that costs a little."""
+        """Whether further micro-batches should be timed, which costs a little time on a GPU."""
         return len(self.seconds) < MICRO_BATCHES
 
     def note(self, samples: int, seconds: float) -> None:
-        """A micro-batch took so long; one of an earlier size, which a loader has drawn ahead, says nothing."""
+        """Note the time of a micro-batch. One of an earlier size, which a loader has drawn ahead, does not count."""
         if samples == self.samples and self.wants_more:
             self.seconds.append(seconds)
 
     def judge(self, has_room: bool) -> int | None:
-        """After a global update: the new size, if it changes.
+        """Judge the size after a global update; return the new size if it changes, else None.
 
         Args:
             has_room: whether the memory holds twice as much as now
@@ -75,12 +75,12 @@ class MicroBatchRule:
 
 
 class MicroBatchReview(L.Callback):
-    """Applies `MicroBatchRule` to a peer's training, at global updates; nothing for a size that a person gave.
+    """Applies `MicroBatchRule` to a peer's training, at global updates, unless a person gave the size.
 
     Args:
         found: the measurement at the start
-        most: that the recipe allows
-        data: whose next micro-batches get the new size; its order of samples stays
+        most: largest size that the recipe allows
+        data: the peer's data; its next micro-batches get the new size, and its order of samples stays
         say: prints one line
     """
 
@@ -102,7 +102,7 @@ class MicroBatchReview(L.Callback):
             self._began = _now(pl_module.device)
 
     def on_after_backward(self, trainer, pl_module) -> None:
-        """The averaging, which comes next, does not count."""
+        """Stop the clock here: the averaging, which comes next, does not count."""
         if self._began is not None:
             self._seconds, self._began = _now(pl_module.device) - self._began, None
         else:
@@ -126,14 +126,14 @@ class MicroBatchReview(L.Callback):
 
 
 def _now(device: torch.device) -> float:
-    """A GPU's work is done when it says so."""
+    """Seconds on a clock, read when the device has finished its work."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     return time.perf_counter()
 
 
 def _has_room(device: torch.device) -> bool:
-    """Whether there is room for twice what this process has taken so far: activations grow no faster than samples."""
+    """Whether there is memory for twice what this process has taken: activations grow no faster than samples."""
     if device.type == "cuda":
         total = torch.cuda.get_device_properties(device).total_memory
         return 2 * torch.cuda.max_memory_reserved(device) <= MEMORY_FRACTION * total

@@ -1,4 +1,4 @@
-"""A round while it runs in the background: whom it waits for, how it ends, and what this peer brought to it."""
+"""A round while it runs in the background: the members that are awaited, its result, and what this peer gave to it."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from swarm.training.throughput import Work
 
 
 def awaited_ids(members: Sequence[Member]) -> set[PeerID]:
-    """Who of these members is waited for."""
+    """The ids of those members that a round waits for."""
     return {member.peer_id for member in members if member.awaited}
 
 
 class InflightRound:
-    """A round that is on its way, and what this peer brought to it.
+    """A round that is under way, and what this peer gave to it.
 
     Args:
-        averager: runs it
-        order: who meets, and what this peer brings; how long it may take is put in here
-        options: how patient this peer is
-        work: what it took to compute what this peer brings
+        averager: runs the round
+        order: the members, and what this peer brings; the time limits are filled in here
+        options: this peer's own settings, for the time limits
+        work: the work that this peer gives
     """
 
     def __init__(self, averager: SwarmAverager, order: RunRound, options: CoordinatorOptions, work: Work):
@@ -50,24 +50,24 @@ class InflightRound:
         )
 
     def expect(self, members: Sequence[Member]) -> None:
-        """Tell the averaging process whom to wait for, as peers come and go."""
+        """Tell the averaging process which members to wait for, as peers come and go."""
         expected = awaited_ids(members)
         if expected != self.expected:
             self.expected = expected
             self._averager.expect(expected)
 
     def wait(self, members: Callable[[], Sequence[Member]], should_stop: Callable[[], bool]) -> RoundReport:
-        """Its result; meanwhile nothing is computed.
+        """Wait for the result of the round. Nothing is computed meanwhile.
 
         Raises:
-            RoundEnded: without an average
+            RoundEnded: the round gave no average
         """
         blocked_since, waited_seconds = time.perf_counter(), 0.0
         while not self.future.done():
             wait_a_little(self.future)
-            waited_seconds += POLL_SECONDS  # not by the clock: while this process itself stands still, nothing comes
+            waited_seconds += POLL_SECONDS  # not by the clock, which also runs while this process itself is suspended
             if waited_seconds > self._patience_seconds:
-                self._averager.kill()  # it is stopped: who notices that it has died starts this peer again
+                self._averager.kill()  # it hangs: the watch over this peer's processes sees its death and restarts
             self._averager.check_alive()
             if should_stop():
                 self.settle()
@@ -79,11 +79,11 @@ class InflightRound:
         return self.future.result()
 
     def failed(self, error: RoundEnded) -> RoundEvent:
-        """What is told of the round when it has ended with this error."""
+        """The event that reports the end of this round with an error."""
         return RoundEvent.of_failure(self.ticket, error, self.work.seconds, self.blocked_seconds)
 
     def settle(self) -> None:
-        """This peer leaves: a round that is nearly done may end, for the sake of the others."""
+        """Wait a little for the round to end, for the other members' sake, and cancel it: this peer leaves."""
         deadline = time.monotonic() + self._averager.timeouts.leave_seconds
         while not self.future.done() and self._averager.is_alive() and time.monotonic() < deadline:
             wait_a_little(self.future)

@@ -1,4 +1,4 @@
-"""The round of this peer's present step: it gives what it has computed, and gets that back if nothing comes of it."""
+"""The round of this peer's present step. The peer gives what it has computed, and takes it back if the round fails."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ class Ended:
     """How a round ended: with an average, or with an error that says why there is none.
 
     Args:
-        round: with what this peer brought to it, which is not taken back yet
-        report: of the average; None without one
-        error: why there is none; None with one
+        round: the round, with what this peer gave to it, which is not taken back yet
+        report: the report of the average; None if there is none
+        error: why there is no average; None if there is one
     """
 
     round: InflightRound
@@ -44,14 +44,14 @@ class Ended:
 
 
 class OwnRound:
-    """At most one round runs in the background: this peer has begun it, or has listened to it before it was a member.
+    """The round that runs in the background, at most one. This peer has begun it, or has listened to it as a joiner.
 
     Args:
         own: this peer
-        step_orders: what the organiser has ordered for the step for which it computes
-        contribution: what it has computed
-        going_back: whether it wants to go back to an earlier state, and to which it could
-        attendance: whether it comes in time
+        step_orders: the organiser's orders for the step for which the peer computes
+        contribution: what the peer has computed
+        going_back: says whether the peer wants to go back to an earlier state, and to which states it could
+        attendance: notes whether the peer comes in time
         tell: called with each round that has failed
     """
 
@@ -75,25 +75,25 @@ class OwnRound:
 
     @property
     def is_running(self) -> bool:
-        """Whether a round is under way, or has ended and nobody has looked at how."""
+        """Whether a round is under way, or has ended without its result being used yet."""
         return self._inflight is not None
 
     @property
     def is_done(self) -> bool:
-        """Whether `wait` would not have to wait for the round that is under way."""
+        """Whether the round that is under way has ended, so that `wait` returns at once."""
         return self._inflight.future.done()
 
-    # ---- it begins --------------------------------------------------------------------------------------------------
+    # ---- its beginning ----------------------------------------------------------------------------------------------
 
     def ticket(self) -> Ticket:
-        """What this peer says of itself and of what it has computed."""
+        """The ticket that this peer brings: what it says of itself and of what it has computed."""
         contribution, client_mode = self._contribution, self._tracker.own.client_mode
         ticket = self._version.ticket(contribution.samples, contribution.loss, client_mode)
         ticket = replace(ticket, orders=self._control.orders.digest(ticket.step), pace=self._control.pace(ticket.step))
         return self._going_back.with_wish(ticket)
 
     def begin(self) -> None:
-        """Meet and exchange in the background; what was accumulated comes back if that fails."""
+        """Meet and exchange in the background; `take_back` restores what was accumulated if that fails."""
         self._attendance.go_to_round()
         statement = self._contribution.statement()
         ticket = with_work_name(self.ticket(), statement)
@@ -113,25 +113,25 @@ class OwnRound:
             self._tracker.report(urgent=True, phase=AVERAGING)
 
     def take_over(self, listened: InflightRound) -> None:
-        """A round to which this peer has listened is its own from now on; it has given nothing to it."""
+        """Make a round to which this peer has listened its own; it has given nothing to that round."""
         self._inflight = listened
         self._attendance.listen()
         self._go_ahead()
 
     def _go_ahead(self) -> None:
-        """While the round runs, this peer computes for the next step."""
+        """Begin to compute for the next step while the round runs."""
         self._version.settled.clear()
         self._tracker.begin_ahead()
         self._step_orders.follow()
 
-    # ---- it ends ----------------------------------------------------------------------------------------------------
+    # ---- its end ----------------------------------------------------------------------------------------------------
 
     def expect(self) -> None:
-        """Tell the round who is here, as peers come and go."""
+        """Tell the round which peers are there now, as peers come and go."""
         self._inflight.expect(self._tracker.swarm.members)
 
     def wait(self) -> Ended:
-        """Wait until it has ended, and note who has come and who has spoilt it."""
+        """Wait until the round has ended; note which members came and which have spoilt it."""
         inflight = self._inflight
         try:
             report = inflight.wait(lambda: self._tracker.swarm.members, self._should_stop)
@@ -141,7 +141,7 @@ class OwnRound:
             return Ended(inflight, error=short)
         except (WentBack, Behind, OtherOrders, Refused, RoundFailed) as error:
             return Ended(inflight, error=error)
-        if report.group.lineage != inflight.ticket.lineage:  # it listened to the round of other weights
+        if report.group.lineage != inflight.ticket.lineage:  # the peer listened to a round of other weights
             self._tracker.blame(report.blamed)
             return Ended(inflight, error=Behind(self._version.step))
         self._tracker.met(report.group.peer_ids, inflight.expected, report.lost)
@@ -163,13 +163,13 @@ class OwnRound:
             logger.warning(f"{who}: {found}. {why}")
 
     def note_failure(self, error: RoundEnded) -> None:
-        """It has given no average: people can read why, and who has spoilt it is left out."""
+        """Report why the round gave no average, and blame the members that have spoilt it."""
         self._tell(self._inflight.failed(error))
         self._tracker.note_failure(self._inflight.ticket.step + 1, error)
         self._tracker.blame(error.blamed)
 
     def take_back(self) -> None:
-        """It has ended in vain: its samples count for the next one."""
+        """Take back what was given to a round that gave no average: it counts for the next round."""
         inflight, self._inflight = self._inflight, None
         self._contribution.take_back(inflight.work)
         self._version.settled.set()
@@ -177,12 +177,12 @@ class OwnRound:
         self._step_orders.follow()
 
     def forget(self) -> None:
-        """Its average is in the weights, or other weights are here: no round is under way, and the state is settled."""
+        """Forget the round, because its average is in the weights or other weights are here: the state is settled."""
         self._inflight = None
         self._version.settled.set()
         self._averager.set_step(self._version.step, self._version.lineage)
 
     def leave(self) -> None:
-        """This peer leaves: a round that is nearly done may end, for the sake of the others."""
+        """Give a round that is nearly done the time to end before this peer leaves, for the other members' sake."""
         if self._inflight is not None:
             self._inflight.settle()

@@ -1,4 +1,4 @@
-"""The update that this peer makes of an average: what is said of it, and which weights it leads to."""
+"""The update that this peer makes from an average: its report, and the lineage of the weights that come out of it."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from swarm.training.undo.breaker import Breaker
 
 
 class OwnUpdate:
-    """The update that comes next, from the average on until it is made, and then the last one.
+    """The latest update of this peer, from when its average is there.
 
     Args:
         own: this peer
-        breaker: looks whether the loss has risen for good
-        probation: learns whether this peer's weights are those of its group
-        tell: called with each average that is applied, before the weights count as those of the next step
+        breaker: detects whether the loss has risen for good
+        probation: is told when this peer's weights differ from its group's
+        tell: called with the report of each average that is applied, before the weights count as those of the next step
     """
 
     def __init__(self, own: OwnPeer, *, breaker: Breaker, probation: Probation, tell: Callable[[StepReport], None]):
@@ -35,10 +35,10 @@ class OwnUpdate:
         self.healer: PeerID | None = None
         """Donor whose state replaces this peer's weights after the update, because they differ from the group's."""
         self._is_shown = False
-        """Whether the average of this peer alone is kept for others."""
+        """Whether an average that this peer has made alone is kept for other peers."""
 
     def show(self) -> None:
-        """Who follows this peer finds the average that it has made alone."""
+        """Put the average that this peer has made alone onto the wire, if other peers follow its updates."""
         self._is_shown = self._averager.transfers.is_followed
         if self._is_shown:
             self._gradients.show()
@@ -51,14 +51,14 @@ class OwnUpdate:
         report: RoundReport | None,
         last_donor: PeerID | None,
     ) -> None:
-        """An average is there, and the optimizer makes a step of it next.
+        """Prepare an update from an average that is there; the optimizer step comes next.
 
         Args:
-            ticket: what this peer brought
-            computed_seconds: from micro-batch to micro-batch
-            blocked_seconds: while nothing was computed because the round had to end first
-            report: of the round; None without one
-            last_donor: whose state this peer has taken over last
+            ticket: the ticket that this peer brought
+            computed_seconds: seconds of computing micro-batches
+            blocked_seconds: seconds in which nothing was computed because the round had to end first
+            report: the report of the round; None if there was none
+            last_donor: the donor whose state this peer took over last
         """
         self.healer = self._version.strayed_from(ticket, report.group, last_donor) if report else None
         if self.healer is not None:
@@ -69,10 +69,10 @@ class OwnUpdate:
             self._tracker.report(loss=ticket.loss, granularity=granularity)
 
     def applied(self, apply_seconds: float) -> None:
-        """The weights have been updated; whoever calls holds their lock.
+        """Note that the weights have been updated. The caller holds their lock.
 
         Args:
-            apply_seconds: from the average to updated weights
+            apply_seconds: seconds from the average to updated weights
         """
         self.last_step = replace(self.last_step, apply_seconds=apply_seconds)
         self._tell(self.last_step)
@@ -87,6 +87,6 @@ class OwnUpdate:
 
     @property
     def group(self) -> frozenset[PeerID]:
-        """Who has made the last update together with this peer, which is one of them."""
+        """The peers that made the last update together, this peer among them."""
         report = self.last_step.round
         return frozenset(report.group.peer_ids if report else [self._tracker.peer_id])

@@ -1,4 +1,4 @@
-"""What the organiser has ordered for the step for which this peer computes, and what others follow there."""
+"""The organiser's orders for the step for which this peer computes, and the orders that other peers follow there."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from swarm.protocol.messages import Ticket
 from swarm.training.own_peer import OwnPeer
 
 ASK_SECONDS = 1.0
-"""How often a peer that is paused asks one that trains why."""
+"""Seconds from one answer until a paused peer again asks a peer that trains for its orders."""
 
 
 class OthersOrders:
-    """Which orders the others follow, where they and this peer do not follow the same, it seems.
+    """The orders that other peers follow, where they seem to differ from this peer's.
 
     Args:
         own: this peer
@@ -30,7 +30,10 @@ class OthersOrders:
         self._ask_at = 0.0
 
     def compare(self) -> None:
-        """Ask who trains where this peer stands: then both know what either of them knew. It waits for nothing."""
+        """Exchange orders with a peer that trains while this one is paused, so that both know the newer list.
+
+        Does not wait: a later call takes the answer.
+        """
         if self._asked is None and time.monotonic() >= self._ask_at:
             self._asked = self._ask_one()
         if self._asked is not None and self._asked.done():
@@ -45,14 +48,14 @@ class OthersOrders:
         return self._averager.compare_orders(random.choice(others) if others else None, ticket)
 
     def find_donor(self, step: int) -> PeerID | None:
-        """Whose weights came out of other updates, as those of who followed the orders in time; None if nobody's."""
+        """A donor with a different lineage, as one that followed the orders in time has; None if there is none."""
         swarm, own = self._tracker.swarm, self._tracker.own
         donors = swarm.donors(min_step=step)
         return next((donor for donor in donors if swarm.records[donor].lineage != own.lineage), None)
 
 
 class StepOrders:
-    """What the organiser has ordered for the step for which this peer computes.
+    """The organiser's orders for the step for which this peer computes.
 
     Args:
         own: this peer
@@ -66,14 +69,14 @@ class StepOrders:
         """Samples over all peers for the update that ends this step."""
 
     def follow(self) -> None:
-        """Look at the newest orders: this peer, and what it tells the others, go by them from now on."""
+        """Look at the newest orders, and follow them from now on, also in what this peer reports."""
         self._has_missed_some |= self._control.look(self._version.step)
         self.target = self._control.target(self._tracker.own.round)
         self._tracker.aim(self.target, self._control.total_steps(math.inf))
 
     @property
     def is_paused(self) -> bool:
-        """Whether peers wait at this step; where the run has been ended meanwhile, there is nothing to wait for."""
+        """Whether the run is paused at this step, and has not been ended meanwhile."""
         return self._control.orders.is_paused(self._tracker.own.round) and not self.is_over
 
     @property
@@ -88,15 +91,18 @@ class StepOrders:
 
     @property
     def num_paused(self) -> int:
-        """How many others wait at this step."""
+        """Number of other peers that are paused at this step."""
         records = self._tracker.swarm.records.values()
         return sum(record.phase == PAUSED and record.round == self._tracker.own.round for record in records)
 
     def donor_of_missed(self) -> PeerID | None:
-        """Once after orders came too late: whose weights came out of updates that followed them; None if nobody's."""
+        """A donor whose updates followed orders that this peer learned of too late; None if there is none.
+
+        Only the first call after such orders returns a donor.
+        """
         has_missed, self._has_missed_some = self._has_missed_some, False
         return self._others.find_donor(self._version.step) if has_missed else None
 
     def compare(self) -> None:
-        """Ask who trains where this peer is paused, as `OthersOrders` does."""
+        """Exchange orders with a peer that trains while this one is paused, as `OthersOrders.compare` does."""
         self._others.compare()

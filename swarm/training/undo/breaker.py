@@ -1,8 +1,8 @@
-"""Whether a peer's own training loss has risen for good, so that it wants to go back.
+"""Detects whether a peer's own training loss has risen for good, so that the peer wants to go back to earlier weights.
 
-Only its own loss: nobody else has to be believed. What a peer says in its tickets is that it wants to go back, and the
-group does so if more than half of it do (`Group.back_to`). Liars who are fewer cannot bring honest peers back, since
-their loss is as it was, nor keep them from it.
+A peer judges by its own loss only, so it has to believe no other peer. It says in its tickets that it wants to go back,
+and a group goes back if more than half of its members want to (`Group.back_to`). Liars in the minority can neither
+bring honest peers back, since their loss has not risen, nor keep them from going back.
 """
 
 from __future__ import annotations
@@ -13,23 +13,24 @@ from collections import deque
 from dataclasses import dataclass, replace
 
 WINDOW = 16
-"""Updates whose median loss is looked at. Two windows in a row have to be bad: a peak that passes is no reason."""
+"""Number of updates in a window, of which the median loss counts. A peak that passes is no reason to go back, so two
+windows in a row have to be bad."""
 GAINED_SHARE = 0.5
-"""Share of the first window's loss that training has to have gained. Where less was gained, noise could look like a
-loss."""
+"""Share of the first window's loss that training must have gained. If less was gained, noise could look like a loss of
+it."""
 LOST_SHARE = 0.5
-"""Share of that gain that has to be lost again."""
+"""Share of that gain that has to be lost again before a peer wants to go back."""
 UNUSABLE = 2
-"""Gradients in a row that are not finite, without an update in between."""
+"""Number of gradients in a row that are not finite, without an update in between, at which a peer wants to go back."""
 
 
 @dataclass(frozen=True)
 class Gained:
-    """What training has gained up to a step: median losses of windows, nan where there is none yet.
+    """What training has gained up to a step, as median losses of windows; nan where there is none yet.
 
     Args:
-        first: of the first window
-        best: of the best one so far
+        first: median loss of the first window
+        best: median loss of the best window so far
     """
 
     first: float = math.nan
@@ -45,10 +46,10 @@ class Breaker:
         self._unusable = 0
 
     def note(self, loss: float) -> None:
-        """An update has been made.
+        """Note an update.
 
         Args:
-            loss: mean over the samples that this peer gave to it
+            loss: mean loss over the samples that this peer gave to it
         """
         self._losses.append(loss if math.isfinite(loss) else math.inf)
         if len(self._losses) < WINDOW:
@@ -59,11 +60,11 @@ class Breaker:
         self.gained = replace(self.gained, best=min(self.gained.best, median))
 
     def note_unusable(self) -> None:
-        """This peer's gradients are not finite."""
+        """Note that this peer's gradients are not finite."""
         self._unusable += 1
 
     def note_update(self) -> None:
-        """Something finite has come out of these weights, if only of what others gave."""
+        """Note an update: something finite has come out of these weights, if only from other members' gradients."""
         self._unusable = 0
 
     @property
@@ -78,7 +79,10 @@ class Breaker:
 
     @property
     def may_have_risen(self) -> bool:
-        """Whether this peer believes it of others: half as much is lost, or it cannot tell, having given too little."""
+        """Whether this peer believes other members that it has risen.
+
+        It does if half as much is lost, or if it has given too little to tell.
+        """
         if self.has_risen or math.isnan(self.gained.best):
             return True
         return len(self._losses) >= WINDOW and self._has_lost([*self._losses][-WINDOW:], LOST_SHARE / 2)
@@ -90,11 +94,11 @@ class Breaker:
         return gained > GAINED_SHARE * abs(first) and statistics.median(losses) > best + share * gained
 
     def went_back(self, gained: Gained | None = None) -> None:
-        """The weights are those of an earlier step.
+        """Note that the weights are those of an earlier step.
 
         Args:
-            gained: when that step was made, with which is compared what comes now: what was gained only later has to
-                be gained again, which is no reason to go back once more. None: the same as before
+            gained: what training had gained at that step, with which later losses are compared from now on. Later
+                gains are gone, which is no reason to go back once more. None: keep the present value
         """
         self._losses.clear()
         self._unusable = 0
@@ -102,6 +106,6 @@ class Breaker:
             self.gained = gained
 
     def begin(self) -> None:
-        """The weights are those of another peer: there is nothing to compare with yet."""
+        """Begin anew with the weights of another peer: there is nothing to compare with yet."""
         self.went_back()
         self.gained = Gained()

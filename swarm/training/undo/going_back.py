@@ -1,9 +1,9 @@
 """How a peer goes back to an earlier state together with its group.
 
-Going back is an update like any other one, but for what it makes of the weights: they become those of a step that all
-have kept. So the step number only grows, and with it what counts by it: the position in the data, schedules, orders,
-the end of the run. The lineage after it is the name of the group, as after each round. Who was not in that group
-finds that the swarm has gone on, and takes over its state; so does who has not kept that step.
+Going back is an update like any other, except that the weights become those of a step that all members have kept. So
+the step number only grows, and with it all that depends on it: the position in the data, schedules, orders, the end
+of the run. The lineage after it is the name of the group, as after each round. A peer that was not in that group finds
+that the swarm has gone on, and takes over its state. So does a member that has not kept that step.
 """
 
 from __future__ import annotations
@@ -22,20 +22,21 @@ from swarm.training.undo.sound_states import SoundStates
 logger = get_logger(__name__)
 
 MAX_TIMES_BACK = 4
-"""Times that a peer wants to go back within `WITHIN_UPDATES`: in an open run, a liar comes back under another name."""
+"""Most times that a peer wants to go back within `WITHIN_UPDATES`. In an open run a liar returns under another name, so
+going back may not help."""
 WITHIN_UPDATES = 256
 """Updates in which `MAX_TIMES_BACK` are counted."""
 NOTICED_AFTER = 3
-"""Go back at least this many breaker windows: the breaker notices late, so younger states may be spoilt."""
+"""Fewest breaker windows to go back. The breaker notices late, so younger states may be spoilt."""
 
 
 class GoingBack:
-    """Keeps the states to which one peer can go back, says to which it wants to, and takes one over.
+    """Keeps the states to which one peer can go back, names the one to which it wants to go, and restores it.
 
     Args:
         version: the state of this peer
-        is_on: whether it keeps what it needs for it
-        folder: in which large states are kept
+        is_on: whether the peer keeps earlier states
+        folder: folder for large states
     """
 
     def __init__(self, version: StateVersion, is_on: bool, folder: Path | None = None):
@@ -43,12 +44,12 @@ class GoingBack:
         self._states = SoundStates(version.state, folder)
         self.breaker = breaker.Breaker()
         self._gained: dict[int, breaker.Gained] = {}
-        """What this peer's loss had gained by the step of each state that it keeps."""
+        """What training had gained by the step of each state that this peer keeps."""
         self._went_at: deque[int] = deque(maxlen=MAX_TIMES_BACK)
         version.on_change = self._note
 
     def begin(self) -> None:
-        """This peer begins to train; all who begin a run hold the same weights."""
+        """Begin to train. At step 0 keep the state: all peers that begin a run hold the same weights."""
         with self._version.lock:
             if self._version.step == 0:
                 self._note(is_update=True)
@@ -66,7 +67,7 @@ class GoingBack:
 
     @property
     def steps(self) -> tuple[int, ...]:
-        """Steps of the states to which this peer would go back now; none if it has done so too often lately."""
+        """Steps of the states to which this peer would go back now; empty if it has done so too often lately."""
         has_gone_often = len(self._went_at) == MAX_TIMES_BACK
         is_often = has_gone_often and self._went_at[0] > self._version.step - WITHIN_UPDATES
         return () if is_often else self._states.steps
@@ -74,7 +75,7 @@ class GoingBack:
     def with_wish(self, ticket: Ticket) -> Ticket:
         """The same ticket, with the step to which this peer wants to go back if its loss has risen.
 
-        What proofs say of it is added in the averaging process, where they are.
+        The averaging process, which holds proofs of lies, adds wishes to go back because of these.
         """
         if not self.steps or not self.breaker.has_risen:
             return ticket
@@ -82,13 +83,13 @@ class GoingBack:
         return replace(ticket, back_to=max(before, default=min(self.steps)))
 
     def is_convinced(self, back: WentBack) -> bool:
-        """Whether this peer has a reason of its own to do as its group does, or none against it."""
+        """Whether this peer goes back with its group: a lie is proven, or its own loss may have risen."""
         return bool(back.liars) or self.breaker.may_have_risen
 
     def go(self, back: WentBack) -> bool:
-        """Make the update that the group has decided on; whether this peer has what it takes.
+        """Go back as the group has decided; return whether this peer could, that is, has kept that state.
 
-        Whoever calls holds the lock.
+        The caller holds the lock.
         """
         version, group = self._version, back.group
         is_of_group = (version.step, version.lineage) == (group.step, group.lineage)

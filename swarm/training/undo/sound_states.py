@@ -1,4 +1,4 @@
-"""Earlier states that a peer keeps, so that all can go back to the same one."""
+"""Earlier states that a peer keeps, so that all peers can go back to the same one."""
 
 from __future__ import annotations
 
@@ -17,32 +17,31 @@ from swarm.state_sync.training_state import SharedState
 logger = get_logger(__name__)
 
 MAX_SMALL_BYTES = 2**23
-"""Size of a model whose states are kept in memory. Those of larger ones are written to disk, and less often."""
+"""Largest model whose states are kept in memory. States of larger models are written to disk, and less often."""
 KEEP_EVERY = 16
-"""Updates from one state that is kept to the next. What follows from the model alone is equal on all peers, or they
-could not name the same one."""
+"""Updates from one kept state to the next. It follows from the model alone, so that all peers keep the same steps."""
 NUM_KEPT = 4
-"""States that are kept."""
+"""Number of states that are kept."""
 KEEP_LARGE_EVERY = 64
-"""Updates from one state of a large model to the next: a ViT-B writes 16 MB an update."""
+"""Updates from one kept state of a large model to the next. For a ViT-B this writes 16 MB per update on average."""
 NUM_LARGE_KEPT = 2
-"""States of a large model that are kept."""
+"""Number of states of a large model that are kept."""
 
 
 @dataclass
 class Kept:
-    """A state.
+    """A kept state.
 
     Args:
-        description: as `SharedState.export` gives it
-        tensors: of the same; or the file that they are written to
+        description: description of the state, as `SharedState.export` returns it
+        tensors: its tensors, or a future of the file that they are written to
     """
 
     description: dict
     tensors: list[torch.Tensor] | Future[IO[bytes]]
 
     def load(self) -> tuple[dict, list[torch.Tensor]]:
-        """Raises OSError or RuntimeError: the disk does not give it back"""
+        """Return the description and the tensors; raise OSError or RuntimeError if the file cannot be read."""
         if isinstance(self.tensors, list):
             return self.description, self.tensors
         file = self.tensors.result()
@@ -50,19 +49,19 @@ class Kept:
         return self.description, torch.load(file, weights_only=True)
 
     def close(self) -> None:
-        """Nobody goes back to it any more."""
+        """Close the file, if there is one: the state is not needed any more."""
         if isinstance(self.tensors, Future) and self.tensors.exception() is None:
             self.tensors.result().close()
 
 
 class SoundStates:
-    """Keeps the last few states of one peer that a multiple of `every` updates has made.
+    """Keeps the last few states of one peer whose step is a multiple of `every`.
 
-    All peers who have made the same updates keep the same ones. Files have no name, so that nothing stays behind.
+    All peers that have made the same updates keep the same states. Files have no name, so that none is left behind.
 
     Args:
-        state: what is kept
-        folder: in which large ones are written; by default that of temporary files
+        state: the state that is copied
+        folder: folder for large states; by default that of temporary files
     """
 
     def __init__(self, state: SharedState, folder: Path | None = None):
@@ -80,13 +79,13 @@ class SoundStates:
         return tuple(self._kept)
 
     def note(self, step: int, lineage: bytes) -> None:
-        """This peer has come to a step by an update, or begins at it; whoever calls holds the lock."""
+        """Keep the present state if its step is due: this peer made an update, or begins. The caller holds the lock."""
         if step % self.every or step in self._kept:
             return
         while len(self._kept) >= self._most:
             self._kept.pop(next(iter(self._kept))).close()
         if self._writing is not None:
-            self._writing.exception()  # one copy in memory is enough
+            self._writing.exception()  # waits, so that no more than one copy is in memory
         description, tensors = self._state.export(step, lineage)
         if self._is_small:
             self._kept[step] = Kept(description, tensors)
@@ -105,7 +104,7 @@ class SoundStates:
         return file
 
     def load(self, step: int) -> tuple[dict, list[torch.Tensor]] | None:
-        """The description and the tensors of a state; None if this peer has none of this step."""
+        """The description and the tensors of the state of this step; None if it is not kept or cannot be read."""
         try:
             return self._kept[step].load() if step in self._kept else None
         except (OSError, RuntimeError) as error:
@@ -113,13 +112,13 @@ class SoundStates:
             return None
 
     def rename(self, step: int, to: int) -> None:
-        """This state becomes that of a later step; there is no way back from there."""
+        """Keep this state as that of a later step, and drop all others."""
         kept = self._kept.pop(step)
         self.forget()
         self._kept[to] = kept
 
     def forget(self) -> None:
-        """This peer has taken over a state: what it held before is not what others hold."""
+        """Drop all kept states; other peers do not hold the states that this one held before a takeover."""
         for kept in self._kept.values():
             kept.close()
         self._kept.clear()

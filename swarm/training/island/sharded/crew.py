@@ -1,4 +1,4 @@
-"""The other processes of an island that share one model with the first: they do what it says with their pieces."""
+"""The crew of an island whose processes share one model: they do what the first process says with their pieces."""
 
 from __future__ import annotations
 
@@ -19,7 +19,11 @@ from swarm.training.island.sharded.pieces import Pieces, local_of
 
 
 class ShardedCrew(Crew):
-    """Arguments as of `Crew`, and the models in the module, each of which all processes compute together."""
+    """A `Crew` that holds pieces of the model. Arguments as in `Crew`, and these.
+
+    Args:
+        roots: the models in the module, each of which all processes compute together
+    """
 
     def __init__(
         self,
@@ -32,9 +36,9 @@ class ShardedCrew(Crew):
     ):
         super().__init__(channel, model, optimizer, target_batch_size, max_step)
         self._roots, self._latest = roots, [((), {})] * len(roots)
-        """What each model was given last."""
+        """The latest inputs of each model."""
         self._mixed: torch.dtype | None = None
-        """The format of this process's last micro-batch; None: that of the weights."""
+        """The autocast number format of this process's latest micro-batch; None for that of the weights."""
         self._replay: Replay | None = None
         for number, root in enumerate(roots):
             root.register_forward_pre_hook(self._note(number), with_kwargs=True)
@@ -43,7 +47,7 @@ class ShardedCrew(Crew):
         return CrewSums(Pieces(self._channel, model, optimizer), model)
 
     def check_work(self, replay: Replay, loss: Loss) -> None:
-        """As of `Crew`; the first process asks for the kind of device when it has come so far."""
+        """As in `Crew`, but the kind of device is exchanged later, when the first process asks for it."""
         self._replay, self._work_log = replay, NotingLog(replay, self._vector, self)
 
     def _note(self, number: int):
@@ -58,7 +62,7 @@ class ShardedCrew(Crew):
         return list(self._model.buffers())
 
     def _hand_over_gradients(self, unit: int) -> None:
-        """They stay until the first process asks for them."""
+        """Do nothing: gradients stay here until the first process asks for them."""
 
     def _obey(self, word: Word, numbers: list[int]) -> None:
         pieces = self._vector.pieces
@@ -99,10 +103,11 @@ class ShardedCrew(Crew):
             pieces.show_average()
 
     def _lend(self, number: int, goes_back: int) -> None:
-        """Whatever is computed here, the first process gets whole weights for what it computes, and nothing stays.
+        """Compute a model along with the first process, so that it gets whole weights; keep nothing of the result.
 
         Args:
-            goes_back: 1 if it computes a gradient, which needs them a second time; 0 if it evaluates
+            number: the index of the model
+            goes_back: 1 if the first process computes a gradient, which needs the weights again; 0 if it evaluates
         """
         root, (inputs, named) = self._roots[number], self._latest[number]
         buffers = [buffer.clone() for buffer in self._model.buffers()]
@@ -123,11 +128,11 @@ class ShardedCrew(Crew):
 
 
 class CrewSums:
-    """What `Crew` does with its gradients and float buffers.
+    """The gradients and float buffers of a `ShardedCrew`, in the place of a `GradientVector`.
 
     Args:
-        pieces: of this process
-        model: with the buffers
+        pieces: the pieces of this process
+        model: the module with the buffers
     """
 
     def __init__(self, pieces: Pieces, model: nn.Module):
@@ -138,20 +143,20 @@ class CrewSums:
 
     @property
     def buffers(self) -> torch.Tensor:
-        """As of `GradientVector`."""
+        """As in `GradientVector`."""
         return in_a_row(self._buffers)
 
     @property
     def sizes(self) -> list[int]:
-        """As of `GradientVector`."""
+        """As in `GradientVector`."""
         return [param.numel() for param in self.pieces.params]
 
     def watch(self, places: Sequence[Place]) -> None:
-        """As of `GradientVector`."""
+        """As in `GradientVector`."""
         self.pieces.own.watch(places)
 
     def watched(self) -> torch.Tensor:
-        """As of `GradientVector`."""
+        """As in `GradientVector`, but of this process's own micro-batch alone."""
         return self.pieces.own.watched()
 
     def receive(self, samples: int) -> None:
@@ -161,7 +166,7 @@ class CrewSums:
         self.pieces.collect()
 
     def reset(self) -> None:
-        """What the buffers are now counts, whatever becomes of the sums."""
+        """Note the present buffers as those that `drop` restores; the sums stay."""
         self._before = [buffer.clone() for buffer in self._buffers]
 
     @torch.no_grad()

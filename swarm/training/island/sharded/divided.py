@@ -1,4 +1,4 @@
-"""What a strategy does differently where the processes of its peer share one model (`inside="fsdp"`)."""
+"""What the strategy does differently if the processes of its peer share one model (`inside="fsdp"`)."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ CHANGE_GRADIENTS = ("configure_gradient_clipping", "on_before_optimizer_step", "
 
 
 class Divided:
-    """What the strategy asks in each process of a peer whose processes share one model.
+    """The part of the strategy that differs in each process of a peer whose processes share one model.
 
     Args:
         averaging: how the swarm averages
 
     Raises:
-        InputError: not in the mode sync
+        InputError: the mode is not sync
     """
 
     def __init__(self, averaging: Averaging):
@@ -44,15 +44,15 @@ class Divided:
         self._lead: ShardedLead | None = None
         self._clip: float | None = None
         self._kept: tuple[dict[str, Any], dict[str, Any]] | None = None
-        """The whole state of the model and of the optimizer, when the other processes have ended."""
+        """The whole states of the model and of the optimizer, kept for when the other processes have ended."""
 
     def divide(self, module: LightningModule, channel: Channel) -> None:
-        """All begin with the weights of the first process.
+        """Copy the weights of the first process to all processes, and divide the model.
 
         Raises:
             InputError: this model cannot be divided
         """
-        from swarm.training.island.sharded.division import divide  # which takes long to import
+        from swarm.training.island.sharded.division import divide  # here, because the import takes long
 
         channel.begin_default_group()
         channel.spread([*module.parameters(), *module.buffers()])
@@ -60,10 +60,10 @@ class Divided:
         module.to(channel.device)
 
     def begin(self, trainer: Trainer, optimizer: Optimizer, channel: Channel) -> None:
-        """Lightning has made the optimizer of the pieces.
+        """Check the training, and set it up, once Lightning has made the optimizer over the pieces.
 
         Raises:
-            InputError: its steps on them would not be those on the whole
+            InputError: the training of pieces would not equal the training of the whole model
         """
         from swarm.training.island.sharded.division import check_optimizer
 
@@ -82,24 +82,24 @@ class Divided:
             self._lead = ShardedLead(channel, module, self._roots, optimizer)
 
     def coordinator(self, *arguments: Any, **options: Any) -> Coordinator:
-        """The coordinator, which the first process has; arguments as of `Coordinator`."""
+        """Make the coordinator of the first process; arguments as in `Coordinator`."""
         coordinator = ShardedCoordinator(*arguments, lead=self._lead, clip=self._clip, **options)
         coordinator.lead(self._lead, self._lead.module)
         return coordinator
 
     def crew(self, channel: Channel, module: LightningModule, *arguments: Any) -> Crew:
-        """What the other processes have in its place; arguments as of `Crew`."""
+        """Make what the other processes have in place of a coordinator; arguments as in `Crew`."""
         return ShardedCrew(channel, module, self._roots, *arguments)
 
     # ---- checkpoints ------------------------------------------------------------------------------------------------
 
     @property
     def is_whole(self) -> bool:
-        """Whether this process can have the whole state."""
+        """Whether this process can get the whole state now."""
         return self._kept is not None or (self._lead is not None and self._lead.is_between)
 
     def keep(self, coordinator: ShardedCoordinator | None) -> None:
-        """The others are about to end: what they hold is kept here, for the last checkpoint."""
+        """Keep the whole state for the last checkpoint, before the other processes end."""
         if coordinator is not None and self._lead is not None and self._lead.is_between:
             state = coordinator.version.state
             with contextlib.suppress(IslandLost):
@@ -120,5 +120,5 @@ class Divided:
         return self._kept
 
     def load_optimizer(self, state: dict[str, Any]) -> None:
-        """Hand out a whole one."""
+        """Hand out the whole `state_dict` of an optimizer to all processes."""
         self._lead.load_optimizer(state)

@@ -1,7 +1,7 @@
-"""How a model is divided among the processes of an island: torch's `fully_shard`, block by block.
+"""How a model is divided among the processes of an island: with torch's `fully_shard`, block by block.
 
-Each weight lies on all processes, cut along its first dimension as `torch.chunk` cuts; so do its gradient and its
-optimizer's statistics. A block is whole only while it is computed.
+Each weight is cut along its first dimension, as `torch.chunk` cuts, and each process holds one piece. Its gradient and
+the optimizer's statistics are cut in the same way. A block is whole only while it is computed.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ ELEMENTWISE = (
     *(torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW),
     *(torch.optim.RMSprop, torch.optim.Adagrad),
 )
-"""Optimizers that change a number by what belongs to it alone: their steps on pieces are those on the whole."""
+"""Optimizers that change each number by its own gradient and statistics only. So a step can be made on pieces."""
 
 
 def check_optimizer(optimizer: torch.optim.Optimizer) -> None:
-    """Raises InputError: its step on pieces of the weights is not its step on the whole"""
+    """Raise InputError if the optimizer's step on pieces of the weights may differ from its step on the whole."""
     if type(optimizer) not in ELEMENTWISE:
         names = ", ".join(kind.__name__ for kind in ELEMENTWISE)
         raise InputError(
@@ -36,9 +36,11 @@ def divide(module: nn.Module, device: torch.device, size: int) -> list[FSDPModul
 
     Args:
         module: its children are models, or lists of them; the blocks of a model are in its Sequential and ModuleList
+        device: the device of this process
+        size: number of processes
 
     Returns:
-        the models: each is called as a whole
+        the models, each of which is called as a whole
 
     Raises:
         InputError: there are parameters that cannot be cut
@@ -60,10 +62,10 @@ def divide(module: nn.Module, device: torch.device, size: int) -> list[FSDPModul
     except (NotImplementedError, ValueError) as error:
         raise InputError(f"This model cannot be divided ({first_line(error)}): take inside='ddp'.") from error
     for part in module.modules():
-        if isinstance(part, FSDPModule):  # gradients are sums over samples, and no means over processes
+        if isinstance(part, FSDPModule):  # gradients are sums over samples, not means over processes
             part.set_gradient_divide_factor(1.0)
             part.set_force_sum_reduction_for_comms(True)
-        elif isinstance(part, Metric):  # torch knows of other processes now, but each computes metrics of its own
+        elif isinstance(part, Metric):  # torch has a default group now, but each process computes its own metrics
             part.distributed_available_fn = _is_alone
     return roots
 

@@ -1,4 +1,4 @@
-"""The first process of an island whose processes share one model: it reads and writes what the others hold of it."""
+"""The first process of an island whose processes share one model: it reads and writes the pieces of the others."""
 
 from __future__ import annotations
 
@@ -19,8 +19,11 @@ from swarm.training.island.sharded.pieces import COUNT, STATISTICS, Pieces, is_d
 
 
 class ShardedLog(CheckedLog):
-    """All processes compute again what the lot has drawn. A stranger's micro-batch must not fail where they wait for
-    each other: so it is one of a size that this peer has itself, or slices of one."""
+    """A `CheckedLog` with which all processes recompute another member's micro-batch together.
+
+    It must not fail where the processes wait for each other. So only a size that this peer uses itself is recomputed,
+    or slices of such a size.
+    """
 
     def _holds(self, assignment: Assignment) -> bool | None:
         samples = assignment.line.samples // assignment.line.micro_batches
@@ -30,16 +33,16 @@ class ShardedLog(CheckedLog):
 
 
 class ShardedLead(Lead):
-    """The first of several processes that share one model tells the others what to do with their pieces.
+    """The first of several processes that share one model; it tells the others what to do with their pieces.
 
-    All of what it does with the others happens while these listen, also what another thread asks for: from a word that
-    lets all compute until all have, this process's lock is held.
+    It asks the others for something only while they listen for words, even if another thread of this process asks. To
+    ensure this, it holds the channel's lock from a word that lets all processes compute until all have computed.
 
     Args:
-        channel: to the others
-        model: divided
+        channel: the connection to the others
+        model: the divided model
         roots: the models in it, each of which all processes compute together
-        optimizer: over the pieces of this process
+        optimizer: the optimizer over the pieces of this process
     """
 
     def __init__(
@@ -51,14 +54,14 @@ class ShardedLead(Lead):
         self._buffers = list(model.buffers())
         self._is_computing = False
         self._goes_back = False
-        """Whether a backward pass follows on what the others are asked to compute along."""
+        """Whether a backward pass follows when the others next compute along (`Word.LEND`)."""
         for number, root in enumerate(roots):
             self._borrow_for(root, number)
 
     # ---- what is computed together ----------------------------------------------------------------------------------
 
     def _borrow_for(self, root: nn.Module, number: int) -> None:
-        """The others compute along where this process validates or tests, which needs their pieces."""
+        """Let the others compute along when this process computes alone, as in validation: it needs their pieces."""
 
         def begin(module: nn.Module, inputs: Any) -> None:
             if not self._is_computing:
@@ -84,7 +87,7 @@ class ShardedLead(Lead):
         return ShardedLog(replay, loss, vector, version, self.kind_of(replay), earlier)
 
     def gradient_of(self, loss: Callable[[], torch.Tensor], places: Sequence[Place]) -> torch.Tensor:
-        """As of `GradientVector`. The others compute along, and all forget what comes of it."""
+        """As in `GradientVector`. The others compute along, and no process keeps anything of it."""
         self._channel.hold()
         self._goes_back = True
         try:
@@ -92,7 +95,7 @@ class ShardedLead(Lead):
             self.pieces.own.watch(places)
             with self._channel.computing():
                 value.backward()
-        except Exception:  # the others wait for the rest of it
+        except Exception:  # the others wait in the middle of this computation, and cannot be brought out of it
             self._channel.give_up()
             raise
         finally:
@@ -115,13 +118,13 @@ class ShardedLead(Lead):
 
     def end(self) -> None:
         super().end()
-        if self._is_computing:  # something has failed meanwhile; who waits for the others now learns of it
+        if self._is_computing:  # a micro-batch has failed; a thread that waits for the lock then gets an error
             self._is_computing = False
             self._channel.release()
 
     @property
     def is_between(self) -> bool:
-        """Whether the others are there and listen."""
+        """Whether the others are there and listen for a word."""
         return not self._is_computing and self._channel.is_heard and not self._channel.is_lost
 
     def _count_changes(self) -> int:
@@ -132,18 +135,18 @@ class ShardedLead(Lead):
         return self._buffers
 
     def _add_gradients(self, vector: GradientVector) -> None:
-        """They stay where they are until a round needs them."""
+        """Do nothing: gradients stay where they are until a round needs them."""
 
     # ---- gradients --------------------------------------------------------------------------------------------------
 
     def forget(self) -> None:
-        """The sums of all begin anew."""
+        """Set the sums of all processes to zero."""
         self._own = self._others = self._turns = 0
         self.pieces.forget()
         self._channel.tell(Word.FORGET)
 
     def is_finite(self) -> bool:
-        """Whether the sums are, on all processes."""
+        """Whether the sums are finite, on all processes."""
         unsound = torch.tensor([0.0 if self.pieces.is_finite else 1.0])
         with self._channel.speaking():
             self._channel.tell(Word.LOOK)
@@ -152,10 +155,10 @@ class ShardedLead(Lead):
 
     @torch.no_grad()
     def collect(self, views: Sequence[torch.Tensor]) -> None:
-        """The sums of all, which begin anew.
+        """Read the whole sums, and set them to zero.
 
         Args:
-            views: where they go, on the CPU
+            views: tensors on the CPU to which the sums are copied
         """
         with self._channel.speaking():
             self._channel.tell(Word.GIVE)
@@ -165,11 +168,12 @@ class ShardedLead(Lead):
 
     @torch.no_grad()
     def hand_out(self, views: Sequence[torch.Tensor], factor: float | torch.Tensor, adds: bool) -> None:
-        """Each process gets its pieces, times a factor.
+        """Hand out gradients, times a factor: each process gets its pieces.
 
         Args:
-            views: of what is handed out, on the CPU
-            adds: to the sums; else in place of them, as gradients of the next update
+            views: the whole gradients, on the CPU
+            factor: the factor
+            adds: add them to the sums; otherwise they replace the sums, as gradients of the next update
         """
         with self._channel.speaking():
             self._channel.tell(Word.TAKE, int(adds))
@@ -190,7 +194,7 @@ class ShardedLead(Lead):
     # ---- weights and statistics -------------------------------------------------------------------------------------
 
     def read(self, kind: int, number: int) -> torch.Tensor:
-        """The whole of a weight or a statistic, on the CPU."""
+        """Return a whole weight or statistic, on the CPU if it is divided."""
         with self._channel.speaking():
             tensor = self.pieces.tensor(kind, number)
             if not is_divided(tensor):
@@ -202,7 +206,7 @@ class ShardedLead(Lead):
 
     @torch.no_grad()
     def write(self, kind: int, number: int, whole: torch.Tensor) -> None:
-        """All processes take over their pieces of a weight or a statistic."""
+        """Write a whole weight or statistic into the pieces of all processes."""
         with self._channel.speaking():
             self._channel.tell(Word.WRITE, kind, number)
             own, *others = [whole.reshape(())] * self._channel.size if kind == COUNT else self._cut(whole)
@@ -212,7 +216,7 @@ class ShardedLead(Lead):
             into.copy_(own)
 
     def write_statistic(self, number: int, name: str, whole: torch.Tensor) -> None:
-        """The same, where it has a name."""
+        """Write a statistic, given by its name, into the pieces of all processes."""
         self.write(1 + STATISTICS.index(name), number, whole)
 
     def load_optimizer(self, state: dict[str, Any]) -> None:
@@ -225,12 +229,12 @@ class ShardedLead(Lead):
                     self.write_statistic(number, name, value)
 
     def renew(self) -> None:
-        """All statistics are forgotten, and written anew."""
+        """Forget all statistics on all processes, before they are written anew."""
         self._channel.tell(Word.RENEW)
         self.pieces.renew()
 
     def note_written(self) -> None:
-        """The others get the buffers as well."""
+        """Note that a state was written, so that the others get the buffers with the next micro-batch."""
         super().note_update()
 
     def _cut(self, whole: torch.Tensor) -> list[torch.Tensor]:

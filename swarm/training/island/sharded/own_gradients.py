@@ -1,7 +1,7 @@
 """The gradient of this process's micro-batch alone, at a few places.
 
-While a block is computed, whole weights lie where this process's pieces lay. Their gradients are of its own
-micro-batch. Only when the block's backward pass is over, torch adds them to those of the other processes.
+While a block is computed, whole weights take the place of this process's pieces. Their gradients are those of its own
+micro-batch. Only when the block's backward pass is over does torch add them to those of the other processes.
 """
 
 from __future__ import annotations
@@ -17,27 +17,28 @@ from swarm.training.gradient_buffer import Place
 
 
 class OwnGradients:
-    """Finds what one process has computed of gradients that all processes add up.
+    """Reads what one process has computed of gradients that all processes add up.
 
     Args:
-        model: divided
-        params: the pieces of those whose gradients are averaged
+        model: the divided model
+        params: the pieces of the parameters whose gradients are averaged
     """
 
     def __init__(self, model: nn.Module, params: Sequence[nn.Parameter]):
         self._device = params[0].device
         self._whole: dict[int, torch.Tensor] = {}
-        """Weights that were computed last, by number; torch keeps them, and empties them in between."""
+        """Whole weights of the latest computation, by number. torch keeps these tensors, and frees their memory between
+        uses."""
         self._seen, self._handles = torch.empty(0), list[RemovableHandle]()
         for block, weights in _weights_by_block(model, params).items():
-            block.register_forward_pre_hook(partial(self._find, weights))  # after the one that makes them whole
+            block.register_forward_pre_hook(partial(self._find, weights))  # runs after torch's, which makes them whole
 
     def _find(self, weights: list[tuple[nn.Module, str, int]], block: nn.Module, inputs: tuple) -> None:
         for module, name, number in weights:
             self._whole[number] = getattr(module, name)
 
     def watch(self, places: Sequence[Place]) -> None:
-        """The backward pass of what was computed last comes next."""
+        """Prepare for the backward pass of the latest computation: note its gradients at these places."""
         self._seen = torch.zeros(len(places), device=self._device)
         for number in {number for number, _ in places} & self._whole.keys():
             rows = [row for row, (tensor, _) in enumerate(places) if tensor == number]
@@ -48,7 +49,7 @@ class OwnGradients:
         self._seen[rows] += gradient.detach().flatten()[at].float()
 
     def watched(self) -> torch.Tensor:
-        """What it has given at these places, fp32, on the device."""
+        """The gradients that the backward pass has given at these places, fp32, on the device."""
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
@@ -58,8 +59,8 @@ class OwnGradients:
 def _weights_by_block(
     model: nn.Module, params: Sequence[nn.Parameter]
 ) -> dict[nn.Module, list[tuple[nn.Module, str, int]]]:
-    """(module, name in it, number) of those that are made whole together with each block."""
-    from torch.distributed.fsdp import FSDPModule  # which takes long to import
+    """The parameters that are made whole together with each block, as (module, name in it, number)."""
+    from torch.distributed.fsdp import FSDPModule  # here, because the import takes long
 
     numbers = {id(param): number for number, param in enumerate(params)}
     blocks = [module for module in model.modules() if isinstance(module, FSDPModule)]  # outer ones come first

@@ -1,4 +1,4 @@
-"""A peer whose weights are divided among its processes, seen by the swarm as any other one."""
+"""A peer whose weights are divided among its processes; to the swarm it looks like any other peer."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from swarm.training.island.sharded.pieces import STATISTICS, WEIGHT, is_divided
 
 
 class ShardedCoordinator(Coordinator):
-    """The first process takes part in the swarm for all processes that share its model.
+    """The coordinator of the first process, which takes part in the swarm for all processes that share its model.
 
     Args:
-        lead: to the others
-        clip: largest norm of the averaged gradient; None for any
+        lead: the connection to the other processes
+        clip: largest norm of the averaged gradient; None for no limit
     """
 
     def __init__(self, *arguments: Any, lead: ShardedLead, clip: float | None, **options: Any):
@@ -37,12 +37,12 @@ class ShardedCoordinator(Coordinator):
 
 
 class ShardedVector(GradientVector):
-    """Between two rounds, the gradients are where the weights are. For a round they come into the wire.
+    """A `GradientVector` whose sum lies in pieces beside the weights; for a round, it is copied to the wire.
 
     Args:
-        params, buffers: as of `GradientVector`
-        lead: to the other processes
-        clip: largest norm of what is handed over to the optimizer; None for any
+        params, buffers: as in `GradientVector`
+        lead: the connection to the other processes
+        clip: largest norm of the gradient that the optimizer gets; None for no limit
     """
 
     def __init__(self, params: list[nn.Parameter], buffers: list[torch.Tensor], lead: ShardedLead, clip: float | None):
@@ -94,7 +94,7 @@ class ShardedVector(GradientVector):
             self._lead.hand_out(self.views_of(self.wire), samples, adds=True)
 
     def _take_vector(self, average: torch.Tensor) -> None:
-        self.average = average.float()  # one that is made up may have been kept in fp16, and the others expect fp32
+        self.average = average.float()  # a fetched average may be in fp16, but the other processes expect fp32
 
     @torch.no_grad()
     def average_alone(self, samples: int) -> None:
@@ -105,7 +105,7 @@ class ShardedVector(GradientVector):
         self._write_buffers()
 
     def hand_over(self) -> None:
-        """Put the average into `param.grad`, clipped as torch clips it: by the norm of the whole."""
+        """Put the average into `param.grad` of all processes, clipped by the norm of the whole, as torch does it."""
         views, factor = self.views_of(self.average), torch.ones(())
         if self._clip:
             norm = nn.utils.get_total_norm(views)
@@ -115,21 +115,21 @@ class ShardedVector(GradientVector):
 
 @dataclass
 class ShardedState(SharedState):
-    """The whole of each tensor is there when somebody asks for it.
+    """A `SharedState` whose tensors lie in pieces; each one is put together when it is read.
 
     Args:
-        model, optimizers, anchors: as of `SharedState`
-        lead: to the other processes
+        model, optimizers, anchors: as in `SharedState`
+        lead: the connection to the other processes
     """
 
     lead: ShardedLead = field(kw_only=True)
 
     def __post_init__(self) -> None:
-        # Only once: while the model computes, whole weights lie where its pieces lay.
+        # Read only once, here: while the model computes, whole weights take the place of its pieces.
         self._all = self.model.state_dict(keep_vars=True)
         self._numbers = {id(weight): number for number, weight in enumerate(self.lead.pieces.weights)}
         self._statistics: dict[int, tuple[int, int]] = {}
-        """By the tensor: its kind and number."""
+        """Kind and number of each statistic, by the id of its tensor."""
 
     def _named(self) -> dict[str, torch.Tensor]:
         return self._all
@@ -152,11 +152,11 @@ class ShardedState(SharedState):
         return statistics, tensors
 
     def whole(self) -> dict[str, torch.Tensor]:
-        """The module's `state_dict` as that of a peer of one process."""
+        """The module's `state_dict`, as a peer of one process has it."""
         return {name: self.read(tensor) for name, tensor in self._all.items()}
 
     def whole_optimizer(self) -> dict[str, Any]:
-        """The optimizer's `state_dict` as that of a peer of one process."""
+        """The optimizer's `state_dict`, as a peer of one process has it."""
         self.held()
         found = self.optimizers[0].state_dict()
         whole = {

@@ -1,7 +1,7 @@
-"""What a process of a divided island holds: pieces of the weights, of the gradients' sums and of the statistics.
+"""What a process of an island holds of a divided model: pieces of weights, of sums of gradients and of statistics.
 
-The first process writes into the pieces of the others and reads them, one tensor after the other, so that no process
-ever holds more than one tensor twice.
+The first process reads and writes the pieces of the others one tensor after the other. So no process ever holds more
+than one tensor twice.
 """
 
 from __future__ import annotations
@@ -21,23 +21,23 @@ STATISTICS = (
     *("step", "exp_avg", "exp_avg_sq", "max_exp_avg_sq"),
     *("momentum_buffer", "square_avg", "grad_avg", "sum"),
 )
-"""What elementwise optimizers keep for each weight. In a word, they are numbered from 1."""
+"""The statistics that elementwise optimizers keep for each weight. In the numbers of a word they count from 1."""
 COUNT = 1 + STATISTICS.index("step")
-"""A number of which each process has its own."""
+"""The kind of an optimizer's step count: it is not divided, and each process has its own copy."""
 
 
 def is_divided(tensor: torch.Tensor) -> bool:
-    """Whether each process holds a piece of it: torch's DTensor, which takes long to import."""
-    return hasattr(tensor, "to_local")
+    """Whether each process holds a piece of the tensor, that is, whether it is a DTensor of torch."""
+    return hasattr(tensor, "to_local")  # the class itself takes long to import
 
 
 def local_of(tensor: torch.Tensor) -> torch.Tensor:
-    """What this process holds of a tensor: its piece, or all of it if it is not divided."""
+    """This process's piece of a tensor, or all of it if it is not divided."""
     return tensor.detach().to_local() if is_divided(tensor) else tensor.detach()
 
 
 def piece_of(whole: torch.Tensor, rank: int, size: int) -> torch.Tensor:
-    """A view: what of this tensor is a process's; empty where there are more processes than rows."""
+    """A view of a process's piece of this tensor; it may be empty if rows do not suffice for all processes."""
     rows = -(-len(whole) // size)
     return whole[min(rank * rows, len(whole)) : min((rank + 1) * rows, len(whole))]
 
@@ -46,9 +46,9 @@ class Pieces:
     """What one process holds of the weights, of their gradients and of the optimizer's statistics.
 
     Args:
-        channel: to the others
-        model: divided; its parameters are numbered in their order
-        optimizer: over some of them, which are numbered in the order of its groups
+        channel: the connection to the others
+        model: the divided model, whose parameters are numbered in their order
+        optimizer: the optimizer over some of them, which it numbers in the order of its groups
     """
 
     def __init__(self, channel: Channel, model: nn.Module, optimizer: torch.optim.Optimizer):
@@ -56,31 +56,31 @@ class Pieces:
         self.weights = list(model.parameters())
         self.optimized = [param for group in optimizer.param_groups for param in group["params"]]
         self.params, _ = averaged_tensors(model, optimizer)
-        """Those whose gradients are averaged."""
+        """The parameters whose gradients are averaged."""
         self.sums: list[torch.Tensor | None] = [None] * len(self.params)
-        """Sums of their gradients over samples; None where nothing has come yet."""
+        """Sums over samples of their gradients; None where there is no gradient yet."""
         self.own = OwnGradients(model, self.params)
 
     # ---- gradients --------------------------------------------------------------------------------------------------
 
     def receive(self) -> None:
-        """The backward pass that comes next adds its gradients to the sums."""
+        """Let the backward pass that comes next add its gradients to the sums."""
         for param, own in zip(self.params, self.sums, strict=True):
             param.grad = own
 
     def collect(self) -> None:
-        """The backward pass is over."""
+        """End a backward pass: take the sums out of `param.grad`."""
         self.sums = [param.grad for param in self.params]
         self.release()
 
     def release(self) -> None:
-        """The optimizer has made its step."""
+        """Clear `param.grad`."""
         for param in self.params:
             param.grad = None
 
     @torch.no_grad()
     def put(self, number: int, came: torch.Tensor, adds: bool) -> None:
-        """Into this process's piece of a sum, or on top of it."""
+        """Write numbers into this process's piece of a sum, or add them to it."""
         held = self.sum_of(number)
         if adds:
             held.add_(came.to(held.device))
@@ -89,42 +89,42 @@ class Pieces:
 
     @torch.no_grad()
     def forget(self) -> None:
-        """The sums begin anew."""
+        """Set the sums to zero."""
         for own in self.sums:
             if own is not None:
                 own.zero_()
 
     def sum_of(self, number: int) -> torch.Tensor:
-        """This process's piece of the sum, which is 0 where nothing has come yet."""
+        """This process's piece of a sum, which is 0 where there is no gradient yet."""
         if self.sums[number] is None:
             self.sums[number] = torch.zeros_like(self.params[number]).detach()
         return local_of(self.sums[number])
 
     @property
     def is_finite(self) -> bool:
-        """Whether the sums on this process are."""
+        """Whether the sums on this process are finite."""
         return all(bool(torch.isfinite(local_of(own)).all()) for own in self.sums if own is not None)
 
     def show_average(self) -> None:
-        """What has come in place of the sums is what the optimizer finds."""
+        """Put the average, which has replaced the sums, into `param.grad` for the optimizer."""
         self.receive()
 
     # ---- weights and statistics -------------------------------------------------------------------------------------
 
     def tensor(self, kind: int, number: int) -> torch.Tensor:
-        """A weight (kind 0), or a statistic."""
+        """A weight (kind `WEIGHT`), or a statistic."""
         if kind == WEIGHT:
             return self.weights[number]
         return self.optimizer.state[self.optimized[number]][STATISTICS[kind - 1]]
 
     def renew(self) -> None:
-        """All statistics are forgotten; `tensor_for` makes them anew."""
+        """Forget all statistics; `tensor_for` makes new ones."""
         for param in self.optimized:
             self.optimizer.state[param] = {}
 
     @torch.no_grad()
     def tensor_for(self, kind: int, number: int) -> torch.Tensor:
-        """Where a weight or a statistic is to be written."""
+        """The tensor into which a weight or a statistic is to be written; a statistic is made anew."""
         if kind != WEIGHT:
             param = self.optimized[number]
             if kind == COUNT:
@@ -136,7 +136,7 @@ class Pieces:
 
     @property
     def settings(self) -> list[dict[str, Any]]:
-        """What the optimizer's step depends on beside gradients and statistics, group by group; JSON can say it."""
+        """The optimizer's settings, such as learning rates, group by group; they can be encoded as JSON."""
         return [{name: value for name, value in group.items() if name != "params"} for group in self.groups]
 
     @property
@@ -145,7 +145,7 @@ class Pieces:
 
     @torch.no_grad()
     def step(self, settings: list[dict[str, Any]]) -> None:
-        """Make the optimizer step that the first process has made on its own pieces."""
+        """Make the optimizer step, with these settings, that the first process has made on its own pieces."""
         for group, given in zip(self.groups, settings, strict=True):
             group.update({name: tuple(value) if isinstance(value, list) else value for name, value in given.items()})
         self.optimizer.step()
