@@ -164,7 +164,7 @@ def stuck() -> None:
 
 
 def go_on_alone() -> None:
-    """Claims to be the oldest peer, so that it leads. After some updates it goes on by itself and tells joiners that the
+    """Claims to be the oldest peer, so that it leads. After some updates it goes on alone and tells joiners that the
     swarm has gone on; so it has a history and averages of its own to show."""
     honest_serve, honest_expect = Lobby.serve, Matchmaking.expect
 
@@ -183,8 +183,8 @@ def go_on_alone() -> None:
 
 
 def other_history() -> None:
-    """Claims to be the oldest peer, so that it leads. After some updates it tells joiners that it holds other weights of
-    the same step, and hands over weights x -1 as these."""
+    """Claims to be the oldest peer, so that it leads. After some updates it tells joiners that it holds other weights
+    of the same step, and hands over weights x -1 as these."""
     honest_serve, honest_record, honest_export = Lobby.serve, PeerProgress.to_bytes, SharedState.export
 
     async def serve(self, request, context):

@@ -135,5 +135,5 @@ def test_a_deputy_that_is_revoked_orders_nothing_any_more(folder, members, tmp_p
     assert "the organiser has revoked it" in capsys.readouterr().err
     for member in members:
         member.train(step=10)  # on a busy machine their records may have expired by now
-    assert deputy.main([str(key), "--revoke", *own], said.append) == 0, "a repetition, for peers that have not heard of it"
+    assert deputy.main([str(key), "--revoke", *own], said.append) == 0, "again, for peers that have not heard of it"
     assert ben.ordered().given == (Order(12, What.LEARNING_RATE, 0.5),)

@@ -52,16 +52,16 @@ class HearNoOrders:
 
 
 @dataclass(frozen=True)
-"""How a peer takes part.
+class Steered:
     """How a peer takes part.
 
+    Args:
         key: of the organiser
-        key: the organiser's
         serial: of its certificate
         hears: whether orders reach it through the DHT
-            signed: orders that it knows from the start
-            max_steps: total steps of the recipe
-            leaves_while: the phase in which it leaves after a second
+        signed: orders that it knows from the start
+        max_steps: total steps of the recipe
+        leaves_while: the phase in which it leaves after a second
     """
 
     key: bytes
@@ -107,7 +107,7 @@ class TimeInPhase(Limit):
 
 
 def train(name, initial_peers, line, plan: Steered):
-    """Run a peer. It tells the test when it pauses, and takes further lists as if the organiser had handed them to it."""
+    """Run a peer. It reports pauses, and takes further lists as if the organiser had handed them to it."""
     with running_dht(initial_peers, line) as dht:
         known = {ORDERS: plan.signed} if plan.signed else {}
         admission = admission_of(plan.key, dht.peer_id, plan.serial, name, **known)

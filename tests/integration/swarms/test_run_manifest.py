@@ -1,4 +1,4 @@
-"""The run manifest: what strangers may write into it, how a run is chosen, and that it outlives its first publisher."""
+"""The run manifest: what strangers may write into it, how a run is chosen, and how it outlives its first publisher."""
 
 import dataclasses
 import json
@@ -39,7 +39,7 @@ def rewritten(**changes) -> bytes:
 
 @pytest.fixture
 def dhts():
-    """Two DHT nodes that know each other; what is added is stopped as well."""
+    """Two DHT nodes that know each other; nodes that a test adds are stopped as well."""
     started = [start_dht(NetworkOptions(host_maddrs=("/ip4/127.0.0.1/tcp/0",)))]
     try:
         started.append(join(started[0]))
@@ -55,7 +55,7 @@ def join(dht):
 
 
 def expiration(dht) -> float:
-    """When the last manifest ends, as this node knows it; 0 for no manifest."""
+    """When the last manifest ends that this node knows; 0 for no manifest."""
     found = dht.get(RUNS_KEY, latest=True)
     return max((entry.expiration_time for entry in found.value.values()), default=0) if found else 0
 
@@ -195,7 +195,7 @@ def test_nothing_but_manifests_of_another_protocol_is_said_and_no_empty_swarm(dh
 
 
 class BrokenDHT:
-    """Counts the records that it does not publish, and what it returns for reads."""
+    """Publishes nothing, counts the attempts, and returns fixed entries for reads."""
 
     owner = subkey_of("broken")
     acquaintances = ()
@@ -236,7 +236,7 @@ def test_hostile_answers_to_a_read_are_no_manifests():
 
 
 def said_by(**manifests: bytes) -> BrokenDHT:
-    """A DHT in which peers of these names have stored these manifests."""
+    """Return a DHT in which peers of these names have stored these manifests."""
     entry = dataclasses.make_dataclass("Entry", ["value"])
     return BrokenDHT(entry({subkey_of(name): entry(data) for name, data in manifests.items()}))
 

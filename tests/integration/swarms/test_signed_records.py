@@ -1,4 +1,4 @@
-"""Nobody can speak for another peer, whatever is stored in the DHT."""
+"""No peer can write for another peer, whatever is stored in the DHT."""
 
 import base64
 import random
@@ -44,7 +44,7 @@ def dhts():
 
 
 def key_of(dhts, run_id: str) -> str:
-    """A key that all of them know, since they have its run's manifest."""
+    """Return a key that all nodes know, since they have its run's manifest."""
     manifest = RunManifest(PROTOCOL, run_id, digits())
     assert publish_manifest(dhts[0], manifest)
     return f"{manifest.key_prefix}.addresses"
@@ -75,9 +75,9 @@ def test_nobody_writes_for_another_or_for_nobody(dhts):
     [
         ((1, b"\xc1"), 60, None),  # a byte that msgpack never uses
         ((0, b""), 60, None),
-        ((1, b"\xa5ab"), 60, None),  # five letters, of which two came
+        ((1, b"\xa5ab"), 60, None),  # five letters are announced, and two come
         ((2, b"\xc4\x01a"), 60, None),  # two values
-        ((1, b"\xa1\xff"), 60, None),  # text that is none
+        ((1, b"\xa1\xff"), 60, None),  # text that is no UTF-8
         ((1, b"\xd4\x40\x00"), 60, None),  # one of Hivemind's own types
         ((60_000, b"\x91"), 60, None),  # lists in lists
         ((2**17, b"a"), 60, None),  # too large
@@ -88,7 +88,7 @@ def test_nobody_writes_for_another_or_for_nobody(dhts):
     ],
 )
 def test_a_record_that_nobody_could_read_is_not_stored(dhts, value, seconds, subkey):
-    """Of such a key, Hivemind's readers would wait for ever."""
+    """Hivemind's readers would wait for ever for such a key."""
     liar, victim, reader = dhts
     key = key_of(dhts, "shared")
     assert victim.store(key, subkey=victim.owner, value="honest", expiration_time=time.time() + 60)
@@ -100,7 +100,7 @@ def test_a_record_that_nobody_could_read_is_not_stored(dhts, value, seconds, sub
 
 
 def test_a_record_that_can_be_read_is_stored(dhts):
-    """The same way as those above."""
+    """It is stored in the same way as the records above."""
     liar, _, reader = dhts
     key = key_of(dhts, "readable")
     said = Sign(key, liar.owner, (1, b"\xc3"), time.time() + 60)
@@ -114,7 +114,7 @@ def test_a_record_that_can_be_read_is_stored(dhts):
 
 
 def test_who_is_told_nothing_does_not_read_what_it_has_found_before(dhts):
-    """Nobody pushes records to a client-mode peer; what it reads is what there is."""
+    """No peer pushes records to a client-mode peer; it has to search, and finds what there is."""
     first, second, _ = dhts
     client = start_dht(NetworkOptions(initial_peers=tuple(visible_addresses(first)), client_mode=True))
     try:
@@ -171,7 +171,7 @@ E, N = b"\x01\x00\x01", b"\0" + bytes([0x81] * 256)
 @pytest.mark.parametrize(
     "key",
     [
-        ssh_key(b"\x03", N),  # one modulus, and as many owners as there are exponents
+        ssh_key(b"\x03", N),  # one modulus for as many owners as there are exponents
         ssh_key(b"\x01\x00\x03", N),
         ssh_key(b"\0" + E, N),  # the same key once more
         ssh_key(E, b"\0" + N),
@@ -210,7 +210,7 @@ def test_what_strangers_sign_is_checked_so_often_only():
 
 
 def test_a_subkey_that_would_be_passed_on_in_other_bytes_is_refused():
-    """Its signature would be wrong for whoever reads it, and all that comes with it would be thrown away."""
+    """Its signature would be wrong for every reader, which would then discard all that comes with it."""
     validator = OwnedRecords(RSAPrivateKey())
     owner = validator.local_public_key
     for subkey, valid in ((MSGPackSerializer.dumps(owner), True), (b"\xc6" + len(owner).to_bytes(4) + owner, False)):
