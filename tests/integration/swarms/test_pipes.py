@@ -85,7 +85,7 @@ def test_a_process_that_was_forked_while_a_thread_wrote_can_write():
         writing.join(20)
 
 
-def test_of_too_many_members_those_come_who_have_been_in_a_group():
+def test_of_too_many_members_the_proven_ones_are_taken_first():
     me = Member(peer(0), 9.0, False)
     strangers = [Member(peer(number), float(-number), False) for number in range(1, 2048)]
     proven = [Member(peer(number), 5.0, False, proven=True) for number in range(3000, 3010)]

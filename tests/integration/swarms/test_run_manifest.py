@@ -184,7 +184,7 @@ def test_reading_waits_for_the_first_manifest_and_leaves_out_bad_ones(dhts, capl
 
 
 @pytest.mark.parametrize("protocol", [PROTOCOL - 1, PROTOCOL + 1])
-def test_nothing_but_manifests_of_another_protocol_is_said_and_no_empty_swarm(dhts, protocol):
+def test_a_swarm_with_only_manifests_of_another_protocol_does_not_count_as_empty(dhts, protocol):
     first, second = dhts
     addresses = visible_addresses(first)
     assert read_manifests(second, addresses, "mine", timeout_seconds=0.1) == {}
@@ -255,7 +255,7 @@ def test_a_stranger_cannot_claim_that_the_run_is_of_another_protocol(protocol, c
     assert read_manifests(said_by(stranger=other, peer=theirs.to_bytes()), FRIEND) == {"theirs": theirs}
 
 
-def test_the_word_of_a_trusted_peer_ends_a_join_only_where_the_run_cannot_be_joined():
+def test_a_trusted_peers_manifest_ends_a_join_only_where_the_run_cannot_be_joined():
     older, theirs = rewritten(protocol=PROTOCOL - 1), manifest("theirs")
     with pytest.raises(OtherProtocolError):
         read_manifests(said_by(friend=older, peer=theirs.to_bytes()), FRIEND, "mine")
@@ -266,7 +266,7 @@ def test_the_word_of_a_trusted_peer_ends_a_join_only_where_the_run_cannot_be_joi
     assert read_manifests(said_by(friend=nameless, peer=theirs.to_bytes()), FRIEND) == {"theirs": theirs}
 
 
-def test_the_manifest_of_who_invited_is_found_behind_any_number_of_others():
+def test_the_inviting_peers_manifest_is_found_behind_any_number_of_others():
     entry = dataclasses.make_dataclass("Entry", ["value"])
     lie = entry(manifest("mine", learning_rate=9.0).to_bytes())
     crowd = {subkey_of(f"liar {number}"): lie for number in range(10_000)}

@@ -50,7 +50,7 @@ def key_of(dhts, run_id: str) -> str:
     return f"{manifest.key_prefix}.addresses"
 
 
-def test_records_say_who_wrote_them(dhts):
+def test_records_name_their_writer(dhts):
     later, key = time.time() + 60, key_of(dhts, "who")
     for dht in dhts:
         assert peer_of(dht.owner) == dht.peer_id
@@ -60,7 +60,7 @@ def test_records_say_who_wrote_them(dhts):
         assert said == {other.peer_id: str(other.peer_id) for other in dhts}
 
 
-def test_nobody_writes_for_another_or_for_nobody(dhts):
+def test_no_peer_writes_for_another_or_without_an_owner(dhts):
     victim, liar, reader = dhts
     later, key = time.time() + 60, key_of(dhts, "mine")
     assert victim.store(key, subkey=victim.owner, value="true", expiration_time=later)
@@ -87,7 +87,7 @@ def test_nobody_writes_for_another_or_for_nobody(dhts):
         ((1, b"\xc0"), 60, lambda owner: owner + b"more"),
     ],
 )
-def test_a_record_that_nobody_could_read_is_not_stored(dhts, value, seconds, subkey):
+def test_an_unreadable_record_is_not_stored(dhts, value, seconds, subkey):
     """Hivemind's readers would wait for ever for such a key."""
     liar, victim, reader = dhts
     key = key_of(dhts, "shared")
@@ -113,7 +113,7 @@ def test_a_record_that_can_be_read_is_stored(dhts):
     assert reader.run_coroutine(PushedHere("something else", 10, 2000), return_future=True).result(20) is None
 
 
-def test_who_is_told_nothing_does_not_read_what_it_has_found_before(dhts):
+def test_a_client_mode_peer_does_not_read_earlier_results_of_a_search(dhts):
     """No peer pushes records to a client-mode peer; it has to search, and finds what there is."""
     first, second, _ = dhts
     client = start_dht(NetworkOptions(initial_peers=tuple(visible_addresses(first)), client_mode=True))
@@ -132,7 +132,7 @@ def test_who_is_told_nothing_does_not_read_what_it_has_found_before(dhts):
         stop_dht(client)
 
 
-def test_the_word_of_who_invited_counts_and_otherwise_what_most_say(dhts):
+def test_the_inviting_peers_manifest_counts_and_otherwise_that_of_most_peers(dhts):
     organiser, *liars = dhts
     true = RunManifest(PROTOCOL, "run", digits())
     false = RunManifest(PROTOCOL, "run", replace(digits(), learning_rate=1.0))
@@ -143,7 +143,7 @@ def test_the_word_of_who_invited_counts_and_otherwise_what_most_say(dhts):
     assert read_manifests(liars[0], invited) == {"run": true}
     assert read_manifests(organiser) == {"run": false}
     assert organiser.store(RUNS_KEY, subkey=organiser.owner, value=None, expiration_time=time.time() + 1200)
-    assert read_manifests(organiser, invited) == {"run": false}, "who invited says nothing"
+    assert read_manifests(organiser, invited) == {"run": false}, "the inviting peer has no manifest"
 
 
 def test_a_public_key_names_the_peer_that_libp2p_names():
@@ -218,7 +218,7 @@ def test_a_subkey_that_would_be_passed_on_in_other_bytes_is_refused():
         assert validator.validate(replace(record, value=validator.sign_value(record))) == valid
 
 
-def test_mutated_subkeys_name_a_peer_or_nobody():
+def test_mutated_subkeys_name_another_peer_or_none():
     random.seed(0)
     good = subkey_of("anna")
     assert isinstance(peer_of(good), PeerID)
