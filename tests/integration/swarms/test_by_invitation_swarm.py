@@ -86,7 +86,7 @@ def train(
     compute_seconds=0.02,
     removes=b"",
 ):
-    """Run a peer. Without a serial number it has no certificate. When it is removed it leaves, and returns the sentence.
+    """Run a peer. Without a serial number it has no certificate. A removed peer leaves, and returns the sentence.
 
     Args:
             removes: list that it pushes itself, in the middle of a round

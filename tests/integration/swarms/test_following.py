@@ -81,8 +81,8 @@ def take_part(
     """Run a peer until all have made four updates together, or so many in all.
 
     Returns:
-        the swarm's weights after each update, and the step at which it joined; its optimizer; the number of updates that
-        it made up for; the number of states that it downloaded
+        the swarm's weights after each update, and the step at which it joined; its optimizer; the number of updates
+        that it made up for; the number of states that it downloaded
     """
     downloads, fetch = [], StateTakeover.download
 

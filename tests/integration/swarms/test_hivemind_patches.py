@@ -105,7 +105,7 @@ NOT_PROTOBUF = b"\xff\xff"
 
 @pytest.mark.parametrize("sent", [b"?", HEADER[:1] + b"\xff" * P2P.HEADER_LEN, HEADER + NOT_PROTOBUF])
 def test_a_stream_that_cannot_be_read_is_one_that_failed(sent):
-    """Without the repair an error that no caller expects came out: a joiner with such a leader looked for no other one."""
+    """Without the repair it raised an error that no caller expects, and a joiner looked for no other leader."""
 
     async def send(stream_info, reader, writer):
         writer.write(sent)

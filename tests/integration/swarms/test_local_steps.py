@@ -105,7 +105,7 @@ def test_an_outer_step_is_nesterovs():
 
 
 def test_an_average_is_used_where_it_is_and_stays_as_it_was():
-    """Neither the momentum nor a local step meanwhile writes into memory that a round or a follower's download may hold."""
+    """Neither the momentum nor a local step meanwhile writes into memory that a round or a download may hold."""
     model = small_model()
     vector = vector_of(model, LocalSteps(4, 0.5, 0.9))
     for _ in range(2):

@@ -170,7 +170,7 @@ def test_no_peer_at_all_behind_the_address(capfd):
 
 @contextlib.contextmanager
 def busy_peer():
-    """Run a p2pd that answers as a DHT node only when it is allowed to. Yields its address and a call that allows it."""
+    """Run a p2pd that answers as a DHT node only once it is allowed to. Yields its address and the permission."""
     address, let, answers = Queue(), threading.Event(), threading.Event()
 
     async def run():

@@ -158,7 +158,7 @@ def test_a_peer_with_too_many_streams_is_told_so_and_gets_others_later():
 
         deadline = time.monotonic() + 20
         while time.monotonic() < deadline:
-            with contextlib.suppress(P2PHandlerError):  # p2pd has not told yet that they are closed
+            with contextlib.suppress(P2PHandlerError):  # p2pd has not reported yet that they are closed
                 async for answer in await stub.rpc_first(one()):
                     assert answer.metadata == b"x"
                     return
@@ -172,7 +172,7 @@ def test_a_peer_with_too_many_calls_is_told_so():
     async def happens(stub, answers):
         calls = {asyncio.ensure_future(stub.rpc_wait(DownloadData())) for _ in range(CALLS + 5)}
         refused = set()
-        while len(refused) < 5:  # so all have come before one is answered, and makes room
+        while len(refused) < 5:  # so all have come before one is answered and makes room
             done, _ = await asyncio.wait(calls - refused, timeout=20, return_when=asyncio.FIRST_COMPLETED)
             assert done
             refused |= done
