@@ -38,7 +38,7 @@ def attacker(_name, _initial_peers, line, kind, address, sizes, identity=None, c
 
 
 def received_bytes(attacker) -> int:
-    """Return the bytes that the attacker's p2pd has read, from the network and from itself, as the kernel counts them."""
+    """Return the bytes that the attacker's p2pd has read, from the network and from itself, by the kernel's count."""
     daemons = [process for process in attacker.processes() if "p2pd" in process.name()]
     return sum(process.io_counters().read_chars for process in daemons)
 

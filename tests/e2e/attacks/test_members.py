@@ -123,7 +123,7 @@ def assert_made_each_update(outcome: Outcome) -> None:
 
 
 def assert_their_work_counts(*outcomes: Outcome) -> None:
-    """Check that honest work is in most updates. A peer that is held up takes over averages, mostly of another honest one."""
+    """Check that honest work is in most updates. A peer that is held up takes over averages, mostly of honest peers."""
     given = {update.step for outcome in outcomes for update in outcome.updates if update.own_samples > 0}
     assert len(given) > UPDATES / 2, "updates are not the liar's alone"
 
@@ -160,7 +160,7 @@ def test_a_member_that_spoils_rounds_is_left_out(tmp_path, lie):
 
 @pytest.mark.parametrize("lie", [pytest.param("ahead", marks=pytest.mark.long), "made-up-state"])
 def test_a_trained_peer_is_not_misled_by_a_member_that_claims_to_be_ahead(tmp_path, lie):
-    """It has been in a group, so its claim counts for more than a stranger's; its state would come slowly or be useless.
+    """It has been in a group, so its claim counts for more than a stranger's; its state would be slow or useless.
 
     Updates are slow enough that all read each other's records meanwhile."""
     plan = Plan(compute_seconds=0.3)
@@ -187,7 +187,7 @@ def test_a_leader_that_goes_another_way_is_left_behind(tmp_path, lie):
 
     But they come in time and hold the same weights as each other, and no other peer claims that there are other ones."""
     plan = Plan(compute_seconds=0.1)
-    # While one of the two finds out that it was lied to, the other waits. If it waits too briefly, it goes on alone.
+    # While one of the two finds out that it was lied to, the other waits. If its wait is short, it goes on alone.
     honest = partial(member, wait_seconds=8.0)
     with Peers(timeout_seconds=120) as peers:
         for name in ("a", "b"):

@@ -212,7 +212,7 @@ def test_a_round_that_takes_too_long_names_the_late_peers(names, late):
     vector, seconds = torch.full((200_000,), 1.0), (PATIENCE_SECONDS + 2 * DEFAULT_TIMEOUTS.late_seconds) / 2
     found = run_one_round({name: (vector, seconds, name == late) for name in names}, one_round_within)
     peer_id, _ = found.pop(late)
-    assert frozenset([peer_id]) in [named for _, named in found.values()], "the second to end may miss the first one, too"
+    assert frozenset([peer_id]) in [named for _, named in found.values()], "the second to end may miss the first, too"
 
 
 def test_a_sender_of_nan_is_left_out():

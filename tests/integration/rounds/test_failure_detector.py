@@ -94,7 +94,7 @@ def test_patience_is_learnt():
 
 
 def rounds(name, initial_peers, line, fault, client_mode):
-    """Run rounds until two meet without the third. Returns ([(the vector's values, how many met), ...], the lost, c)."""
+    """Run rounds until two meet without the third. Returns ([(the vector's values, how many met), ...], lost, c)."""
     with running_dht(initial_peers, line, client_mode=client_mode) as dht:
         vector = torch.full((SIZE,), float(ord(name)))
         faults.plan(fault)

@@ -82,7 +82,7 @@ def train_late(name, initial_peers, line, plan, target, steps, codec):
 
 
 def replayed(plan: Plan, updates: list[list[LateUpdate]]):
-    """Return the weights after each update in one process, each gradient computed on the peer's version of the weights."""
+    """Return the weights after each update in one process that computes each gradient on the peer's version of them."""
     samples, net = Samples(), plan.net()
     optimizer, scheduler = plan.update(net)
     versions = [{name: tensor.clone() for name, tensor in net.state_dict().items()}]

@@ -84,8 +84,8 @@ def test_a_swarm_of_one_ends_with_the_same_weights(runs):
 def weights_of(checkpoint: Path) -> dict[str, torch.Tensor]:
     """Return the weights without the keys' biases.
 
-    Softmax ignores what all keys have in common, so the gradient of their bias is rounding noise, which AdamW amplifies to
-    full size (4e-4 after 20 steps)."""
+    Softmax ignores what all keys have in common, so the gradient of their bias is rounding noise, which AdamW
+    amplifies to full size (4e-4 after 20 steps)."""
     weights = torch.load(checkpoint, weights_only=False)["state_dict"]
     return {n: torch.cat(w.chunk(3)[::2]) if n.endswith("qkv.bias") else w for n, w in weights.items()}
 

@@ -183,7 +183,7 @@ def test_a_deputys_time_ends_while_the_server_runs(organiser, key, tmp_path):
 # ---- the right server -----------------------------------------------------------------------------------------------
 
 
-def test_a_missing_process_ends_the_start_in_time(organiser, key):
+def test_nobody_answers(organiser, key):
     line = organiser.invite(organiser.serve())
     organiser.stop()
     where = rf"127\.0\.0\.1:{line.enrolment_port} \(connection refused\)"
