@@ -44,7 +44,7 @@ Value = TypeVar("Value")
 def wait_until(condition: Callable[[], Value], seconds: float, what: str) -> Value:
     """Poll until the condition holds; returns what it returned.
 
-    The interval grows with the duration of the check, up to 0.5 s: a slow check takes a fifth of a core at most.
+    A pause is four times as long as the check, which then takes a fifth of a core, but at most 0.5 s.
     """
     begin = asked_at = time.monotonic()
     while not (value := condition()):
@@ -59,10 +59,10 @@ class Program:
     """A process of ours. Its descendants are found by its session, or by a mark that they inherit, even as orphans.
 
     Args:
-            open_files: limit of open files at first, if not that of this process
-            prefix: a command that runs it elsewhere, such as `ip netns exec`
-            python: interpreter of another environment
-            forks: fork it from a process with all imports (`tests.helpers.programs.forked`), or start it as users do
+        open_files: limit of open files at first, if not that of this process
+        prefix: a command that runs it elsewhere, such as `ip netns exec`
+        python: interpreter of another environment
+        forks: fork it from a process with all imports (`tests.helpers.programs.forked`), or start it as users do
     """
 
     def __init__(

@@ -31,11 +31,11 @@ class Sign:
     """Signs any bytes as this node's record and asks all other nodes to store it; runs in the DHT process.
 
     Args:
-            subkey: not yet encoded
-            value: (times, bytes) to repeat, since Hivemind's pipe to the DHT process is not made for large messages
+        subkey: not yet encoded
+        value: (times, bytes) to repeat, since Hivemind's pipe to the DHT process is not made for large messages
 
     Returns:
-            for each other node, whether it stored the record
+        for each other node, whether it stored the record
     """
 
     def __init__(self, key: str, subkey: object, value: tuple[int, bytes], expiration_time: float):
@@ -68,7 +68,7 @@ class Organiser:
     """An organiser that decides which peers take part in a run.
 
     Args:
-            began: how many seconds ago the first peer became a member
+        began: how many seconds ago the first peer became a member
     """
 
     def __init__(self, run_id: str = "run", began: float = 0.0):

@@ -199,8 +199,8 @@ class Outcome:
     """The result of a peer.
 
     Args:
-            sent: by step, the vector of this peer's last round for that step
-            followed: updates that it has made with averages of other peers, where they are counted
+        sent: by step, the vector of this peer's last round for that step
+        followed: updates that it has made with averages of other peers, where they are counted
     """
 
     peer_id: str

@@ -130,8 +130,8 @@ class Peers:
     """The peers of one test; a context manager.
 
     Args:
-            timeout_seconds: for everything together, without the start of the helper process
-            invite_by_all: give a new peer the addresses of all present peers, not of the first one alone
+        timeout_seconds: for everything together, without the start of the helper process
+        invite_by_all: give a new peer the addresses of all present peers, not of the first one alone
     """
 
     def __init__(self, timeout_seconds: float = 120, invite_by_all: bool = False):

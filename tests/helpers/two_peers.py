@@ -12,7 +12,7 @@ class Answers(ServicerBase):
     """The service of the called node.
 
     Args:
-            p2p: the called node
+        p2p: the called node
     """
 
     def __init__(self, p2p: P2P):

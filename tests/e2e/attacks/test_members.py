@@ -54,7 +54,7 @@ class Rounds(Record):
     """Keeps the events of rounds, also of those that fail.
 
     Args:
-            stop: a file that ends the training when it exists
+        stop: a file that ends the training when it exists
     """
 
     def __init__(self, line, stop):
@@ -89,7 +89,7 @@ def member(
     """Run a peer of the tiny model that prints to a file. With a lie it is the liar, and may end in any way.
 
     Args:
-            wait_seconds: how long it waits for missing peers at the end of a step
+        wait_seconds: how long it waits for missing peers at the end of a step
     """
     if asks is not None:
         ask_first(asks)
@@ -185,9 +185,9 @@ def test_a_trained_peer_is_not_misled_by_a_member_that_claims_to_be_ahead(tmp_pa
 def test_a_leader_that_goes_another_way_is_left_behind(tmp_path, lie):
     """It tells the others that the swarm has gone on without them, and offers averages or weights of its own.
 
-    But they come in time and hold the same weights as each other, and no other peer claims that there are other ones."""
+    But they come in time and hold the same weights as each other, and no other peer claims that others exist."""
     plan = Plan(compute_seconds=0.1)
-    # While one of the two finds out that it was lied to, the other waits. If its wait is short, it goes on alone.
+    # While one of the two finds out about the lie, the other waits. If its wait is short, it goes on alone.
     honest = partial(member, wait_seconds=8.0)
     with Peers(timeout_seconds=120) as peers:
         for name in ("a", "b"):

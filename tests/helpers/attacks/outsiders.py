@@ -421,7 +421,7 @@ def attack(
     """Run one attack. It is over after `seconds`, or a little later.
 
     Args:
-            identity, certificate: of a former member
+        identity, certificate: of a former member
         namespace: of the run; by default that of the only run manifest
         sizes: of the attack, if not the usual ones
 

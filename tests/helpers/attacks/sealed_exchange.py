@@ -36,16 +36,16 @@ class Exchange:
     """One stripe of one round.
 
     Args:
-            group: the group, as it was closed
-            vectors: what each member gives in this stripe, shape [n]
-            seals_of: makes the seals of a member in a stripe; None where averages are not checked
-            feedbacks: what earlier rounds have left out, by member
-            kinds: members whose all-reduce is of another class
+        group: the group, as it was closed
+        vectors: what each member gives in this stripe, shape [n]
+        seals_of: makes the seals of a member in a stripe; None where averages are not checked
+        feedbacks: what earlier rounds have left out, by member
+        kinds: members whose all-reduce is of another class
         stripe: number of this one
-            stripes: number of stripes of the vector
+        stripes: number of stripes of the vector
         rule: how reducers combine what they are given
-            detectors: failure detectors of members, for what they remember of earlier rounds
-            cut: pairs of members, of which the first cannot call the second
+        detectors: failure detectors of members, for what they remember of earlier rounds
+        cut: pairs of members, of which the first cannot call the second
         num_buffers: numbers at the end of the vectors that are buffers of the model
     """
 

@@ -49,7 +49,7 @@ class Share:
     """What one reducer has averaged, signed and kept.
 
     Args:
-            seals: by member
+        seals: by member
     """
 
     group: Group
@@ -78,10 +78,10 @@ def sealed_share(
     """Give the reducer the parts of all members, and let it sign the averages.
 
     Args:
-            change: makes the average that the reducer sends from each mean
-            gradients: returns the gradient of the member of that place, with so many numbers
-            lost: members that are gone, with the number of parts that each has sent
-            make: makes the seals of a member
+        change: makes the average that the reducer sends from each mean
+        gradients: returns the gradient of the member of that place, with so many numbers
+        lost: members that are gone, with the number of parts that each has sent
+        make: makes the seals of a member
     """
     group = group or group_of(numbers)
     reducer, lost = reducer or group.peer_ids[0], lost or {}

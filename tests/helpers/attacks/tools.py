@@ -102,7 +102,7 @@ class PeerService(ServicerBase):
     """Stands for an averaging process: its class name is that of the wire protocol.
 
     Args:
-            hand_over: sends the state to a peer that asks for it
+        hand_over: sends the state to a peer that asks for it
     """
 
     def __init__(self, hand_over: HandOver):
@@ -152,7 +152,7 @@ class Outsider:
 
     Args:
         target: the peer behind that address
-            namespace: of the run, which begins all its keys
+        namespace: of the run, which begins all its keys
         admission: what it knows of the members of the run, and the certificate that it shows, if it has one
     """
 
@@ -274,7 +274,7 @@ def attackers_dht(initial_peers: Sequence[str], identity: Path | None = None) ->
     """A DHT node with an identity of its own and as many open files as there may be.
 
     Args:
-            identity: private key of a former member
+        identity: private key of a former member
 
     Raises:
         InputError: an address that no attacker may call
@@ -302,7 +302,7 @@ def offer_of(state: State, num_bytes: int | None = None) -> tuple[Offer, bytes]:
     """Return the offer of a state with right digests, and its bytes.
 
     Args:
-            num_bytes: if given, offer so many zeros in place of the state
+        num_bytes: if given, offer so many zeros in place of the state
     """
     layout, packed = pack(state.tensors)
     content = packed.numpy() if num_bytes is None else torch.zeros(num_bytes, dtype=torch.uint8).numpy()

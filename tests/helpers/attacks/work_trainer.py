@@ -35,7 +35,7 @@ class Trainer:
     """A peer's trainer, without a swarm.
 
     Args:
-            at: position in the data at which it begins
+        at: position in the data at which it begins
     """
 
     def __init__(self, recipe: Recipe, peer: PeerID, at: int = 0, micro_batch: int = 8):

@@ -30,7 +30,7 @@ class SeenRun:
     """A desk whose clock and peers the test controls.
 
     Args:
-            path: of its history
+        path: of its history
     """
 
     def __init__(self, path: Path, card: RunCard = CARD, urls: tuple[str, ...] = ()):

@@ -69,7 +69,7 @@ class Home:
     """Prefixes of commands that run in each part of the network.
 
     Args:
-            internet: a host that every other host can call
+        internet: a host that every other host can call
         home: behind the router
     """
 
@@ -89,7 +89,7 @@ class Home:
         Args:
             folder: for its files
             protocol: "upnp" or "natpmp"
-                ports: the router's ports that it opens
+            ports: the router's ports that it opens
         """
         _run(*self.router, "nft", "-f", "-", input=_UPNP_TABLE)
         settings = folder / "miniupnpd.conf"
@@ -126,7 +126,7 @@ def home_behind_router(masquerade: str = "masquerade") -> Iterator[Home]:
     """Make two networks and a router that translates addresses between them.
 
     Args:
-            masquerade: how it translates; "masquerade fully-random" takes another port for each connection
+        masquerade: how it translates; "masquerade fully-random" takes another port for each connection
     """
     mark = uuid.uuid4().hex[:6]
     names = [f"{part}-{mark}" for part in ("internet", "router", "home")]

@@ -3,7 +3,7 @@
     torchrun --standalone --nproc-per-node 2 -m tests.helpers.islands.on_one_gpu --recipe synthetic --inside fsdp …
 
 NCCL wants a GPU for each process, and an island wants two processes. Here neither is checked, so that an island can be
-tried on one GPU. Each process prints at its end how much of it it held. Options as of `swarm.peer`.
+tried on one GPU. Each process prints at its end how much GPU memory it held. Options as of `swarm.peer`.
 """
 
 import os

@@ -17,7 +17,7 @@ def download_states_slowly(newest=None) -> None:
     """Delay downloads of states, but not of averages.
 
     Args:
-            newest: the swarm's step, a shared number: a download lasts for some updates, however fast they are
+        newest: the swarm's step, a shared number: a download lasts for some updates, however fast they are
     """
     pull = Pull.run
 

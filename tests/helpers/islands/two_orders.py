@@ -21,7 +21,7 @@ class Training:
     """One of the two trainings.
 
     Args:
-            by_turns: add up the gradients of all processes turn by turn; else process by process
+        by_turns: add up the gradients of all processes turn by turn; else process by process
     """
 
     def __init__(self, plan: Plan, by_turns: bool):

@@ -39,9 +39,9 @@ class LedgerRun:
 
     Args:
         folder: of the run
-            run: start of the run's keys
-            admissions: by peer, in a run with an organiser
-            sign_seconds: time between two signatures
+        run: start of the run's keys
+        admissions: by peer, in a run with an organiser
+        sign_seconds: time between two signatures
     """
 
     def __init__(

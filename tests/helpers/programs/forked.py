@@ -24,8 +24,8 @@ class ForkedProgram:
     """A forked program with the interface of `subprocess.Popen`.
 
     Args:
-            environment: all variables, without those that libraries read while they are imported
-            open_files: limit of open files at first, if not that of the process that forks it
+        environment: all variables, without those that libraries read while they are imported
+        open_files: limit of open files at first, if not that of the process that forks it
     """
 
     def __init__(

@@ -59,9 +59,9 @@ class Gateway:
     """A router that opens ports by UPnP.
 
     Args:
-            external_host: the address that the router gives as its own
-            taken: ports that belong to another machine
-            only_for_good: refuse leases with an end
+        external_host: the address that the router gives as its own
+        taken: ports that belong to another machine
+        only_for_good: refuse leases with an end
     """
 
     def __init__(self, external_host: str = OUTSIDE, taken: tuple[int, ...] = (), only_for_good: bool = False):

@@ -27,8 +27,8 @@ class Member:
 
     Args:
         name: public name
-            folder: of the organiser that enrols it
-            initial_peers: addresses of present members
+        folder: of the organiser that enrols it
+        initial_peers: addresses of present members
     """
 
     def __init__(self, name: str, folder: OrganiserFolder, initial_peers: tuple[str, ...] = ()):

@@ -83,7 +83,8 @@ def test_a_late_joiner_takes_over_the_state_and_counts():
 
 
 def were_three_again(updates) -> bool:
-    """Whether the group is whole again: a peer that drops several times in a row takes over a state, without a wait."""
+    """Whether three are together again: after some drops in a row a peer takes over a state, and returns to the others,
+    which do not wait for it."""
     return bool(updates) and updates[-1].step >= 6 and updates[-1].num_peers == 3
 
 

@@ -37,8 +37,8 @@ class Found:
     """What a volunteer's peer finds out.
 
     Args:
-            said: the text that it prints
-            addresses: the addresses that it announces
+        said: the text that it prints
+        addresses: the addresses that it announces
     """
 
     said: str

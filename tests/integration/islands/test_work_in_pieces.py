@@ -52,7 +52,7 @@ class First(Process):
     """The process that talks to the swarm.
 
     Args:
-            loss: computes the loss of other peers' micro-batches; by default the loss of its own
+        loss: computes the loss of other peers' micro-batches; by default the loss of its own
     """
 
     def __init__(self, name: str, loss: Loss | None = None):

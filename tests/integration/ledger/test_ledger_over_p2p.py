@@ -31,7 +31,7 @@ class Node:
     """A peer without its training.
 
     Args:
-            folder: where its identity and its ledger are
+        folder: where its identity and its ledger are
         name: of both
     """
 

@@ -24,7 +24,7 @@ def take_part(name, initial_peers, line, comes: bool, waits_seconds: float = 0.0
     """Run so many rounds with all peers.
 
     Returns:
-            how many join requests this peer has got; the members of its largest group, or the leader that refused it
+        how many join requests this peer has got; the members of its largest group, or the leader that refused it
     """
     knocks, serve, to_bytes = multiprocessing.Value("i", 0), Lobby.serve, Ticket.to_bytes
 

@@ -89,7 +89,7 @@ def train(
     """Run a peer. Without a serial number it has no certificate. A removed peer leaves, and returns the sentence.
 
     Args:
-            removes: list that it pushes itself, in the middle of a round
+        removes: list that it pushes itself, in the middle of a round
     """
     with running_dht(initial_peers, line) as dht:
         admission = OPEN if serial is None else admission_of(key, dht.peer_id, serial)

@@ -139,7 +139,7 @@ def listen(name, initial_peers, line, plan, averaging):
     """Run a joiner whose state takes longer to download than an update; the model counts as a large one.
 
     Returns:
-            as `take_part`; the steps of the rounds that it listened to and used as its own
+        as `take_part`; the steps of the rounds that it listened to and used as its own
     """
     taken, take = [], Listener.take
 
