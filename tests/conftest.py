@@ -1,4 +1,4 @@
-"""Lanes of tests, so that no two swarms of the same kind compete for two cores; and what files share."""
+"""Test configuration: lanes, so that no two swarms of a kind compete for two cores, and what test files share."""
 
 import os
 import signal
@@ -6,7 +6,7 @@ import sys
 from contextlib import ExitStack
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # threads of all lanes on two cores would wait for each other
-# As containers set it: each worker would rewrite all tests, and each of a hundred programs compile all of ours.
+# Containers set it. Then each worker would rewrite all tests, and each of a hundred programs would compile our code.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 import pytest
@@ -18,21 +18,21 @@ from tests.helpers.programs.importer import importing
 
 sys.dont_write_bytecode = False
 signal.signal(signal.SIGINT, signal.default_int_handler)
-"""A shell starts what runs in the background deaf to Ctrl-C, and so would be every program that a test interrupts."""
+"""A shell starts background programs with Ctrl-C ignored, and programs that a test interrupts would inherit that."""
 
-# The same inputs in every run, each of which may take long on a busy machine: or a failure would come and go.
+# The same inputs in every run, or a failure would come and go. No deadline: an input may take long on a busy machine.
 settings.register_profile("swarm", deadline=None, derandomize=True, database=None)
 settings.load_profile("swarm")
 
 LANES = ("tests/e2e/", "tests/e2e/lab/", "tests/integration/swarms/", "tests/e2e/attacks/", "tests/integration/faults/")
-"""Folders whose tests run one after the other, the longest first: programs, the lab and what measures, forked swarms,
+"""Folders whose tests run one after the other, the longest first: programs, the lab and measurements, forked swarms,
 attacks, faults."""
 PLACES = (*LANES, "tests/integration/rounds/", "tests/integration/training/", "tests/")
-"""What begins first, and what fills the lanes when the swarms are done: rounds wait, while trainings compute."""
+"""Order of the tests. Rounds and trainings fill the lanes after the swarms: rounds wait while trainings compute."""
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """What imports for all starts once, in the process that starts the others."""
+    """Start the process that imports for all, once, in the process that starts the test workers."""
     if not hasattr(config, "workerinput"):
         config.add_cleanup((stack := ExitStack()).close)
         stack.enter_context(importing())
@@ -44,7 +44,7 @@ def place_of(nodeid: str) -> str:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection():
-    """Each worker imports all tests, and what these import."""
+    """Import all tests, and what they import, quickly; each worker does so."""
     with quick_imports():
         return (yield)
 
@@ -54,7 +54,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 class LaneScheduling(LoadScopeScheduling):
-    """A worker takes a file, or all of one of the `LANES`."""
+    """Gives a worker one file, or all files of one of the `LANES`."""
 
     def _split_scope(self, nodeid: str) -> str:
         place = place_of(nodeid)
@@ -67,12 +67,12 @@ def pytest_xdist_make_scheduler(config, log) -> LaneScheduling:
 
 @pytest.fixture
 def refused(tmp_path, capsys, monkeypatch):
-    """Runs `swarm.peer.main`, which has to refuse in one sentence; returns it."""
+    """Return a function that runs `swarm.peer.main`, which has to refuse in one sentence, and returns that sentence."""
     from swarm.peer import main as peer
 
     monkeypatch.delenv("INITIAL_PEERS", raising=False)
     monkeypatch.setenv("HIVEMIND_LOGLEVEL", "WARNING")
-    monkeypatch.setattr(peer, "reap", lambda: None)  # this process's children are waited for by who has started them
+    monkeypatch.setattr(peer, "reap", lambda: None)  # the code that started a child waits for it
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
 
     def run(*arguments: str) -> str:

@@ -16,7 +16,7 @@ HASTY = "tests.helpers.programs.hasty_peer"
 
 @pytest.fixture
 def node(tmp_path):
-    """Address of a stock `hivemind-dht`, which knows of no run before the one that begins there."""
+    """Address of a stock `hivemind-dht`, which knows of no run before the test's."""
     with reaping() as programs:
         options, log = ["--host_maddrs", "/ip4/127.0.0.1/tcp/0"], tmp_path / "node.log"
         programs.append(stock := Program("hivemind.hivemind_cli.run_dht", options, log))

@@ -28,7 +28,7 @@ TRAIN, VAL = 40, 4
 
 @pytest.fixture
 def folder(tmp_path):
-    """Of JPEGs, each with a brightness of its own."""
+    """A folder of JPEGs, each with a brightness of its own."""
     random = np.random.default_rng(0)
     for part, count in (("train", TRAIN), ("val", VAL)):
         for name in ("cat", "dog"):
@@ -50,7 +50,7 @@ def opened(folder, num_workers=0) -> VisionData:
 
 
 def one_pass(data: VisionData) -> list[torch.Tensor]:
-    """Every training image once, as the trainer gets them."""
+    """Return every training image once, as the trainer gets them."""
     batches = islice(data.train_dataloader(), 2 * TRAIN // data.batch_size)
     return [data.on_before_batch_transfer(batch, 0)[0] for batch in batches]
 

@@ -34,7 +34,7 @@ from tests.helpers.cli import LEAVE_SECONDS, PACED, TINY, PeerProgram, Program, 
 CHROMIUM = shutil.which("chromium")
 FLAGS = ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-background-networking", "--no-first-run")
 LOST_SECONDS = 30.0
-expect.set_options(timeout=30_000)  # ms: a busy machine shows late what is right
+expect.set_options(timeout=30_000)  # ms: a busy machine is slow to show the right content
 GRAVE = {"moderate", "serious", "critical"}
 BOTH_WAYS = [(360, "dark"), (1280, "light")]
 MARKUP = "<img src=x onerror=alert(1)>"
@@ -43,7 +43,7 @@ MACHINE = Profile(MARKUP, "0.1.0, protocol 19", PUBLIC, 12.5e6, 10**9, 10**9)
 CROWD = RunCard("key", "crowd", "vit", "digits", 1000, 64, by_invitation=False, join_line="ADDRESS")
 REPETITIONS = 3
 MOST_LOAD_MS, MOST_REFRESH_MS = 10_000, 2_000
-"""Ten times what is promised: others use the machine as well."""
+"""Ten times what is promised, as other programs use the machine as well."""
 TIMED_UPDATE = """async () => {
     const began = performance.now();
     await update();
@@ -66,7 +66,7 @@ def browser() -> Iterator[Browser]:
 
 
 def faults_of(page: Page) -> list[tuple[str, str]]:
-    """What keeps people from using the page."""
+    """Return what keeps people from using the page."""
     violations = Axe().run(page).response["violations"]
     return [(fault["id"], fault["nodes"][0]["html"]) for fault in violations if fault["impact"] in GRAVE]
 
@@ -76,7 +76,7 @@ def faults_of(page: Page) -> list[tuple[str, str]]:
 
 @pytest.mark.parametrize(("path", "rows"), [("/", MAX_ROWS), ("/peers?sort=seen&page=2", PAGE_ROWS)])
 def test_a_thousand_peers_with_markup_in_their_names(browser, tmp_path, path, rows):
-    """Prints how long the page takes; the bounds leave room for a busy machine."""
+    """Also prints how long the page takes; the bounds leave room for a busy machine."""
     desk = Desk(CROWD, tmp_path / "desk.json", Alerts([]), still_minutes=10)
 
     def look(step: int) -> None:
@@ -134,7 +134,7 @@ def test_peers_are_found_and_sorted_with_the_keyboard_alone(browser, tmp_path):
 
 @pytest.mark.parametrize("path", ["/", "/peers"])
 def test_each_page_says_when_the_desk_does_not_answer(browser, tmp_path, path):
-    """Else an old picture says that all is well."""
+    """Else an old picture would show that all is well."""
     desk = Desk(CROWD, tmp_path / "desk.json", Alerts([]), still_minutes=10)
     desk.turn({})
     listener, page = open_socket("127.0.0.1", 0), browser.new_page()
@@ -218,7 +218,7 @@ class RunningDesk:
             return json.load(answer)
 
     def wait_for_addresses(self) -> None:
-        """Until the desk has written down where the other peers can be called."""
+        """Wait until the desk has written down where the other peers can be called."""
         ids = [peer.peer_id for peer in self.peers]
         file = self.output_dir / "shown" / "desk.json"
         self.desk.wait_until(
@@ -227,7 +227,7 @@ class RunningDesk:
         )
 
     def start(self) -> None:
-        """Another desk, which is told of the first peer alone, whether it is there or not."""
+        """Start another desk, which is told of the first peer alone, whether that is there or not."""
         arguments = [self.peers[0].address, "--run-id", "shown", "--port", "0", "--output-dir", str(self.output_dir)]
         arguments += ["--project-url", PROJECT]
         log = self.output_dir / f"desk-{len(self.programs)}.log"
@@ -237,7 +237,7 @@ class RunningDesk:
 
 @pytest.fixture(scope="module")
 def running(tmp_path_factory) -> Iterator[RunningDesk]:
-    """Three peers that train on and on, and the desk."""
+    """Three peers that train without end, and the desk."""
     output_dir = tmp_path_factory.mktemp("desk")
     with reaping() as programs:
         options = ["--run-id", "shown", "--total-steps", "100000", "--validate-every-steps", "20", *TINY]
@@ -256,7 +256,7 @@ def running(tmp_path_factory) -> Iterator[RunningDesk]:
 
 @pytest.fixture
 def page(browser, running) -> Iterator[Page]:
-    """The desk's page; afterwards nothing may have gone wrong in the browser, or come from elsewhere."""
+    """The desk's page. Afterwards nothing may have gone wrong in the browser, or come from another address."""
     context = browser.new_context(permissions=["clipboard-read", "clipboard-write"])
     page, errors, asked = context.new_page(), [], []
     page.on("pageerror", lambda error: errors.append(str(error)))
@@ -297,8 +297,8 @@ def test_the_join_line_is_copied(page, running):
 
 
 @pytest.mark.parametrize(("width", "scheme"), BOTH_WAYS)
-def test_anybody_can_read_it(page, width, scheme):
-    """On a phone and on a screen, by day and by night, with a screen reader."""
+def test_all_people_can_read_the_page(page, width, scheme):
+    """On a phone and on a screen, by day and by night, and with a screen reader."""
     page.set_viewport_size({"width": width, "height": 800})
     page.emulate_media(color_scheme=scheme)
     assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")

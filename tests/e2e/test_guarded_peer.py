@@ -13,7 +13,7 @@ pytestmark = pytest.mark.timeout(300)
 
 @pytest.mark.long
 def test_parts_are_looked_after_while_a_peer_waits_for_company(tmp_path):
-    """One after the other: the second one is looked after in a peer that has started again."""
+    """The parts die one after the other; the second one dies in a peer that has started again."""
     with reaping() as programs:
         peer = PeerProgram(tmp_path, "lonely", "me", "--run-id", "lonely", "--min-peers", "2", *TINY)
         programs.append(peer)
@@ -25,7 +25,7 @@ def test_parts_are_looked_after_while_a_peer_waits_for_company(tmp_path):
             (p2pd if part == "p2pd" else p2pd.parent()).kill()
             peer.wait_until(lambda: f"{part} has died: this peer starts again." in peer.output, "it is noticed")  # noqa: B023
             peer.wait_until(lambda: peer.output.count("Run folder:") == starts, "it is there again")  # noqa: B023
-            peer.folder.status.unlink(missing_ok=True)  # of its life before
+            peer.folder.status.unlink(missing_ok=True)  # of the time before its restart
             peer.wait_until(lambda: "waiting" in peer.status.phase, "it waits again")
             assert peer.peer_id == peer_id
         peer.interrupt()
@@ -36,7 +36,7 @@ def test_parts_are_looked_after_while_a_peer_waits_for_company(tmp_path):
 def test_an_error_ends_the_training_with_its_reason(tmp_path):
     with reaping() as programs:
         arguments = ["--output-dir", str(tmp_path), "--run-id", "fails", *TINY]
-        again = {STARTED: str(time.time())}  # as one that has started again by itself, and tries again to join
+        again = {STARTED: str(time.time())}  # as a peer that has started again by itself, and tries again to join
         peer = Program("tests.helpers.programs.failing_peer", arguments, tmp_path / "log", forks=True, **again)
         programs.append(peer)
         assert peer.wait(START_SECONDS) == 2

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.timeout(300)
 LOOPBACK = ("--host-maddrs", "/ip4/127.0.0.1/tcp/0")
 
 
-def test_the_helper_needs_no_desk_and_the_desk_tells_that_nobody_trains(tmp_path):
+def test_the_helper_needs_no_desk_and_the_desk_tells_that_no_peer_trains(tmp_path):
     with reaping() as programs:
         options = ["--role", "helper", "--run-id", "shown", "--desk-port", "0", *LOOPBACK]
         helper = PeerProgram(tmp_path, "shown", "helper", *options)

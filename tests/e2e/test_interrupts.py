@@ -1,4 +1,4 @@
-"""Ctrl-C right after the command, while a program still imports: silence, and the status that shells expect."""
+"""Ctrl-C right after the command, while a program still imports: no output, and the status that shells expect."""
 
 import os
 import signal
@@ -17,13 +17,13 @@ PROGRAMS = {
     "train": ["baseline_ddp/train.py"],
 }
 OWN_MODULE = b"recipe.interrupts"
-"""The first module of ours that each of them imports; what Python itself does before is not ours."""
+"""The first module of ours that each program imports. What Python does before that is not our concern."""
 
 
 @pytest.mark.parametrize("program", PROGRAMS)
 @pytest.mark.parametrize("at", [b"dataclasses", b"tyro", b"recipe.errors"])
 def test_ctrl_c_while_it_imports(program, at, tmp_path):
-    """Python tells with `-X importtime` what it has imported, so that no clock is needed to hit that moment."""
+    """Python reports with `-X importtime` what it has imported, so no clock is needed to hit that moment."""
     command = [sys.executable, "-X", "importtime", *PROGRAMS[program], "--output-dir", str(tmp_path)]
     environment = {name: value for name, value in os.environ.items() if name != "INITIAL_PEERS"}
     process = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE)

@@ -1,4 +1,4 @@
-"""Container, service unit and job script: what of them can run without an engine, a service manager or a cluster, runs.
+"""Container, service unit and job script: the parts that run without an engine, a service manager or a cluster.
 
 Not run here: `docker build` and `docker compose up` (no engine), the second stage's `useradd`, the download of
 PyTorch's CPU build, systemd itself (`systemd-analyze verify` reads the unit where it is installed) and Slurm's queue.
@@ -35,7 +35,7 @@ DOCKERFILE = re.sub(r"\\\n\s*", "", (DOCKER / "Dockerfile").read_text())
 
 
 def instructions(name: str, stage: int) -> list[str]:
-    """Arguments of the Dockerfile's instructions of one kind, in one of its stages."""
+    """Return the arguments of the Dockerfile's instructions of one kind, in one of its stages."""
     return re.findall(rf"^{name} (.*)$", DOCKERFILE.split("\nFROM ")[stage], re.MULTILINE)
 
 
@@ -43,8 +43,8 @@ def instructions(name: str, stage: int) -> list[str]:
 def image(tmp_path_factory) -> Path:
     """A folder in place of the image's root: the first stage's COPYs and RUNs, with our packages instead of PyPI's.
 
-    What these need was resolved when this machine was set up, from the same constraints: to download torch again would
-    take longer than all the rest.
+    The dependencies were resolved from the same constraints when the environment was set up: to download torch again
+    would take longer than all the rest.
     """
     root = tmp_path_factory.mktemp("image")
     allowed = {line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")}
@@ -148,7 +148,7 @@ def test_hadolint_has_nothing_to_say():
     assert done.returncode == 0, done.stdout
 
 
-def test_the_image_runs_as_nobody_special():
+def test_the_image_runs_as_an_ordinary_user():
     assert instructions("USER", 2) == ["1000"]
     assert not instructions("ADD", 1) + instructions("ADD", 2)
 
@@ -174,7 +174,7 @@ def test_systemd_understands_the_unit(tmp_path):
 
 
 def test_the_job_script_joins_and_leaves_before_its_time_is_over(first, tmp_path):
-    """As Slurm does: the shell alone gets the signal."""
+    """Slurm, too, sends the signal to the shell alone."""
     environment = {**os.environ, "INITIAL_PEERS": first.address, "SWARM_VIT_RUNS": str(tmp_path), "SLURM_JOB_ID": "7"}
     log = tmp_path / "job.log"
     script = SLURM.read_text().replace(".venv/bin/python", sys.executable)

@@ -1,4 +1,4 @@
-"""A run by invitation from the command line: let in, turned away, back again, and on without the organiser."""
+"""A run by invitation from the command line: peers are admitted, refused, readmitted, and go on without organiser."""
 
 import re
 import signal
@@ -22,7 +22,7 @@ ENDLESS = ["--total-steps", "100000", "--validate-every-steps", "100000", *TINY]
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    """The organiser's peer, which trains on and on, and the line that it prints."""
+    """The organiser's peer, which trains without end, and the line that it prints."""
     folder = tmp_path_factory.mktemp("invited")
     with reaping() as programs:
         given = ["--by-invitation", "--invite", "1", "--run-id", "live", *ENDLESS, *OWN]
@@ -47,7 +47,7 @@ def test_a_line_of_another_run_than_the_one_that_is_named_is_refused(run, refuse
     assert "is of run live, and --run-id says night-2" in refused("--initial-peers", run[1], "--run-id", "night-2")
 
 
-def test_a_certificate_without_a_line_or_of_somebody_else_is_refused(run, refused):
+def test_a_certificate_without_a_line_or_that_cannot_be_read_is_refused(run, refused):
     assert "--certificate goes with a join line" in refused("--certificate", "AAAA", *OWN)
     assert "The --certificate cannot be read" in refused("--initial-peers", run[1], "--certificate", "AAAA")
 
@@ -58,7 +58,7 @@ def test_the_organisers_peer_has_to_be_reachable(refused):
 
 
 def move(old: Path, new: Path, capsys, monkeypatch) -> str:
-    """Ada's identity goes to another folder; returns the line with which she joins from there."""
+    """Move Ada's identity to another folder; returns the line with which she joins from there."""
     monkeypatch.setenv("SWARM_KEY_PASSPHRASE", "correct horse")
     assert identity.main(["export", str(new / "ada.backup"), "--output-dir", str(old), "--public-name", "ada"]) == 0
     assert identity.main(["import", str(new / "ada.backup"), "--output-dir", str(new / "runs")]) == 0
@@ -95,7 +95,7 @@ def test_a_member_is_let_in_once_and_comes_back_and_goes_on_without_the_organise
     assert len(organiser.registry.members()) == 2
     fetched = tmp_path / "fetched"
     programs.append(fetch := Program("swarm", ["ledger", "fetch", line, "--to", str(fetched)], tmp_path / "fetch.log"))
-    assert fetch.wait(START_SECONDS) == 0, "who is no member may have the ledgers, too: " + fetch.output
+    assert fetch.wait(START_SECONDS) == 0, "a stranger may have the ledgers, too: " + fetch.output
     assert {path.name.partition("-")[0] for path in fetched.glob("*.jsonl")} == {first.peer_id, ada.peer_id}
 
     ada.process.send_signal(signal.SIGINT)

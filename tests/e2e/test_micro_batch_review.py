@@ -18,7 +18,7 @@ from swarm.training.micro_batch.review import MICRO_BATCHES, UPDATES, MicroBatch
 
 
 def judged(rule: MicroBatchRule, seconds_per_sample: float, updates: int, has_room: bool = True) -> list[int]:
-    """Sizes that it changes to over so many updates of a dozen micro-batches."""
+    """Return the sizes that it changes to over so many updates of a dozen micro-batches."""
     changes = []
     for _ in range(updates):
         for _ in range(12):
@@ -50,7 +50,7 @@ def test_it_waits_for_updates_and_for_micro_batches():
     assert judged(rule, 0.01, updates=1) == [2]
     for _ in range(MICRO_BATCHES):
         rule.note(1, 0.01)
-    assert [rule.judge(True) for _ in range(20)] == [None] * 20, "those of the size before say nothing"
+    assert [rule.judge(True) for _ in range(20)] == [None] * 20, "micro-batches of the size before do not count"
 
 
 def test_one_slow_micro_batch_changes_nothing():
@@ -86,16 +86,16 @@ def test_samples_keep_their_order_whatever_the_size():
 @pytest.mark.timeout(200)
 @pytest.mark.long
 def test_in_a_real_run(tmp_path, capsys, monkeypatch):
-    """A peer whose measurement found a machine so busy that it chose single samples; the clock alone is made up."""
+    """The peer's measurement found a machine so busy that it chose single samples; only the clock is made up."""
     from swarm.peer import main as peer
     from tests.helpers.cli import TINY
 
     monkeypatch.delenv("INITIAL_PEERS", raising=False)
-    monkeypatch.setattr(peer, "reap", lambda: None)  # others wait for this process's children
+    monkeypatch.setattr(peer, "reap", lambda: None)  # the test process waits for its children itself
     true_seconds = micro_batch.Probe.seconds
     slow = lambda probe, samples: (true_seconds(probe, samples), 1.3 * samples)[1]  # noqa: E731
     monkeypatch.setattr(micro_batch.Probe, "seconds", slow)
-    monkeypatch.setattr(micro_batch_review, "MIN_FREE_BYTES", -math.inf)  # whatever else this machine does
+    monkeypatch.setattr(micro_batch_review, "MIN_FREE_BYTES", -math.inf)  # whatever other programs on this machine do
     options = ["--recipe", "digits", "--run-id", "busy", "--public-name", "ada", "--output-dir", str(tmp_path), *TINY]
     options += ["--target-batch-size", "64", "--max-steps", "30", "--host-maddrs", "/ip4/127.0.0.1/tcp/0"]
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
@@ -114,4 +114,4 @@ def test_in_a_real_run(tmp_path, capsys, monkeypatch):
     assert summary["micro_batch"] == 4
     last = torch.load(folder / "checkpoints" / "last.ckpt", weights_only=True)
     position = last[VisionData.__qualname__]["position"]
-    assert summary["samples"] <= position <= summary["samples"] + 64, "whoever resumes goes on behind them"
+    assert summary["samples"] <= position <= summary["samples"] + 64, "a resumed peer goes on behind them"

@@ -1,4 +1,4 @@
-"""The notebooks are executed from the first to the last cell, against a live swarm, in an environment without us."""
+"""The notebooks run from the first to the last cell, against a live swarm, in an environment without our package."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ NOTEBOOKS = sorted((ROOT / "peers").glob("*.ipynb"))
 
 
 def make_kernel(folder: Path) -> KernelSpecManager:
-    """A kernel in a clean environment of its own: it has pip and the packages that we need (from ours), and not us."""
+    """Make a kernel in a clean environment: it has pip and the packages that we need (from ours), but not our own."""
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder / "venv")], check=True)
     python = folder / "venv" / "bin" / "python"
     site = subprocess.check_output([python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"], text=True)
@@ -70,7 +70,7 @@ def printed(cell) -> str:
 
 
 async def volunteer(path: Path, kernel: KernelSpecManager, first: PeerProgram, session: Path) -> tuple:
-    """The notebook after it has been executed in a session of its own, whose folder is given."""
+    """Execute the notebook in a session of its own. Returns the notebook, the session's folder and the run folder."""
     notebook = nbformat.read(path, as_version=4)
     folder = RunFolder(session / "runs" / "live" / path.stem)
     (session / "runs").mkdir()
@@ -86,7 +86,7 @@ async def volunteer(path: Path, kernel: KernelSpecManager, first: PeerProgram, s
 
 
 def test_a_notebook_joins_and_its_contribution_counts(first, tmp_path_factory):
-    """One of them: their code is the same."""
+    """One of them is enough, as their code is the same."""
     codes = [[cell.source for cell in nbformat.read(path, 4).cells if cell.cell_type == "code"] for path in NOTEBOOKS]
     assert all(code == codes[0] for code in codes)
     path, at = NOTEBOOKS[0], tmp_path_factory.mktemp("session")
@@ -113,5 +113,5 @@ def test_a_notebook_is_saved_clean(path):
     assert len(code) == 3
     assert all(not cell.outputs and cell.execution_count is None for cell in code)
     text = path.read_text()
-    assert "12D3KooW" not in text, "an address of somebody"
+    assert "12D3KooW" not in text, "the address of a peer"
     assert not any(word in text.lower() for word in ("token=", "password", "api_key", "secret"))

@@ -1,4 +1,4 @@
-"""A peer whose line is metered for a while: it leaves, waits without a swarm, and comes back as the same."""
+"""A peer whose line is metered for a while: it leaves, waits without a swarm, and comes back as the same peer."""
 
 import os
 

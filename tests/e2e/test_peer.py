@@ -1,4 +1,4 @@
-"""Peers as people meet them: real processes that join, leave, die and come back, and what is refused."""
+"""Peers as people meet them: real processes that join, leave, die and come back, and input that is refused."""
 
 from __future__ import annotations
 
@@ -55,9 +55,9 @@ class FinishedRun:
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory) -> Iterator[FinishedRun]:
-    """`swarm demo --peers 3 --max-steps 20`, run to its end; peers test the weights, and upload them.
+    """`swarm demo --peers 3 --max-steps 20`, run to its end; the peers test the weights, and upload them.
 
-    What imports for seconds has begun already, the peers as well.
+    The program and its peers are forked from a process with all imports.
     """
     output_dir = tmp_path_factory.mktemp("finished")
     results = ["--evaluate-every-steps", "15", "--upload-to", f"file://{output_dir}/far"]
@@ -157,7 +157,7 @@ def test_tensorboard_has_the_same_tags(finished):
 
 
 def test_a_volunteer_sees_no_noise(finished):
-    """Nothing that only a developer of a library understands."""
+    """The output contains nothing that only a developer of a library understands."""
     for folder in finished.folders:
         log = (folder.path / "peer.log").read_text()
         for noise in ("Warning", "weights_only", "[INFO]", "Restor", "Traceback", "GPU available"):
@@ -170,7 +170,7 @@ def test_a_volunteer_sees_no_noise(finished):
     ids=["by its names", "by --resume"],
 )
 def test_alone_it_goes_on_from_its_checkpoint(finished, tmp_path, options):
-    """All have stopped; one comes back with the same name and run id."""
+    """All have stopped; one peer comes back with the same name and run id."""
     shutil.copytree(finished.output_dir, tmp_path / "runs")
     with reaping() as programs:
         options = [*options, "--max-steps", "30"]
@@ -185,9 +185,9 @@ def test_alone_it_goes_on_from_its_checkpoint(finished, tmp_path, options):
 
 
 def test_all_go_on_at_the_newest_step_that_anyone_has(finished, tmp_path):
-    """All have stopped; the second one tries to come back until the first one is there, with an empty folder.
+    """All have stopped; the second peer, with an empty folder, retries until the first one is there.
 
-    The first one remembers an address where somebody else listens by now.
+    The first peer remembers an address where another program listens by now.
     """
     shutil.copytree(finished.output_dir, tmp_path / "runs")
     shutil.rmtree(tmp_path / "runs" / "whole" / "peer-1")
@@ -218,7 +218,7 @@ def test_all_go_on_at_the_newest_step_that_anyone_has(finished, tmp_path):
 
 
 def test_without_its_founder_a_run_goes_on(finished, tmp_path):
-    """Nobody comes back whom the others were told of: one goes on alone, and who has met it before joins it there."""
+    """The founder does not come back: one peer goes on alone, and a peer that has met it before joins it there."""
     shutil.copytree(finished.output_dir, tmp_path / "runs")
     shutil.rmtree(tmp_path / "runs" / "whole" / "peer-1")
     port = free_port()
@@ -255,9 +255,9 @@ def test_without_its_founder_a_run_goes_on(finished, tmp_path):
 
 @pytest.fixture(scope="module")
 def ended_early(tmp_path_factory) -> Iterator[dict[str, Program]]:
-    """Two at the same time: Ctrl-C comes when the second peer of one has just begun, that of the other refuses.
+    """Two demos at the same time: Ctrl-C comes when the second peer of one has just begun; a peer of the other refuses.
 
-    The first one and its peers are started as people start them.
+    The first demo and its peers are started as users start them.
     """
     output_dir = tmp_path_factory.mktemp("early")
     RunFolder.create(output_dir, "refusing", "peer-2").write_recipe(preset("synthetic"))
@@ -280,7 +280,7 @@ def test_ctrl_c_ends_a_local_swarm(ended_early):
 
 
 def test_a_local_swarm_tells_why_a_peer_failed(ended_early):
-    """The others would wait for it, so all end."""
+    """The other peers would wait for it, so all end."""
     program = ended_early["refusing"]
     assert program.wait(START_SECONDS) == 2, program.output
     assert "peer-2 failed:" in program.output

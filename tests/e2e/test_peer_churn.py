@@ -1,4 +1,4 @@
-"""Peers come and go while others train: they leave, lose parts, are killed, and come back as the same."""
+"""Peers come and go while others train: they leave, lose parts, are killed, and come back as the same peers."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class RunningSwarm:
     killed_at: int = 0
 
     def join(self, name: str, *options: str, prefix: tuple[str, ...] = ()) -> PeerProgram:
-        """A newcomer who knows nothing but the second peer's address."""
+        """Start a newcomer that knows nothing but the second peer's address."""
         options = ("--initial-peers", self.second.address, *options)
         newcomer = PeerProgram(self.output_dir, "long", name, *options, prefix=prefix, **PACED)
         self.programs.append(newcomer)
@@ -42,7 +42,7 @@ class RunningSwarm:
 
 @pytest.fixture(scope="module")
 def swarm(tmp_path_factory) -> Iterator[RunningSwarm]:
-    """Three peers that train on and on; the second one stays to the end."""
+    """Three peers that train without end; the second one stays to the end."""
     output_dir = tmp_path_factory.mktemp("long")
     with reaping() as programs:
         first = PeerProgram(output_dir, "long", "first", *LONG, **PACED)
@@ -75,7 +75,7 @@ def test_a_setting_that_contradicts_the_swarm_is_refused(swarm, refused):
 
 @pytest.mark.long
 def test_peers_that_lose_a_part_start_again_as_the_same(swarm):
-    """Two at the same time, each another part; the third one trains on."""
+    """Two peers lose a part at the same time, each another one; the remaining peer trains on."""
     lost = {"The averaging process": swarm.first, "p2pd": swarm.third}
     peer_ids = {part: victim.peer_id for part, victim in lost.items()}
     starts = {part: victim.output.count("First contribution") for part, victim in lost.items()}
@@ -95,7 +95,7 @@ def test_peers_that_lose_a_part_start_again_as_the_same(swarm):
 
 
 def test_the_first_peer_may_leave(swarm):
-    """Those who stay train on, newcomers still learn what is trained, and so does the first peer when it comes back."""
+    """The remaining peers train on, newcomers still learn the run, and so does the first peer when it comes back."""
     noted = swarm.first.folder.peers
     swarm.first.wait_until(lambda: noted.exists() and swarm.second.peer_id in noted.read_text(), "it notes the others")
     swarm.first.interrupt()
@@ -130,7 +130,7 @@ TERMINAL = (
     "-c",
     "import pty, signal, sys; signal.signal(signal.SIGHUP, signal.SIG_DFL); pty.spawn(sys.argv[1:])",
 )
-"""A prefix; a terminal is closed when the program behind it dies. The tests themselves may run under nohup."""
+"""A command prefix. A terminal is closed when the program behind it dies. The tests themselves may run under nohup."""
 
 
 def test_a_killed_peer_comes_back_as_the_same_and_leaves_with_its_terminal(swarm):
@@ -153,7 +153,7 @@ def test_a_killed_peer_comes_back_as_the_same_and_leaves_with_its_terminal(swarm
 
 
 def test_the_ledgers_say_what_all_rounds_say(swarm):
-    """After all that has happened to these peers."""
+    """This holds after all that has happened to these peers."""
     swarm.second.interrupt()
     assert swarm.second.wait(LEAVE_SECONDS) == 0, swarm.second.output
     found = compare(swarm.output_dir / "long")

@@ -1,4 +1,4 @@
-"""What a volunteer gives and cannot work: refused in one sentence that names the fix."""
+"""Input of a volunteer that cannot work is refused in one sentence that names the fix."""
 
 from __future__ import annotations
 
@@ -53,14 +53,14 @@ def test_bad_input_is_explained(refused, arguments, explanation):
     assert explanation in refused(*arguments.split())
 
 
-def test_an_address_where_nobody_listens(refused):
+def test_an_address_without_a_listener_is_refused(refused):
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
         assert "refused" in refused("--initial-peers", ADDRESS.format(port=unused.getsockname()[1]))
 
 
-def test_an_address_where_somebody_else_listens(refused):
-    """One who hangs up; who says nothing is given five seconds, twice (`tests/integration/swarms/test_network.py`)."""
+def test_an_address_of_another_program_is_refused(refused):
+    """The other program hangs up. A silent one gets five seconds, twice: `tests/integration/swarms/test_network.py`."""
     with rude_listener() as (_, port):
         error = refused("--initial-peers", ADDRESS.format(port=port))
     assert "No peer with the expected id answers" in error
@@ -111,7 +111,7 @@ def test_weights_to_start_from_that_are_none(refused, tmp_path):
 
 
 def test_a_wrong_option_of_a_local_swarm(tmp_path):
-    """Refused before any peer starts."""
+    """It is refused before any peer starts."""
     with reaping() as programs:
         started = [
             Program("swarm", ["demo", "--output-dir", str(tmp_path), *arguments], tmp_path / f"{number}.log")

@@ -1,4 +1,4 @@
-"""Peers that call back: what they do, what they refuse, and what is concluded."""
+"""Peers that call back: what they do, what they refuse, and what the caller concludes."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ IMPATIENT = "tests.helpers.programs.impatient_peer"
 
 @pytest.fixture(scope="module")
 def dht() -> Iterator:
-    """A server-mode peer's DHT, without training."""
+    """The DHT of a server-mode peer, without training."""
     started = start_dht(NetworkOptions(host_maddrs=LOOPBACK))
     yield started
     stop_dht(started)
@@ -61,7 +61,7 @@ def test_a_running_peer_calls_back(address):
 
 
 def measure_often(address: str, key: Path) -> None:
-    """On a busy machine, who is asked hears a little later where a peer is that has just started."""
+    """Measure several times: on a busy machine, the asked peer learns the address of a new peer a little later."""
     for _ in range(20):
         measure_reachability([address], free_port(), key)
 
@@ -137,7 +137,7 @@ def test_answers_that_make_no_sense_are_refused(answer):
 
 
 def test_only_the_nonce_counts_and_only_so_often():
-    """Somebody else's server behind the same router is not this peer."""
+    """The server of another machine behind the same router is not this peer."""
 
     async def ask() -> list[bool]:
         async def greet(_reader, writer):
@@ -173,7 +173,7 @@ def test_one_outsider_does_not_use_up_what_is_for_all():
 
     assert [is_called(peers[0], "127.0.0.1") for _ in range(CALLS_OF_A_PEER + 1)][-2:] == [True, False]
     called = sum(is_called(peer, "203.0.113.5") for peer in peers)
-    assert called == CALLS_OF_A_HOST, "under however many names"
+    assert called == CALLS_OF_A_HOST, "the limit holds for any number of names"
     others = [is_called(peer_of(subkey_of(f"honest {host}")), f"198.51.100.{host}") for host in range(10)]
     assert all(others)
     called += sum(others) + CALLS_OF_A_PEER
@@ -182,7 +182,7 @@ def test_one_outsider_does_not_use_up_what_is_for_all():
 
 
 def test_two_outbound_only_peers_alone_are_told_what_is_missing(dht, address, tmp_path):
-    """The swarm's only reachable process does not train: it is a mere entrance."""
+    """The only reachable process of the swarm is a DHT node that does not train."""
     assert publish_manifest(dht, RunManifest(PROTOCOL, "alone", replace(preset("digits"), total_steps=10**6)))
     with reaping() as programs:
         names = ("ada", "ben")

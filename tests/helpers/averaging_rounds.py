@@ -23,14 +23,14 @@ PATIENCE_SECONDS, TIMEOUT_SECONDS = 10.0, 30.0
 
 
 def contribution(name: str, size: int, step: int) -> tuple[torch.Tensor, int]:
-    """What a peer brings to a round: a vector of widely spread numbers, and its weight."""
+    """Return what a peer brings to a round: a vector of widely spread numbers, and its weight."""
     generator = torch.Generator().manual_seed(1000 * NAMES.index(name) + step)
     scale = 10.0 ** torch.randint(-3, 2, (size,), generator=generator)
     return scale * torch.randn(size, generator=generator), int(torch.randint(1, 500, (), generator=generator))
 
 
 def meet_everyone(line: Line, dht) -> list[Member]:
-    """Tell the test who we are and hear from it who all are."""
+    """Introduce this peer to the test, and receive the list of all members."""
     line.put(Member(dht.peer_id, 0.0, dht.client_mode))
     return line.get()
 
@@ -42,7 +42,7 @@ def introduce(peers: Peers) -> None:
 
 
 def say_goodbye(line: Line, *averagers: SwarmAverager) -> None:
-    """Close the averagers once nobody receives from them any more."""
+    """Close the averagers once no peer receives from them any more."""
     line.put("done")
     line.get()
     for averager in averagers:
@@ -73,7 +73,7 @@ def run_round(
 
 
 def options_for(vector: torch.Tensor, namespace: str = "run", **others) -> AveragingOptions:
-    """To average such vectors; others as of `AveragingOptions`."""
+    """Return options to average such vectors; `others` are fields of `AveragingOptions`."""
     wire = torch.zeros_like(vector).share_memory_()
     return AveragingOptions(namespace, wire, Fragments.of([vector.numel()]), **others)
 
@@ -81,7 +81,7 @@ def options_for(vector: torch.Tensor, namespace: str = "run", **others) -> Avera
 def averager_for(
     vector: torch.Tensor, dht, codec: str, timeouts: Timeouts = DEFAULT_TIMEOUTS, line: LineUse | None = None
 ) -> SwarmAverager:
-    """A running averager for such vectors, which PowerSGD takes for one matrix of 200 rows."""
+    """Start an averager for such vectors. PowerSGD takes them for a matrix of 200 rows."""
     shapes = [(200, len(vector) // 200)] if codec == "powersgd" else []
     options = options_for(vector, codec=Codec(codec, 4), shapes=shapes, line=line or LineUse(), timeouts=timeouts)
     averager = SwarmAverager(dht, options, lambda: ({}, []))
@@ -90,7 +90,7 @@ def averager_for(
 
 
 def one_round(name, initial_peers, line, vector, samples, client_mode=False, codec="none", max_upload_mbps=math.inf):
-    """A peer that takes part in one round with that vector. Returns (its vector then, report or error)."""
+    """Run a peer that takes part in one round with that vector. Returns (its vector then, report or error)."""
     with running_dht(initial_peers, line, client_mode=client_mode) as dht:
         averager = averager_for(vector, dht, codec, line=LineUse(max_upload_mbps))
         members = meet_everyone(line, dht)

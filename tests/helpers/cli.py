@@ -24,16 +24,16 @@ from tests.helpers.programs.forked import ForkedProgram
 from tests.helpers.programs.importer import limit_open_files
 
 START_SECONDS = 180
-"""A process imports for 10 s, and far longer when others compute on the same two cores."""
+"""A process imports for 10 s, and far longer when other processes compute on the same two cores."""
 
 LEAVE_SECONDS = 60
-"""A program that is not killed leaves in ten or twenty, and less on an idle machine."""
+"""A program that is not killed leaves in ten or twenty seconds, and sooner on an idle machine."""
 
 TINY = ["--depth", "1", "--embed-dim", "32", "--num-heads", "2", "--target-batch-size", "2048"]
-"""A digits model that makes a few updates a second; swarms are not made for more."""
+"""Options of a digits model that makes a few updates a second, the most that swarms are made for."""
 
 PACED = {"PACED_SAMPLES_PER_SECOND": "1000"}
-"""Environment of peers that train on and on: they leave the processor to those that have just started."""
+"""Environment of peers that train without end: they leave the processor to peers that have just started."""
 
 _MARK = "SWARM_TEST_PROCESS"
 _STARTS_FOR_REAL = {"HIVEMIND_LOGLEVEL", "OMP_NUM_THREADS"}
@@ -44,7 +44,7 @@ Value = TypeVar("Value")
 def wait_until(condition: Callable[[], Value], seconds: float, what: str) -> Value:
     """Poll until the condition holds; returns what it returned.
 
-    What takes longer to find out is asked more seldom: this takes a fifth of a core at most, or asks twice a second.
+    A pause is four times as long as the check, which then takes a fifth of a core, but at most 0.5 s.
     """
     begin = asked_at = time.monotonic()
     while not (value := condition()):
@@ -56,13 +56,13 @@ def wait_until(condition: Callable[[], Value], seconds: float, what: str) -> Val
 
 
 class Program:
-    """A process of ours; what it starts is found by its session, or by a mark that it inherits, even as an orphan.
+    """A process of ours. Its descendants are found by its session, or by a mark that they inherit, even as orphans.
 
     Args:
-        open_files: as many as it may have open at first, if not as many as this process
+        open_files: limit of open files at first, if not that of this process
         prefix: a command that runs it elsewhere, such as `ip netns exec`
-        python: another environment's
-        forks: it has begun already (`tests.helpers.programs.forked`); else it starts as for people
+        python: interpreter of another environment
+        forks: fork it from a process with all imports (`tests.helpers.programs.forked`), or start it as users do
     """
 
     def __init__(
@@ -113,7 +113,7 @@ class Program:
         return self.process.poll() is None
 
     def alive(self) -> list[psutil.Process]:
-        """Every process of this program's family, whoever is its parent now."""
+        """Every living process of this program's family, whatever its parent is now."""
         return [process for process in psutil.process_iter() if self._is_own(process)]
 
     def _is_own(self, process: psutil.Process) -> bool:
@@ -125,7 +125,7 @@ class Program:
             return False
 
     def wait_until(self, condition: Callable[[], Value], what: str, seconds: float = START_SECONDS) -> Value:
-        """Poll until the condition holds; fails at once, with the output, when the program has ended."""
+        """Poll until the condition holds; fails at once, with the output, if the program has ended."""
 
         def checked() -> Value:
             running = self.is_running
@@ -139,11 +139,11 @@ class Program:
             raise AssertionError(f"{error}\n{self.output}") from None
 
     def interrupt(self) -> None:
-        """Ctrl-C in a terminal: the whole process group gets it."""
+        """Send what Ctrl-C in a terminal sends to the whole process group."""
         os.killpg(self.process.pid, signal.SIGINT)
 
     def wait(self, seconds: float) -> int:
-        """The exit status; fails if it has not ended by then, or leaves a process."""
+        """Return the exit status; fails if the program has not ended by then, or leaves a process."""
         try:
             status = self.process.wait(seconds)
         except subprocess.TimeoutExpired:
@@ -190,11 +190,11 @@ class PeerProgram(Program):
 
     @property
     def address(self) -> str:
-        """Where it is reached on this machine; waits for it."""
+        """Where it is reached on this machine; waits until it is known."""
         return self.wait_until(lambda: self.status.addresses, "it listens")[0]
 
     def wait_for_contribution(self, updates: int = 1) -> Status:
-        """Wait until further samples of its are in averages that it made together with others."""
+        """Wait until further samples of this peer are in averages that it made together with other peers."""
         before = self.status
 
         def contributes() -> Status | None:
@@ -207,7 +207,7 @@ class PeerProgram(Program):
 
 @contextlib.contextmanager
 def reaping() -> Iterator[list[Program]]:
-    """A list of programs of which nothing is left afterwards, whatever happened."""
+    """Yield a list of programs. At the end none of their processes is left, whatever happened."""
     programs: list[Program] = []
     try:
         yield programs
@@ -218,7 +218,7 @@ def reaping() -> Iterator[list[Program]]:
 
 @contextlib.contextmanager
 def live_peer(output_dir: Path) -> Iterator[PeerProgram]:
-    """The first peer of run "live", which trains on and on."""
+    """Start the first peer of run "live", which trains without end."""
     with reaping() as programs:
         options = ["--run-id", "live", "--total-steps", "100000", "--validate-every-steps", "100000", *TINY]
         peer = PeerProgram(output_dir, "live", "first", *options, **PACED)
@@ -228,5 +228,5 @@ def live_peer(output_dir: Path) -> Iterator[PeerProgram]:
 
 
 def summary_of(folder: RunFolder) -> dict:
-    """What a peer has written at its end."""
+    """Return the summary that a peer has written at its end."""
     return json.loads(folder.summary.read_text())

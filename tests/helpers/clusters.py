@@ -105,7 +105,7 @@ def _work(sender: Any, variables: dict[str, str], log: Path | None, function: Ca
 
 
 def train(arguments: list[str]) -> int:
-    """The baseline's command line; returns its exit status."""
+    """Run the baseline's command line; returns its exit status."""
     from baseline_ddp.train import main
 
     try:
@@ -128,14 +128,14 @@ def run_processes(size: int, function: Callable[..., Any], *arguments: Any, **op
 
 @contextlib.contextmanager
 def silent_listener() -> Iterator[tuple[str, int]]:
-    """An address that takes connections and never answers."""
+    """Yield an address that takes connections and never answers."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         yield server.getsockname()
 
 
 @contextlib.contextmanager
 def rude_listener() -> Iterator[tuple[str, int]]:
-    """An address that takes connections and hangs up at once."""
+    """Yield an address that takes connections and hangs up at once."""
     with socketserver.TCPServer(("127.0.0.1", 0), socketserver.BaseRequestHandler) as server:
         threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True).start()
         try:

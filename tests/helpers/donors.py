@@ -1,4 +1,4 @@
-"""A donor of a state without its process; streams are pairs of sockets, served as those of p2pd are."""
+"""A donor of a state without its process; streams are pairs of sockets, served as p2pd serves its own."""
 
 import asyncio
 import contextlib
@@ -25,14 +25,14 @@ STATE_BYTES = 3 * SLICE_BYTES + PIECE_BYTES + 5
 
 
 def version_at(step: int) -> StateVersion:
-    """A small state after so many updates."""
+    """Return a small state after so many updates."""
     model = nn.Linear(2, 1)
     state = SharedState(model, [torch.optim.SGD(model.parameters(), lr=0.1)])
     return StateVersion(state, step, list(model.parameters()))
 
 
 class Donor:
-    """Without its process; exports are numbered, as if the state changed all the time."""
+    """A donor without its process. Its exports are numbered, as if the state changed all the time."""
 
     def __init__(self, timeouts: Timeouts = DEFAULT_TIMEOUTS):
         self.step, self.is_averaging = 0, False
@@ -52,7 +52,7 @@ class Donor:
         return self.server.rpc_download_state(requests, context)
 
     async def serve(self, peer: str, reader, writer) -> None:
-        """A stream, as `swarm.network.hivemind_patches` does."""
+        """Serve a stream as `swarm.network.hivemind_patches` does."""
 
         async def requests():
             with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
@@ -65,14 +65,14 @@ class Donor:
                 await P2P.send_protobuf(message, writer)
 
     async def open_stream(self, peer: str):
-        """To this donor."""
+        """Open a stream to this donor."""
         ours, theirs = socket.socketpair()
         line = asyncio.ensure_future(self.serve(peer, *await asyncio.open_connection(sock=theirs)))
         self.lines.append(line)
         return await asyncio.open_connection(sock=ours)
 
     def hang_up(self) -> None:
-        """All lines of this donor break down."""
+        """Break all lines of this donor."""
         for line in self.lines:
             line.cancel()
         self.lines.clear()
@@ -85,7 +85,7 @@ async def fetch(donor: Donor, peer: str, average_of: int | None = None, **wishes
 
 
 def value_of(download: Download) -> int:
-    """The number of the export that has arrived."""
+    """Return the number of the export that has arrived."""
     (value,) = np.unique(download.content.numpy())
     assert len(download.content) == STATE_BYTES
     return int(value)
@@ -104,7 +104,7 @@ def run(test) -> None:
 
 
 async def begin(donor: Donor, peer: str):
-    """A download that stops after the first piece."""
+    """Begin a download, and stop it after the first piece."""
     reader, writer = await donor.open_stream(peer)
     for metadata in (Wish().to_bytes(), ask_for(0)):
         await P2P.send_protobuf(DownloadData(metadata=metadata), writer)

@@ -1,4 +1,4 @@
-"""Patience for tests."""
+"""Shorter timeouts for tests."""
 
 from dataclasses import fields, replace
 
@@ -6,6 +6,6 @@ from swarm.runtime.timeouts import DEFAULT_TIMEOUTS, Timeouts
 
 
 def shorter(times: float, **seconds: float) -> Timeouts:
-    """All that a peer waits for, so many times shorter; `seconds` are taken as they are."""
+    """Return a peer's timeouts, so many times shorter; `seconds` are taken as they are."""
     shortened = {field.name: getattr(DEFAULT_TIMEOUTS, field.name) / times for field in fields(Timeouts)}
     return replace(DEFAULT_TIMEOUTS, **{**shortened, **seconds})

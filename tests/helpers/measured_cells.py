@@ -1,4 +1,4 @@
-"""Files of cells as if a swarm had written them, with numbers that can be worked out by hand."""
+"""Files of benchmark cells as a swarm writes them, with numbers that can be worked out by hand."""
 
 import json
 from pathlib import Path
@@ -20,7 +20,7 @@ def write_run(
     top1: float | None = None,
     samples: int = 512,
 ) -> None:
-    """The files of a swarm whose updates of `samples` took `seconds` each, 1.5 of them computing.
+    """Write the files of a swarm whose updates of `samples` took `seconds` each, 1.5 of them computing.
 
     Each host sends `rate` bytes a second. A validation after the fourth update finds the accuracy `top1`.
     """

@@ -1,10 +1,10 @@
-"""Bytes that a stranger may send."""
+"""Mutations of messages, such as a stranger may send."""
 
 import random
 
 
 def mutated(data: bytes, chance: random.Random) -> bytes:
-    """The same bytes with up to four of them changed, inserted, removed or cut off; now and then something random."""
+    """Return the bytes with up to four of them changed, inserted, removed or cut off; now and then something random."""
     if chance.random() < 0.2:
         return chance.randbytes(chance.randrange(300))
     changed = bytearray(data)

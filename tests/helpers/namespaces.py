@@ -1,4 +1,4 @@
-"""What tests of the lab need of the machine."""
+"""A mark for tests of the lab, which need network namespaces."""
 
 import pytest
 

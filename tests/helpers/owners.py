@@ -1,4 +1,4 @@
-"""Owners of records and organisers, for tests: keys that nobody has the private part of, and who signs anything."""
+"""Owners of records and organisers, for tests: public keys without a private part, and signers of anything."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ DAY_SECONDS = 24 * 3600
 
 @cache
 def subkey_of(name: str) -> bytes:
-    """The subkey of the records of a peer that is called so."""
+    """Return the subkey of the records of a peer of this name."""
     modulus = 2**2047 + int.from_bytes(hashlib.sha512(name.encode()).digest(), "big") * 2 + 1
     key = RSAPublicNumbers(65537, modulus).public_key()
     return b"[owner:" + key.public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH) + b"]"
 
 
 class Sign:
-    """Signs any bytes as this node's record and asks all others to store it; runs in the DHT process.
+    """Signs any bytes as this node's record and asks all other nodes to store it; runs in the DHT process.
 
     Args:
-        subkey: before it is encoded
-        value: so many times, since Hivemind's pipe to the DHT process is not made for much at once
+        subkey: not yet encoded
+        value: (times, bytes) to repeat, since Hivemind's pipe to the DHT process is not made for large messages
 
     Returns:
-        for each other node, whether it did
+        for each other node, whether it stored the record
     """
 
     def __init__(self, key: str, subkey: object, value: tuple[int, bytes], expiration_time: float):
@@ -53,22 +53,22 @@ class Sign:
 
 
 def signer_of(key: bytes) -> Signer:
-    """Of the organiser with this key, in whatever process."""
+    """Return the signer of the organiser with this key, the same in every process."""
     return Signer(Ed25519PrivateKey.from_private_bytes(key))
 
 
 def admission_of(key: bytes, peer_id: PeerID, serial: int, name: str = "ada", **lists: bytes) -> Admission:
-    """What a member knows that the organiser with this key has enrolled in the run "run"."""
+    """Return the admission of a member that the organiser with this key has enrolled in the run "run"."""
     signer, now = signer_of(key), int(time.time())
     made = Certificate("run", peer_id, serial, EVERYTHING, now - DAY_SECONDS, now + DAY_SECONDS, name)
     return Admission(Authority("run", signer.public_key, "run"), made.signed_by(signer), lists)
 
 
 class Organiser:
-    """Somebody who decides who takes part in a run.
+    """An organiser that decides which peers take part in a run.
 
     Args:
-        began: seconds ago, when the first one became a member
+        began: how many seconds ago the first peer became a member
     """
 
     def __init__(self, run_id: str = "run", began: float = 0.0):
@@ -86,7 +86,7 @@ class Organiser:
         name: str = "ada",
         signer: Signer | None = None,
     ) -> bytes:
-        """For a new member.
+        """Return a certificate for a new member.
 
         Args:
             begin, end: seconds from now
@@ -97,10 +97,10 @@ class Organiser:
         return made.signed_by(signer or self.signer)
 
     def admission(self, peer_id: PeerID, **changes) -> Admission:
-        """What one of a new member's processes knows."""
+        """Return the admission that a process of a new member holds."""
         return Admission(self.authority, self.certificate(peer_id, **changes))
 
     def remove(self, *admissions: Admission, why: str = "it sent nonsense") -> bytes:
-        """These members may not take part any more; the new list, signed."""
+        """Remove these members; returns the new removal list, signed."""
         self.removals = self.removals.with_removed([admission.own.serial for admission in admissions], why)
         return self.removals.signed_by(self.signer)

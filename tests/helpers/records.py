@@ -27,14 +27,14 @@ RECORD = PeerProgress(
 
 
 def done(value) -> Future:
-    """Has this value already."""
+    """Return a future that has this value already."""
     future = Future()
     future.set_result(value)
     return future
 
 
 class FakeDHT:
-    """Keeps the records of one key in a dictionary."""
+    """A DHT that keeps the records of one key in a dictionary."""
 
     def __init__(self, client_mode: bool = False):
         self.owner, self.client_mode = subkey_of("own"), client_mode
@@ -42,7 +42,7 @@ class FakeDHT:
         self.records = {}
         self.searches, self.is_told, self.answers = 0, True, True
         self.finds_an_end = True
-        """Whether a search does."""
+        """Whether a search ends with an answer; else it times out."""
         self.acquaintances = Acquaintances()
 
     def meet(self, peers):
@@ -71,7 +71,7 @@ class FakeDHT:
 
 
 class SaidSwarm:
-    """A tracker whose thread never runs, and others that say what the test wants."""
+    """A tracker whose thread never runs, and other peers whose records the test writes."""
 
     def __init__(
         self, target_batch_size: int = 100, client_mode: bool = False, max_step: int = MAX_STEP, invites: bool = False

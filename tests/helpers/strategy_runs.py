@@ -1,4 +1,4 @@
-"""A small model that is trained by swarms of processes in tests, and everything that a peer saw of its updates."""
+"""A small model that swarms of processes train in tests, and the record of each peer's updates."""
 
 import time
 from dataclasses import dataclass, field
@@ -20,7 +20,7 @@ FEATURES, CLASSES, NUM_SAMPLES, MICRO_BATCH = 12, 4, 512, 8
 
 
 class Samples(Dataset):
-    """(features, label, index); the same everywhere."""
+    """Samples (features, label, index); the same everywhere."""
 
     def __init__(self):
         generator = torch.Generator().manual_seed(0)
@@ -35,13 +35,13 @@ class Samples(Dataset):
 
 
 def loader(seed: int) -> DataLoader:
-    """Micro-batches in an order of their own for each seed."""
+    """Return micro-batches in an order that the seed determines."""
     generator = torch.Generator().manual_seed(seed)
     return DataLoader(Samples(), batch_size=MICRO_BATCH, shuffle=True, generator=generator)
 
 
 def nan_loader(_seed: int) -> DataLoader:
-    """Micro-batches whose gradients are not finite."""
+    """Return micro-batches whose gradients are not finite."""
     samples = Samples()
     samples.x.fill_(torch.nan)
     return DataLoader(samples, batch_size=MICRO_BATCH)
@@ -49,7 +49,7 @@ def nan_loader(_seed: int) -> DataLoader:
 
 @dataclass(frozen=True)
 class Plan:
-    """How a model is built and updated, for the swarm and for the process it is compared with."""
+    """How a model is built and updated, for the swarm and for the process with which it is compared."""
 
     batch_norm: bool = False
     optimizer: str = "adamw"
@@ -94,7 +94,7 @@ class Task(L.LightningModule):
 
 @dataclass(frozen=True)
 class Update:
-    """What a peer saw of one global update, and the weights that came out of it."""
+    """One global update as a peer saw it, and the resulting weights."""
 
     step: int
     num_peers: int
@@ -167,7 +167,7 @@ class Record(L.Callback):
 
 
 def weights_of(trainer: L.Trainer) -> dict[str, torch.Tensor]:
-    """Of the model, whole also where its processes hold pieces of it."""
+    """Return the model's weights, whole also where processes hold pieces of it."""
     if trainer.strategy.divides:
         state = trainer.strategy.lightning_module_state_dict()
         return {name.removeprefix("net."): tensor for name, tensor in state.items()}
@@ -196,11 +196,11 @@ def patience(min_peers: int, matchmaking_seconds: float = 3.0) -> CoordinatorOpt
 
 @dataclass
 class Outcome:
-    """What a peer brings home.
+    """The result of a peer.
 
     Args:
-        sent: by step, what it gave to the last round that was to end it
-        followed: updates that it has made with averages of others, where that is counted
+        sent: by step, the vector of this peer's last round for that step
+        followed: updates that it has made with averages of other peers, where they are counted
     """
 
     peer_id: str
@@ -229,7 +229,7 @@ def train(
     kind=SwarmStrategy,
     host="127.0.0.1",
 ):
-    """A peer. Its samples come in an order that its name seeds."""
+    """Run a peer. Its samples come in an order that its name seeds."""
     with running_dht(initial_peers, line, client_mode=client_mode, host_maddrs=(f"/ip4/{host}/tcp/0",)) as dht:
         options = patience(min_peers, matchmaking_seconds)
         strategy = kind(target, "test", dht=dht, name=name, options=options, averaging=averaging)
@@ -243,7 +243,7 @@ def train(
 
 
 def member_watch(strategy, dht, admission, namespace, on_end=lambda sentence: None) -> MemberWatch:
-    """Hands what the organiser has signed to the averaging process of this strategy, as a peer does."""
+    """Return a watch that hands the organiser's signed lists to the strategy's averaging process, as a peer does."""
 
     def tell(certificate, lists):
         if strategy.coordinator is None:
@@ -255,7 +255,7 @@ def member_watch(strategy, dht, admission, namespace, on_end=lambda sentence: No
 
 
 def helper(name, initial_peers, line, plan, target, **options):
-    """A peer that trains nothing."""
+    """Run a peer that trains nothing."""
     return train(name, initial_peers, line, plan, target, data=lambda _: NO_BATCHES, kind=HelperStrategy, **options)
 
 
@@ -265,7 +265,7 @@ def assert_same_bits(one: dict, other: dict) -> None:
 
 
 def assert_equal_updates(one: Outcome, other: Outcome) -> None:
-    """Both saw the same groups, and held the same bits after every update that both took part in."""
+    """Check that both saw the same groups, and held the same bits after every update that both took part in."""
     others = {update.step: update for update in other.updates}
     common = [(update, others[update.step]) for update in one.updates if update.step in others]
     assert common
@@ -281,11 +281,11 @@ def union(peers: list[list[list[int]]]) -> list[int]:
 
 
 def replay(plan: Plan, steps: list[list[list[list[int]]]], together: bool, held: list[dict] | None = None):
-    """The same updates in one process: `steps[i]` holds each peer's micro-batches of sample indices.
+    """Make the same updates in one process: `steps[i]` holds each peer's micro-batches of sample indices.
 
     `together`: one pass over the union. Otherwise each peer's micro-batches run through a model with statistics of
-    its own (BatchNorm), whose means over samples all start the next step with.
-    `held`: weights after each step, with which the next one begins, whatever this process has come to.
+    its own (BatchNorm), and the next step starts from their means over samples.
+    `held`: weights after each step, with which the next one begins, in place of this process's own.
 
     Yields (loss, weights, norm of the gradient before clipping).
     """

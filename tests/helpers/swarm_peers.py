@@ -37,7 +37,7 @@ class PeerFailed(Exception):  # noqa: N818
 
 
 class Line:
-    """A peer's connection to its test. What is sent is copied: no shared memory that could vanish with its sender."""
+    """A peer's connection to its test. It copies what is sent: no shared memory that could vanish with its sender."""
 
     def __init__(self, connection: Connection):
         self._connection = connection
@@ -46,19 +46,19 @@ class Line:
         raise TypeError("a line stays with its peer: in the test's process it would close a file that is not its own")
 
     def put(self, message: Any) -> None:
-        """Tell the test something: it turns up in `Peer.messages`."""
+        """Send a message to the test; it turns up in `Peer.messages`."""
         self.send("message", message)
 
     def announce(self, address: str) -> None:
-        """Where later peers can reach this one."""
+        """Tell the test where later peers can reach this one."""
         self.send("address", address)
 
     def get(self) -> Any:
-        """Wait for what the test tells this peer with `Peer.tell`."""
+        """Wait for a message that the test sends with `Peer.tell`."""
         return pickle.loads(self._connection.recv_bytes())
 
     def has_message(self) -> bool:
-        """Whether the test has told this peer something that it has not got yet."""
+        """Whether the test has sent a message that this peer has not got yet."""
         return self._connection.poll()
 
     def send(self, kind: str, value: Any) -> None:
@@ -67,7 +67,7 @@ class Line:
 
 @contextlib.contextmanager
 def running_dht(initial_peers: tuple[str, ...], line: Line, **options) -> Iterator:
-    """A DHT on loopback for a peer; its address is announced."""
+    """Run a DHT on loopback for a peer, and announce its address."""
     options = {"host_maddrs": ("/ip4/127.0.0.1/tcp/0",), **options}
     dht = start_dht(NetworkOptions(initial_peers=initial_peers, **options))
     try:
@@ -79,7 +79,7 @@ def running_dht(initial_peers: tuple[str, ...], line: Line, **options) -> Iterat
 
 
 class Peer:
-    """One peer, seen from the test."""
+    """One peer, as the test sees it."""
 
     def __init__(self, name: str, process, connection: Connection):
         self.name, self._process, self.connection = name, process, connection
@@ -96,7 +96,7 @@ class Peer:
 
     @property
     def is_alive(self) -> bool:
-        """Its own process."""
+        """Whether the peer's own process lives."""
         return self._process.is_alive()
 
     def tell(self, message: Any) -> None:
@@ -104,13 +104,13 @@ class Peer:
         self.connection.send_bytes(pickle.dumps(message))
 
     def processes(self) -> list[psutil.Process]:
-        """This peer's process and everything it started, as far as it lives; orphans included."""
+        """This peer's process and all that it started, as far as they live; orphans included."""
         for process in descendants(self._process.pid) + list(_session(self._process.pid)):
             self._seen[process.pid] = process
         return [p for p in self._seen.values() if p.is_running() and _status(p) != psutil.STATUS_ZOMBIE]
 
     def kill(self) -> None:
-        """kill -9 of the peer's own process, as when its machine runs out of memory; nothing of it cleans up."""
+        """Kill the peer's own process (kill -9), as the kernel does when memory runs out; it cleans nothing up."""
         self.processes()
         self.killed = True
         self._process.kill()
@@ -130,8 +130,8 @@ class Peers:
     """The peers of one test; a context manager.
 
     Args:
-        timeout_seconds: for everything together, the start of the helper process aside
-        invite_by_all: whoever starts is given the addresses of all who are there, not of the first one alone
+        timeout_seconds: for everything together, without the start of the helper process
+        invite_by_all: give a new peer the addresses of all present peers, not of the first one alone
     """
 
     def __init__(self, timeout_seconds: float = 120, invite_by_all: bool = False):
@@ -154,7 +154,7 @@ class Peers:
     def start(self, name: str, function: Callable, *args) -> Peer:
         """Run `function(name, initial_peers, line, *args)` in a new process.
 
-        `initial_peers` begins with the address that the first peer announces (waited for); none for that one itself.
+        `initial_peers` begins with the address that the first peer announces (waited for). The first peer gets none.
         """
         self._deadline += _start_helper()
         first = next(iter(self.peers.values()), None)
@@ -170,7 +170,7 @@ class Peers:
         return peer
 
     def until(self, condition: Callable[[], Any]) -> Any:
-        """Take in what the peers send until the condition is true; its value.
+        """Receive what the peers send until the condition is true; returns its value.
 
         Raises:
             PeerFailed: a peer raised or died meanwhile
@@ -188,13 +188,13 @@ class Peers:
         return value
 
     def message(self, name: str) -> Any:
-        """The next message of a peer."""
+        """Wait for the next message of a peer."""
         peer = self.peers[name]
         self.until(lambda: peer.messages)
         return peer.messages.pop(0)
 
     def results(self, *names: str) -> dict[str, Any]:
-        """What the peers (all that were not killed, or the named ones) return.
+        """Return what the peers (all that were not killed, or the named ones) return.
 
         Raises:
             PeerFailed: also when one leaves processes behind
@@ -236,8 +236,8 @@ def _start_helper() -> float:
 
 
 def _run(function: Callable, name: str, initial_peers: tuple[str, ...], connection: Connection, args: tuple) -> None:
-    """The life of a peer's process."""
-    os.setsid()  # by this its processes are found even when they are orphans
+    """Run a peer's function in its process, and send the result."""
+    os.setsid()  # its processes are found by this session even when they are orphans
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     have_own_locks()

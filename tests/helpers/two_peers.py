@@ -9,10 +9,10 @@ from hivemind.proto.averaging_pb2 import DownloadData
 
 
 class Answers(ServicerBase):
-    """The other side.
+    """The service of the called node.
 
     Args:
-        p2p: its node
+        p2p: the called node
     """
 
     def __init__(self, p2p: P2P):

@@ -1,4 +1,4 @@
-"""Time that passes only while all wait: what is a race in real time has one outcome, also on a busy machine."""
+"""Time that passes only while all wait: a race in real time gets one outcome, also on a busy machine."""
 
 import asyncio
 import selectors
@@ -7,11 +7,11 @@ import time
 import pytest
 
 TURN_SECONDS = 1e-9
-"""Of the loop, if it waits for nothing: who waits for less than a clock shows would else wait without end."""
+"""Least time that a turn of the loop takes. Without it, a wait shorter than the clock's resolution would never end."""
 
 
 class Clock:
-    """Monotonic seconds, from now on: whoever has the real clock already is not years apart."""
+    """Monotonic seconds that start at the real clock, so that times from the real clock stay comparable."""
 
     def __init__(self):
         self.now = time.monotonic()
@@ -21,12 +21,12 @@ class Clock:
 
 
 class _Selector(selectors.DefaultSelector):
-    """Who would wait for a timer has waited at once. What is sent within this process is here before that."""
+    """A wait for a timer ends at once. Messages within this process arrive before that."""
 
     def __init__(self, clock: Clock):
         super().__init__()
         self._clock, self.num_threads = clock, 0
-        """At work: these are waited for."""
+        """`num_threads`: threads at work, for which it really waits."""
 
     def select(self, timeout: float | None = None) -> list:
         waits_really = timeout is None or (self.num_threads > 0 and timeout > 0)
@@ -55,7 +55,7 @@ class _Loop(asyncio.SelectorEventLoop):
 
 
 def run_in_virtual_time(test, monkeypatch: pytest.MonkeyPatch, seconds: float = 60) -> None:
-    """`test()` in one process, which may last so many virtual seconds."""
+    """Run `test()` in one process, for at most so many virtual seconds."""
     clock = Clock()
     monkeypatch.setattr(time, "monotonic", clock)
     with asyncio.Runner(loop_factory=lambda: _Loop(clock)) as runner:

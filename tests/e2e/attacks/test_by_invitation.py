@@ -1,4 +1,4 @@
-"""What somebody can do to a run by invitation who has no invitation, or was removed: nothing, and gets nothing."""
+"""What a stranger or a removed member can do to a run by invitation, and what it gets: nothing."""
 
 import contextlib
 import re
@@ -18,7 +18,7 @@ from tests.helpers.swarm_peers import Peers
 
 pytestmark = pytest.mark.timeout(300)
 ATTACK_SECONDS = 240.0
-"""At most; it ends when the honest peers have made their updates."""
+"""Longest duration; an attack ends when the honest peers have made their updates."""
 STATE = re.compile(r"Took over step \d+ from .*: ([\d.]+) MB in")
 NOTHING = re.compile(r"got 0 bytes of the state, 0 answers, and \[('PROTOCOL_VIOLATION')?\] to knocks")
 
@@ -30,7 +30,7 @@ def run(tmp_path_factory):
 
 
 REMOVED: dict[Path, tuple[Path, bytes]] = {}
-"""Of each run, by its folder: key and certificate of a member that was removed."""
+"""By the folder of the run: key and certificate of a member that was removed."""
 
 
 def attacker(_name, _initial_peers, line, kind, address, sizes, identity=None, certificate=b""):
@@ -38,13 +38,13 @@ def attacker(_name, _initial_peers, line, kind, address, sizes, identity=None, c
 
 
 def received_bytes(attacker) -> int:
-    """What its p2pd has read, from the network and from itself; it says so, and not the attacker."""
+    """Return the bytes that the attacker's p2pd has read, from the network and from itself, by the kernel's count."""
     daemons = [process for process in attacker.processes() if "p2pd" in process.name()]
     return sum(process.io_counters().read_chars for process in daemons)
 
 
 def assert_gets_nothing(run, peers, mallory) -> None:
-    """It tries while the honest peers make updates, and some times more."""
+    """Check that the attacker gets nothing while the honest peers make updates, and in some further tries."""
     peers.until(lambda: any("to knocks" in message for message in mallory.messages))
     before, tries = received_bytes(mallory), len(mallory.messages)
     run.trains_on()
@@ -68,7 +68,7 @@ def test_an_outsider_gets_nothing(run):
 
 
 def removed_member(run) -> tuple[Path, bytes]:
-    """A member joins, trains, and is removed: what it has then, the key and the certificate that it had."""
+    """Let a member join, train and be removed. Returns its key and its certificate."""
     if run.folder in REMOVED:
         return REMOVED[run.folder]
     with reaping() as programs:
@@ -92,7 +92,7 @@ def removed_member(run) -> tuple[Path, bytes]:
 
 
 def test_a_removed_member_gets_nothing(run):
-    """Its machine knows everybody's address."""
+    """Its machine knows the addresses of all peers."""
     run.begin()
     had = removed_member(run)
     run.begin_again()
@@ -106,7 +106,7 @@ KINDS = {
     "records": re.compile(r"0 of 1000 records were stored"),
     "streams": re.compile(r"opened \d+ streams, \d+ are open"),
 }
-"""Attacks, and what each says when it has begun."""
+"""Attacks, and what each reports when it has begun."""
 
 
 def assert_stops_nothing(run) -> None:
@@ -117,7 +117,7 @@ def assert_stops_nothing(run) -> None:
 
 
 def test_outsiders_stop_nothing(run):
-    """All at once."""
+    """All attacks run at once."""
     run.begin()
     with contextlib.ExitStack() as stack:
         started = {kind: stack.enter_context(Peers(timeout_seconds=150)) for kind in KINDS}
@@ -130,7 +130,7 @@ def test_outsiders_stop_nothing(run):
 
 
 def test_a_removed_member_stops_nothing(run):
-    """With the key and the certificate that it had, all at once."""
+    """It uses its former key and certificate, in all attacks at once."""
     run.begin()
     had = removed_member(run)
     run.begin_again()

@@ -1,7 +1,7 @@
-"""What a member that lies cannot do any more, each time against a swarm of two that trains.
+"""What a lying member cannot do, each time against a training swarm of two.
 
-What takes time is measured by a benchmark; here nobody adopts what is false, nobody ends, updates go on, and honest
-peers say who lied.
+A benchmark measures what takes time. Here no peer adopts false data and no peer ends, updates go on, and honest peers
+name the liar.
 """
 
 import os
@@ -37,13 +37,13 @@ AHEAD = re.compile(r"Somebody was (\d+) updates ahead")
 USED = re.compile(r"(Took over|averages).* from mallory")
 UPDATES = 14
 NEWCOMER_UPDATES = 20
-"""Weights are compared twice meanwhile."""
+"""Updates of a newcomer, in which weights are compared twice."""
 NEWCOMER_GIVES = 10
-"""Updates to which it gives samples; of others it takes the average over, more of them on a busy machine."""
+"""Updates to which it gives samples. It takes over the average of others, more of them on a busy machine."""
 
 
 class WidePlan(Plan):
-    """Some parts for each reducer, where the other plans' models fit into one."""
+    """A model of some parts for each reducer; those of other plans fit into one."""
 
     def net(self) -> nn.Sequential:
         torch.manual_seed(self.seed)
@@ -51,16 +51,16 @@ class WidePlan(Plan):
 
 
 class Rounds(Record):
-    """Also those that fail.
+    """Keeps the events of rounds, also of those that fail.
 
     Args:
-        stop: a file that ends the training
+        stop: a file that ends the training when it exists
     """
 
     def __init__(self, line, stop):
         super().__init__(line, lambda _: stop.exists())
         self.events, self.furthest = [], 0
-        """Of its rounds; and how many updates somebody was ahead of it, by the records that it read."""
+        """`events`: of its rounds. `furthest`: by how many updates another peer claimed to be ahead of it."""
 
     def on_train_start(self, trainer, pl_module):
         super().on_train_start(trainer, pl_module)
@@ -74,7 +74,7 @@ class Rounds(Record):
 
 
 def ask_first(name: str) -> None:
-    """Of all who could hand over the state, this peer asks the one that is called so before the others."""
+    """Make this peer ask the donor of this name before all other donors."""
     honest = GlobalProgress.donors
 
     def donors(self, min_step):
@@ -86,10 +86,10 @@ def ask_first(name: str) -> None:
 def member(
     name, initial_peers, line, folder, plan, min_peers, max_steps=UPDATES, lie=None, asks=None, wait_seconds=3.0
 ):
-    """A peer of the tiny model, what it prints goes to a file; with a lie it is the liar, and may end as it likes.
+    """Run a peer of the tiny model that prints to a file. With a lie it is the liar, and may end in any way.
 
     Args:
-        wait_seconds: for who is missing at the end of a step
+        wait_seconds: how long it waits for missing peers at the end of a step
     """
     if asks is not None:
         ask_first(asks)
@@ -99,7 +99,7 @@ def member(
     if lie is not None:
         members.LIES[lie]()
     backoff.BACKOFF_SECONDS = (
-        60.0  # of who led and hung: in 10 s it could be back before the end; what comes then is not tried
+        60.0  # of a leader that hung: after 10 s it could come back before the end, which is not tested here
     )
     with running_dht(initial_peers, line) as dht:
         rounds = Rounds(line, folder / "stop")
@@ -123,7 +123,7 @@ def assert_made_each_update(outcome: Outcome) -> None:
 
 
 def assert_their_work_counts(*outcomes: Outcome) -> None:
-    """Who is held up takes over an average: mostly another honest one gave to it, if not this one."""
+    """Check that honest work is in most updates. A peer that is held up takes over averages, mostly of honest peers."""
     given = {update.step for outcome in outcomes for update in outcome.updates if update.own_samples > 0}
     assert len(given) > UPDATES / 2, "updates are not the liar's alone"
 
@@ -133,7 +133,7 @@ def has_step(peers: Peers, name: str, step: int) -> bool:
 
 
 def updates_given(peer: Peer) -> int:
-    """So many of its updates hold samples of its own."""
+    """Return the number of its updates that hold samples of its own."""
     return sum(own_samples > 0 for *_, own_samples in peer.messages)
 
 
@@ -159,9 +159,10 @@ def test_a_member_that_spoils_rounds_is_left_out(tmp_path, lie):
 
 
 @pytest.mark.parametrize("lie", [pytest.param("ahead", marks=pytest.mark.long), "made-up-state"])
-def test_who_has_trained_is_not_misled_by_a_member_that_says_it_is_ahead(tmp_path, lie):
-    """It has been in a group, so its word counts for more than a stranger's; its state would come slowly, or be of no
-    use. Updates are slow enough that all read each other's records meanwhile."""
+def test_a_trained_peer_is_not_misled_by_a_member_that_claims_to_be_ahead(tmp_path, lie):
+    """It has been in a group, so its claim counts for more than a stranger's; its state would be slow or useless.
+
+    Updates are slow enough that all read each other's records meanwhile."""
     plan = Plan(compute_seconds=0.3)
     with Peers(timeout_seconds=120) as peers:
         for name in ("a", "b"):
@@ -174,7 +175,7 @@ def test_who_has_trained_is_not_misled_by_a_member_that_says_it_is_ahead(tmp_pat
         assert_made_each_update(outcome)
     assert_their_work_counts(a, b)
     said = [(tmp_path / f"{name}.log").read_text() for name in "ab"]
-    assert not any(map(USED.search, said)), "what it has to give is not used"
+    assert not any(map(USED.search, said)), "its state and averages are not used"
     furthest = [int(AHEAD.search(one)[1]) for one in said]
     assert min(furthest) >= members.AHEAD - 5, "both have read the lie"
     assert_equal_updates(a, b)
@@ -182,10 +183,11 @@ def test_who_has_trained_is_not_misled_by_a_member_that_says_it_is_ahead(tmp_pat
 
 @pytest.mark.parametrize("lie", ["goes-on-alone", "other-history"])
 def test_a_leader_that_goes_another_way_is_left_behind(tmp_path, lie):
-    """It tells the others that the swarm has gone on without them, and has averages or weights of its own for them:
-    they come in time, hold the same weights as each other, and nobody else says that there are other ones."""
+    """It tells the others that the swarm has gone on without them, and offers averages or weights of its own.
+
+    But they come in time and hold the same weights as each other, and no other peer claims that others exist."""
     plan = Plan(compute_seconds=0.1)
-    # While one of the two finds out that it was lied to, the other waits: if not for long enough, it goes on alone.
+    # While one of the two finds out about the lie, the other waits. If its wait is short, it goes on alone.
     honest = partial(member, wait_seconds=8.0)
     with Peers(timeout_seconds=120) as peers:
         for name in ("a", "b"):
@@ -200,7 +202,7 @@ def test_a_leader_that_goes_another_way_is_left_behind(tmp_path, lie):
     assert_equal_updates(a, b)
     for name in "ab":
         said = (tmp_path / f"{name}.log").read_text()
-        assert not USED.search(said), "what it has to give is not used"
+        assert not USED.search(said), "its state and averages are not used"
         assert "mallory says that" in said, "the liar is named"
 
 

@@ -1,7 +1,7 @@
-"""What a stranger cannot do any more: a run of two trains on while somebody attacks it who has only the address.
+"""What a stranger that has only the address cannot do: a run of two trains on while it is attacked.
 
-The attacks are those of `tests/helpers/attacks`. What takes time is measured by a benchmark; here nobody adopts what is
-false, nobody ends, no process dies, updates go on.
+The attacks are those of `tests/helpers/attacks`. A benchmark measures what takes time. Here no peer adopts false data,
+no peer ends, no process dies, and updates go on.
 """
 
 import pytest
@@ -18,7 +18,7 @@ from tests.helpers.swarm_peers import Peers, running_dht
 
 pytestmark = pytest.mark.timeout(300)
 ATTACK_SECONDS = 240.0
-"""At most; it ends when the honest peers have made their updates."""
+"""Longest duration; an attack ends when the honest peers have made their updates."""
 
 
 @pytest.fixture(scope="module")
@@ -32,14 +32,14 @@ def stranger(_name, _initial_peers, line, kind, address, sizes):
 
 
 def felt(peers: Peers, kind: str, word: str) -> list[str]:
-    """Wait until the attack has said so; what it has said by then."""
+    """Wait until the attack has reported this word; returns all its reports by then."""
     mallory = peers[kind]
     peers.until(lambda: any(word in message for message in mallory.messages))
     return mallory.messages
 
 
 LIARS = ("claim", "silent-claim", "drip", "false-state", "near-state", "next-state")
-"""Whose lie is a step; what the others do has no author."""
+"""Attacks that lie about a step. The other attacks leave no name in the log."""
 
 
 @pytest.mark.parametrize(
@@ -58,13 +58,13 @@ LIARS = ("claim", "silent-claim", "drip", "false-state", "near-state", "next-sta
         ("sound-records", "records were stored", {"count": 400, "life_seconds": 30.0}),
     ],
 )
-def test_a_stranger_harms_nobody(run, kind, word, sizes):
+def test_a_stranger_harms_no_peer(run, kind, word, sizes):
     run.begin()
     with Peers(timeout_seconds=150) as peers:
         peers.start(kind, stranger, kind, run.address, sizes)
         said = felt(peers, kind, word)
         if kind == "sound-records":
-            assert not any(message.startswith("0 of") for message in said), "its records look like anybody's"
+            assert not any(message.startswith("0 of") for message in said), "its records look like those of peers"
         if kind == "records":
             assert any(message.startswith("0 of") for message in said), "no key of its kind is sound"
         run.trains_on(3 * TOGETHER if kind == "sound-records" else TOGETHER)  # they are searched each five seconds only
@@ -138,6 +138,6 @@ def test_no_peer_is_a_relay_for_strangers(run):
 
 
 @pytest.mark.parametrize("host", ["8.8.8.8", "192.168.1.7", "10.77.0.1", "example"])
-def test_nobody_else_is_attacked(host):
+def test_addresses_outside_loopback_and_lab_are_not_attacked(host):
     with pytest.raises(InputError):
         check_address(f"/ip4/{host}/tcp/1/p2p/QmYyQSo1c1Ym7orWxLYvCrM2EmxFTANf8wXmmE7DWjhx5N")

@@ -1,4 +1,4 @@
-"""The benchmark of attacks: its arithmetic by hand, and once a whole swarm that is attacked."""
+"""The benchmark of attacks: its arithmetic by hand, and once a whole attacked swarm."""
 
 import json
 import math
@@ -113,7 +113,7 @@ def test_options_that_cannot_work_are_refused(options, problem):
 @pytest.mark.long
 @pytest.mark.skipif(not attacks.ATTACKER.exists(), reason="the attackers are not there")
 def test_a_swarm_is_measured_without_and_with_an_attacker(tmp_path, monkeypatch, capsys):
-    """Somebody who claims a step and does not answer; how fast the swarm is meanwhile, a test does not judge."""
+    """The attacker claims a step and does not answer. The test does not judge how fast the swarm is meanwhile."""
     for variable in (VARIABLE, "OMP_NUM_THREADS", "INITIAL_PEERS"):
         monkeypatch.setenv(variable, "1")  # main() sets them for its peers; this puts them back afterwards
     monkeypatch.setattr(attacks, "SETTLE_SECONDS", 0.0)

@@ -1,4 +1,4 @@
-"""An experiment as a user would run it: namespaces, programs, what they measured, the table."""
+"""An experiment as a user would run it: namespaces, programs, their measurements, the table."""
 
 import json
 
@@ -12,8 +12,10 @@ from recipe.run_folder import read_metrics
 
 @pytest.mark.long
 def test_a_swarm_is_started_in_the_lab_and_measured(tmp_path, capsys):
-    """The whole way once: grid, namespaces, peers as a user would start them, their metrics, the table. The last peer
-    is started after an update of the others: it finds a swarm that trains, and the cell says what its coming cost."""
+    """Everything runs once: grid, namespaces, peers as a user would start them, their metrics, the table.
+
+    The last peer starts after an update of the others: it finds a training swarm, and the cell contains the cost of its
+    joining."""
     try:
         sandbox.wrapped([])
     except InputError as error:
@@ -42,7 +44,7 @@ def test_a_swarm_is_started_in_the_lab_and_measured(tmp_path, capsys):
     metrics = read_metrics(folder / "runs/run/h1/metrics.jsonl")
     second_update = next(line["time"] for line in metrics if line["step"] == 2)
     assert max(started["h1"], started["h2"]) < second_update < started["h3"]
-    assert home["updates"][0]["groups"] == [["h1", "h2"]], "nobody waited for it"
+    assert home["updates"][0]["groups"] == [["h1", "h2"]], "no peer waited for it"
     late = home["late"]
     assert late["first_step"] > 2, found["problems"]
     assert late["parts"]["state"] > 0

@@ -1,4 +1,4 @@
-"""The lab: what it sets is what is measured, and nothing of it is left, however it ends."""
+"""The lab: measurements agree with its settings, and nothing of it is left, however it ends."""
 
 import os
 import re
@@ -113,7 +113,7 @@ def test_every_host_runs_the_command_with_its_own_values():
 
 
 TRIES = 3
-"""Of what is measured: a machine that is busy with something else makes a line slower, and never faster."""
+"""Attempts of a measurement: a machine that is busy with something else makes a line slower, and never faster."""
 PROBE = "import analysis.wan.probes as p; print(p.ping('10.77.0.1', 40, 20)['median_ms'])"
 
 
@@ -158,7 +158,7 @@ else:
 @needs_namespaces
 @pytest.mark.parametrize("loss", ["0", "0.01"])
 def test_transfers_arrive_whole_at_the_rate_of_the_link(loss):
-    """2,072 segments; whether TCP slows down where some are lost depends on the kernel's congestion control."""
+    """It has 2,072 segments. Whether TCP slows down after losses depends on the kernel's congestion control."""
     link = ["--hosts", "2", "--rtt-ms", "4", "--bandwidth-mbps", "20", "--loss", loss]
     for _ in range(TRIES):
         done = wan("run", *link, "--", sys.executable, "-c", TRANSFER, "{number}")
@@ -194,7 +194,7 @@ def test_nothing_is_left_after(to_all):
 
 
 SLEEP = ["sleep", str(10**9 + os.getpid())]
-"""Nobody else sleeps for so long."""
+"""No other program sleeps for so long."""
 
 
 def sleeping() -> list[psutil.Process]:
@@ -203,7 +203,7 @@ def sleeping() -> list[psutil.Process]:
 
 @needs_namespaces
 def test_works_through_a_user_namespace(monkeypatch):
-    """As for somebody who is not root: this process may not make namespaces directly then."""
+    """Without root privileges, this process may not make namespaces directly."""
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     try:
         command = sandbox.wrapped([sys.executable, "-m", "analysis", "wan", "run", "--hosts", "2", "--", "true"])

@@ -1,4 +1,4 @@
-"""Whether peers hold the same bits: how it is measured, and what the report makes of it."""
+"""Whether peers hold the same bits: how it is measured, and how the report shows it."""
 
 import json
 from dataclasses import replace
@@ -31,7 +31,7 @@ def test_two_peers_are_the_same_after_some_rounds(tmp_path):
 
 
 def peer(path, weight: float, outcomes: list[str]) -> RunFolder:
-    """As one leaves it behind."""
+    """Write the folder that a peer leaves behind."""
     folder = RunFolder(path)
     folder.checkpoints.mkdir(parents=True)
     torch.save({"state_dict": {"weight": torch.tensor([weight])}}, folder.checkpoints / "last.ckpt")

@@ -1,4 +1,4 @@
-"""What a peer costs beside the training: how it is measured, and what the report makes of it."""
+"""What a peer costs beside the training: how it is measured, and how the report shows it."""
 
 import json
 

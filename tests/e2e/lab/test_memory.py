@@ -1,4 +1,4 @@
-"""A peer's memory over many rounds: how it is measured, and what the report makes of it."""
+"""A peer's memory over many rounds: how it is measured, and how the report shows it."""
 
 import json
 import subprocess
@@ -44,8 +44,8 @@ def test_memory_over_some_rounds(tmp_path):
     assert [file.exists() for _, file in section["figures"]] == [True]
 
 
-def test_the_machine_is_described_without_torch_in_who_measures():
-    """Its pages would be shared with the peers, whose memory would look smaller."""
+def test_the_measuring_process_describes_the_machine_without_torch():
+    """The pages of torch would be shared with the peers, whose memory would look smaller."""
     code = "import sys; from analysis.endurance import memory; found = memory.environment_from_outside(); "
     code += "print(found['cores'] > 0, 'command_line' in found, 'torch' in sys.modules)"
     said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True).stdout

@@ -1,4 +1,4 @@
-"""A volunteer at home: found to be client-mode behind a router, and reachable where the router maps a port."""
+"""A volunteer at home: found to be client-mode behind a router, and reachable if the router maps a port."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PORT = 31337
 
 @dataclass
 class Internet:
-    """Two server-mode peers that train on and on, and a home behind a router."""
+    """Two server-mode peers that train without end, and a home behind a router."""
 
     home: Home
     output_dir: Path

@@ -26,7 +26,7 @@ def test_netem_delays_before_the_downlink_and_keeps_paths_apart():
 
 @needs_namespaces
 def test_the_kernels_rates_work_where_there_is_htb(tmp_path):
-    """Without delay, jitter and loss that backend needs no netem, so that this much runs on any kernel with htb."""
+    """Without delay, jitter and loss that backend needs no netem, so this much runs on any kernel with htb."""
     script = tmp_path / "bridged.py"
     script.write_text(KERNEL_LAB)
     command = sandbox.wrapped([sys.executable, str(script), str(tmp_path)])

@@ -1,4 +1,4 @@
-"""What the swarm is compared with does what it says: torchft's peers average, and give as many samples as ours do."""
+"""The swarm's opponents do what they claim: torchft's peers average, and give as many samples as ours do."""
 
 import pytest
 

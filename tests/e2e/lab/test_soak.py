@@ -1,4 +1,4 @@
-"""Faults on an emulated internet, and what a soak makes of what it saw."""
+"""Faults on an emulated internet, and how a soak judges what it saw."""
 
 import json
 from pathlib import Path
@@ -18,12 +18,12 @@ from tests.helpers.cli import Program, reaping
 
 pytestmark = pytest.mark.timeout(700)
 MOMENTS = {"h1": [*range(1, 11), *range(14, 31)], "h2": [*range(1, 11), *range(20, 31)]}
-"""Of updates, one in a second; none from 10 to 14, and the victim is back at 20."""
+"""Times of updates, one in a second; none from 10 to 14, and the victim is back at 20."""
 
 
 @pytest.fixture
 def runs(tmp_path) -> Path:
-    """Folder of a run with these updates."""
+    """The folder of a run with these updates."""
     for name, times in MOMENTS.items():
         folder = RunFolder.create(tmp_path, "soak", name)
         lines = [
@@ -38,7 +38,7 @@ def runs(tmp_path) -> Path:
 
 @pytest.fixture
 def calm(tmp_path) -> RunFolder:
-    """Of a peer that nothing happened to."""
+    """The folder of a peer that met no fault."""
     return RunFolder.create(tmp_path, "calm", "calm")
 
 
@@ -124,7 +124,7 @@ def test_bad_options_are_refused(capsys):
 
 
 def test_a_volunteer_of_hivemind_waits_for_the_others_only_once(tmp_path):
-    """Who comes back must not wait for those who have been training all the time."""
+    """A volunteer that comes back must not wait for those that have been training all the time."""
     lab = SimpleNamespace(hosts=uniform(3, 100, 100).hosts)
     volunteer = StockVolunteer(lab.hosts[0], lab, tmp_path, 60.0, num_peers=3)
     words = volunteer.command(None)

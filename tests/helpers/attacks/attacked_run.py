@@ -1,4 +1,4 @@
-"""A run of two honest peers that somebody attacks, and what must not happen to it."""
+"""A run of two honest peers under attack, and what must not happen to it."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from tests.helpers.cli import PACED, TINY, PeerProgram
 
 LOOPBACK = ("--host-maddrs", "/ip4/127.0.0.1/tcp/0")
 FEW_FILES = 1024
-"""As many open files as a system usually allows."""
+"""The number of open files that a system usually allows."""
 SMALL = [*TINY[:-1], "1024"]
 """The model that makes a few updates a second, with half the samples for each."""
 LARGE_STEPS = ("--batch-size", "128")
-"""Of peers whose training is not looked at: it takes less of the processor in larger micro-batches."""
+"""Options of peers whose training is not judged: larger micro-batches take less of the processor."""
 WIDER = ["128" if word == "32" else word for word in SMALL]
 """The same with a state of some megabytes, which is easily told from what peers otherwise say to each other."""
 TOGETHER = 6
-"""Updates of both honest peers that a swarm has to make under attack."""
+"""Updates that both honest peers have to make together under attack."""
 
 
 @dataclass
 class Seen:
-    """What a peer was like before an attack."""
+    """The state of a peer before an attack."""
 
     lines: int
     output: int
@@ -46,19 +46,19 @@ def rounds_of(peer: PeerProgram) -> list[dict]:
 
 
 class Attacked:
-    """A run of two peers that train on and on; a new one if an earlier attack has ended or divided it."""
+    """A run of two peers that train without end. A new one replaces it if an attack has ended or divided it."""
 
     def __init__(self, folder: Path, programs: list, by_invitation: bool = False):
         self._folder, self._programs, self._runs = folder, programs, 0
         self._options = ["--by-invitation"] if by_invitation else []
         self.folder = folder
-        """Of the present run."""
+        """Folder of the present run."""
         self.peers: list[PeerProgram] = []
         self.healthy = False
         self.before: list[Seen] = []
 
     def begin(self) -> Attacked:
-        """Both are there and make updates with each other."""
+        """Make sure that both peers run and make updates with each other."""
         if not self.healthy:
             for program in self._programs:
                 program.reap()
@@ -91,7 +91,7 @@ class Attacked:
         return self
 
     def begin_again(self) -> None:
-        """What happens from now on counts."""
+        """Judge only what happens from now on."""
         self.before = [Seen.of(peer) for peer in self.peers]
 
     @property
@@ -111,7 +111,7 @@ class Attacked:
         return [line for line in rounds_of(peer)[since:] if line["outcome"] == "averaged" and line["group_size"] == 2]
 
     def trains_on(self, updates: int = TOGETHER) -> None:
-        """Both make so many further updates together, and nothing of what should not happen has happened."""
+        """Wait until both have made so many further updates together, and check that the attack has done no harm."""
         begin = [len(rounds_of(peer)) for peer in self.peers]
         for peer, since in zip(self.peers, begin, strict=True):
             peer.wait_until(lambda p=peer, s=since: len(self._together(p, s)) >= updates, "updates under attack", 150)
@@ -126,5 +126,5 @@ class Attacked:
         self.healthy = True
 
     def said(self) -> str:
-        """What both have said since the attack began."""
+        """What both peers have printed since the attack began."""
         return "".join(peer.output[seen.output :] for peer, seen in zip(self.peers, self.before, strict=True))

@@ -1,9 +1,9 @@
-"""Attacks a run of ours, on this machine or in the lab, with what the review found; tests and the benchmark use it.
+"""Attacks a run of ours, on this machine or in the lab, with what the review found. Tests and the benchmark use it.
 
     python tests/helpers/attacks/attackers.py NAME --initial-peers ADDRESS [--seconds 60] [--output-dir runs]
 
-Outsiders know an address and nothing else; members train along, and one thing of what they say is false. Nothing but
-loopback and the lab's own network is ever called, and every attack ends by itself.
+Outsiders know an address and nothing else. Members train along, and one thing that they send is false. Only loopback
+and the lab's own network are ever called, and every attack ends by itself.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Attacks of a stranger as a node of the DHT: what it stores, asks, answers, and where it says that it stands."""
+"""Attacks of a stranger as a node of the DHT: by what it stores, asks and answers, and by the places that it claims."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from hivemind.utils import get_dht_time
 from tests.helpers.attacks.tools import Outsider, dht_stub
 
 TUPLE, UNKNOWN = 0x40, 0x7F
-"""Types of Hivemind's encoding."""
+"""Type codes of Hivemind's msgpack encoding: of a tuple, and of a type that is not registered."""
 DEPTH = 300
 PLACES = 20
 
 
 def nested(depth: int = DEPTH) -> bytes:
-    """Tuples inside each other, each of one element: 6 bytes for each."""
+    """Return tuples inside each other, each of one element. Each level takes 6 bytes."""
     message = msgpack.packb([])
     for _ in range(depth):
         message = b"\xc9" + struct.pack(">I", len(message)) + bytes([TUPLE]) + message
@@ -32,17 +32,17 @@ def nested(depth: int = DEPTH) -> bytes:
 
 
 def of_unknown_types(count: int = 200_000) -> bytes:
-    """A list of so many elements, each of a type that nobody knows."""
+    """Return a list of so many elements, each of an unknown type."""
     return b"\xdd" + struct.pack(">I", count) + bytes([0xD4, UNKNOWN, 0]) * count
 
 
 async def nested_store(node: Outsider) -> None:
-    """Wants a dictionary of records to be stored that overflows the stack of whoever decodes it."""
+    """Asks peers to store a dictionary of records that overflows the stack of a peer that decodes it."""
     await _store_again_and_again(node, nested())
 
 
 async def unknown_types(node: Outsider) -> None:
-    """The same with a dictionary that is a line of the log for each three bytes."""
+    """The same with a dictionary that produces one line of the log for each three bytes."""
     await _store_again_and_again(node, of_unknown_types())
 
 
@@ -61,7 +61,7 @@ async def _store_again_and_again(node: Outsider, value: bytes) -> None:
 
 
 def answer_nested() -> None:
-    """In this process and those that it forks, a node of the DHT answers each question with nested tuples."""
+    """Make each DHT node of this process and of those that it forks answer every question with nested tuples."""
 
     async def rpc_find(self, request: dht_pb2.FindRequest, context: P2PContext) -> dht_pb2.FindResponse:
         found = dht_pb2.FindResult(type=dht_pb2.FOUND_DICTIONARY, value=nested(), expiration_time=get_dht_time() + 60)
@@ -71,13 +71,14 @@ def answer_nested() -> None:
 
 
 async def nested_answers(node: Outsider) -> None:
-    """Stands next to the key of the run, where all search, and answers what nobody can decode."""
+    """Stands next to the key of the run, where all peers search, and gives answers that no peer can decode."""
     await _stand_at(node, places=1)
 
 
 def name_nearer_ones() -> None:
-    """In this process and those that it forks, a node of the DHT answers each question with places of its own, each
-    nearer to the key than all that it has named before."""
+    """Make each DHT node of this process and of those that it forks answer every question with places of its own.
+
+    Each place is nearer to the key than all that it has named before."""
     distances = itertools.count(2**150, -1)
 
     async def rpc_find(self, request: dht_pb2.FindRequest, context: P2PContext) -> dht_pb2.FindResponse:
@@ -97,12 +98,12 @@ def name_nearer_ones() -> None:
 
 
 async def nearer_names(node: Outsider) -> None:
-    """Stands next to the key of the run, and names others without end to whoever searches."""
+    """Stands next to the key of the run, and names ever nearer nodes to a peer that searches."""
     await _stand_at(node, places=1)
 
 
 def keep_for_itself() -> None:
-    """In this process and those that it forks, a node of the DHT takes every record and knows none."""
+    """Make each DHT node of this process and of those that it forks accept every record and return none."""
 
     async def rpc_store(self, request: dht_pb2.StoreRequest, context: P2PContext) -> dht_pb2.StoreResponse:
         return dht_pb2.StoreResponse(store_ok=[True] * len(request.keys), peer=self.node_info)
@@ -115,7 +116,7 @@ def keep_for_itself() -> None:
 
 
 async def places(node: Outsider) -> None:
-    """Stands in the twenty places next to the key of the run, under one name, and keeps what it is given for itself."""
+    """Stands in the twenty places next to the key of the run, under one name, and returns no record stored there."""
     await _stand_at(node, places=PLACES)
 
 
@@ -130,7 +131,7 @@ async def _stand_at(node: Outsider, places: int) -> None:
 
 
 async def many_keys(node: Outsider, keys: int = 150_000, at_once: int = 8) -> None:
-    """Asks for the same key again and again in one question."""
+    """Asks for the same key very many times in one question."""
     key, me = DHTID.generate(source=node.progress_key).to_bytes(), dht_pb2.NodeInfo(node_id=os.urandom(20))
     question = dht_pb2.FindRequest(keys=[key] * keys, peer=me)
     async for turn in node.turns(2.0):
@@ -142,7 +143,7 @@ async def many_keys(node: Outsider, keys: int = 150_000, at_once: int = 8) -> No
 async def _answer_of(call: Awaitable) -> object | None:
     try:
         return await call
-    except Exception:  # it refuses, or is gone: both are what is found out
+    except Exception:  # a refused call and a lost peer count the same: no answer
         return None
 
 
@@ -159,4 +160,4 @@ PREPARATIONS: dict[str, Callable[[], None]] = {
     "nearer-names": name_nearer_ones,
     "places": keep_for_itself,
 }
-"""Before the attacker's own node begins."""
+"""What an attack changes in this process before the attacker's own node begins."""

@@ -1,10 +1,10 @@
-"""What a liar makes of its gradients: the same lies for a member of a swarm, and for a process of other systems.
+"""False gradients of a liar: the same lies for a member of a swarm, and for a process of other systems.
 
     torchrun ... tests/helpers/attacks/false_gradients.py LIE LIARS baseline_ddp/train.py OPTIONS
     python tests/helpers/attacks/false_gradients.py LIE LIARS analysis/opponents/hivemind_optimizer.py OPTIONS
 
-The program is run as it is, and the last of its processes lie: of torchrun's, or those whose name is that of a liar
-(`h7` and `h8` of eight).
+The program runs unchanged, and the last of its processes lie: the highest ranks of torchrun, or the peers with the
+highest numbers in their names (`h7` and `h8` of eight).
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ import torch
 from torch.nn import functional as F
 
 Change = Callable[[torch.Tensor], object]
-"""Of a gradient, in place."""
+"""Changes a gradient in place."""
 LITTLE = 1.5
-"""Standard deviations by which "a little is enough" is off."""
+"""Standard deviations by which the attack "a little is enough" moves the gradient."""
 MEMORY = 0.9
-"""Of what a liar knows of how honest gradients are spread: it has only its own."""
+"""Weight of the past in a liar's estimate of the spread of honest gradients, for which it has only its own."""
 DELAY = 20
-"""Gradients by which an old one is too old."""
+"""Age of a delayed gradient, in gradients."""
 NOISE = 1000.0
 LABELS = "labels"
 
@@ -37,14 +37,14 @@ def scaled(factor: float) -> Callable[[], Change]:
 
 
 def noise() -> Change:
-    """Of 1,000 times the norm."""
+    """Replace the gradient by noise of 1,000 times its norm."""
     return lambda gradient: gradient.copy_(
         NOISE * gradient.norm() / gradient.numel() ** 0.5 * torch.randn_like(gradient)
     )
 
 
 class Little:
-    """A little is enough (Baruch et al., NeurIPS 2019): the mean less 1.5 standard deviations, both of its own."""
+    """A little is enough (Baruch et al., NeurIPS 2019): mean less 1.5 standard deviations, both of its own."""
 
     def __init__(self) -> None:
         self._mean: torch.Tensor | None = None
@@ -60,7 +60,7 @@ class Little:
 
 
 class Delayed:
-    """What it should have sent twenty times ago."""
+    """Sends the gradient of twenty calls ago."""
 
     def __init__(self) -> None:
         self._kept: deque[torch.Tensor] = deque(maxlen=DELAY + 1)
@@ -81,11 +81,11 @@ FALSE_GRADIENTS: dict[str, Callable[[], Change]] = {
     "little": Little,
     "delayed": Delayed,
 }
-"""By name: makes the change of one vector, or of one parameter. "reverse-1" is IPM with an epsilon of 1 as well."""
+"""By name: makes the change of one vector, or of one parameter. "reverse-1" is also IPM with an epsilon of 1."""
 
 
 def flip_labels() -> None:
-    """From now on this process learns that 0 is 9, and so on."""
+    """Make this process learn from now on that 0 is 9, 1 is 8, and so on."""
     honest = F.cross_entropy
 
     def false(logits: torch.Tensor, labels: torch.Tensor, **options: object) -> torch.Tensor:
@@ -97,7 +97,7 @@ def flip_labels() -> None:
 
 
 def lie_in_this_process(lie: str) -> None:
-    """All gradients that this process computes from now on, each by itself, before anybody averages them."""
+    """Falsify every gradient that this process computes from now on, each by itself, before any averaging."""
     if lie == LABELS:
         return flip_labels()
     honest = torch.nn.Module.train

@@ -1,6 +1,6 @@
-"""Lies of a member: an honest peer of which one thing is changed, in its own process and all that it forks.
+"""Lies of a member: an honest peer of which one thing is changed, in its own process and in all that it forks.
 
-`LIES` has what each changes, by name; class names, which are part of the wire protocol, stay as they are.
+`LIES` maps names to changes. Class names, which are part of the wire protocol, stay as they are.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ from tests.helpers.attacks.tools import check_address, listening_host
 SLOW_SECONDS = 0.8
 DRIP_SECONDS = 5.0
 AHEAD, AHEAD_FROM = 20, 3
-"""So many updates, from that step on; all others have been in a group by then."""
+"""Updates by which it claims to be ahead, and its first step with a lie; by then all others have been in a group."""
 MADE_UP = b"made up by a liar"[:16]
-"""A lineage: out of which updates weights came."""
+"""A false lineage, which names the updates that weights come from."""
 
 
 def nan() -> None:
@@ -61,7 +61,7 @@ def _send_parts_of(number: float) -> None:
 
     async def false(self, reducer: PeerID) -> AsyncIterator:
         async for message in honest(self, reducer):
-            if not message.tensor_part.size[0]:  # its own word for what it was to send
+            if not message.tensor_part.size[0]:  # the member's own commitment to what it sends
                 yield message
                 continue
             part = self.codec.extract(message.tensor_part)
@@ -83,7 +83,7 @@ def bad_average() -> None:
 
 
 def scaled_average() -> None:
-    """d1: the average of the share that it reduces x -10, to all alike."""
+    """d1: the average of the share that it reduces x -10, the same for all members."""
     _average_instead(lambda average: -10 * average)
 
 
@@ -102,7 +102,7 @@ def _average_instead(change: Callable[[torch.Tensor], torch.Tensor]) -> None:
 
 
 def equivocate() -> None:
-    """d2: the member that stands first gets the average x -10, and a receipt that fits."""
+    """d2: sends the first other member of the group the average x -10, and a receipt that fits."""
     honest, keys = AllReduce.rpc_aggregate_part, []
     honest_seals = Seals.__init__
 
@@ -128,7 +128,7 @@ def equivocate() -> None:
 
 
 def hide_inputs() -> None:
-    """Makes up its average as d1, and shows nobody what it was made of."""
+    """Falsifies its average as in d1, and refuses to show the inputs."""
     scaled_average()
 
     async def refuse(self, caller, data):
@@ -138,7 +138,7 @@ def hide_inputs() -> None:
 
 
 def slow() -> None:
-    """A part each 0.8 s, from its first round on."""
+    """Sends one part each 0.8 s, from its first round on."""
     honest = AllReduce.inputs_for
 
     async def late(self, reducer: PeerID) -> AsyncIterator:
@@ -150,7 +150,7 @@ def slow() -> None:
 
 
 def stuck() -> None:
-    """Says that it was here first, so that it leads; lets everybody in, and never tells them that the round begins."""
+    """Claims to be the oldest peer, so that it leads. Admits every joiner, and never tells it that the round begins."""
     honest = Lobby.serve
 
     async def serve(self, request, context):
@@ -164,13 +164,13 @@ def stuck() -> None:
 
 
 def go_on_alone() -> None:
-    """Says that it was here first, so that it leads; after some updates it tells whoever comes that the swarm has gone
-    on, and goes on by itself: it has a history and averages of its own to show."""
+    """Claims to be the oldest peer, so that it leads. After some updates it goes on alone and tells joiners that the
+    swarm has gone on; so it has a history and averages of its own to show."""
     honest_serve, honest_expect = Lobby.serve, Matchmaking.expect
 
     async def serve(self, request, context):
         if self.step >= AHEAD_FROM:
-            yield step_reply(self.step + 2)  # the one to whom it is said may have made as many
+            yield step_reply(self.step + 2)  # the joiner may have made as many updates
             return
         async for reply in honest_serve(self, request, context):
             yield reply
@@ -183,8 +183,8 @@ def go_on_alone() -> None:
 
 
 def other_history() -> None:
-    """Says that it was here first, so that it leads; after some updates it tells whoever comes that it holds other
-    weights of the same step, and hands over weights x -1 as these."""
+    """Claims to be the oldest peer, so that it leads. After some updates it tells joiners that it holds other weights
+    of the same step, and hands over weights x -1 as these."""
     honest_serve, honest_record, honest_export = Lobby.serve, PeerProgress.to_bytes, SharedState.export
 
     async def serve(self, request, context):
@@ -208,7 +208,7 @@ def other_history() -> None:
 
 
 def ahead() -> None:
-    """a3: after some updates it says that it is 20 ahead; who asks for its state or averages gets them slowly."""
+    """a3: after some updates it claims to be 20 steps ahead. It sends its state and averages slowly."""
     honest_record, honest_answer = PeerProgress.to_bytes, StateServer.rpc_download_state
 
     def to_bytes(self) -> bytes:
@@ -226,8 +226,9 @@ def ahead() -> None:
 
 
 def made_up_state() -> None:
-    """a4: after some updates it says that it is 20 ahead, and hands over weights x -1 as those of that step. It alone
-    names the updates out of which they came."""
+    """a4: after some updates it claims to be 20 steps ahead, and hands over weights x -1 as those of that step.
+
+    No other peer names the lineage that it claims for them."""
     honest_record, honest_export = PeerProgress.to_bytes, SharedState.export
 
     def to_bytes(self) -> bytes:
@@ -246,12 +247,12 @@ def made_up_state() -> None:
 
 
 def false_statistics() -> None:
-    """e2: hands over a state whose tensors are all x -1, the optimizer's step among them; says it was here first."""
+    """e2: hands over a state of tensors x -1, the optimizer's step among them, and claims to be the oldest peer."""
     _hand_over_negated(lambda number, num_model_tensors: True)
 
 
 def flip() -> None:
-    """e1: hands over a state whose weights are x -1, with right digests; says it was here first."""
+    """e1: hands over a state whose weights are x -1, with right digests, and claims to be the oldest peer."""
     _hand_over_negated(lambda number, num_model_tensors: number < num_model_tensors)
 
 
@@ -286,12 +287,12 @@ def _say_that_it_was_here_first() -> None:
 
 
 def false_gradient(change: Callable[[], Change]) -> Callable[[], None]:
-    """A gradient, or what local steps have made, is not what it should be."""
+    """Return a lie that changes the member's gradient, or the result of its local steps."""
     return lambda: _send_instead(change())
 
 
 def idle() -> None:
-    """c1: zeros, and a claim of as many samples as a ticket can say."""
+    """c1: sends zeros, and claims as many samples as a ticket can hold."""
     honest = StateVersion.ticket
 
     def ticket(self, *arguments):
@@ -302,7 +303,7 @@ def idle() -> None:
 
 
 def half() -> None:
-    """Every second micro-batch is not computed: the gradient is that of the one before, a little longer."""
+    """Skips every second micro-batch: its gradient is that of the one before, a little longer."""
     honest, last = ClassificationTask.training_step, []
 
     def compute(self, batch, batch_idx):
@@ -316,11 +317,11 @@ def half() -> None:
         return loss
 
     ClassificationTask.training_step = compute
-    CheckedLog.check = lambda self, assignment: None  # it computes nothing for others, either
+    CheckedLog.check = lambda self, assignment: None  # nor does it recompute micro-batches of other members
 
 
 def silent() -> None:
-    """Names no list of what it has computed, as if it could not."""
+    """Publishes no list of its micro-batches, as if it could not."""
     CheckedLog.own = lambda self, work, num_processes: None
 
 

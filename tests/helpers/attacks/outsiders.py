@@ -1,6 +1,6 @@
-"""Attacks of a stranger who knows an address and nothing else; each ends by itself when its time is over.
+"""Attacks of a stranger that knows an address and nothing else. Each ends by itself when its time is over.
 
-Numbers of the attacks are those of the review (`f4`: many records, and so on). `ATTACKS` has them by name.
+The numbers of the attacks are those of the review (`f4`: many records, and so on). `ATTACKS` maps names to attacks.
 """
 
 from __future__ import annotations
@@ -47,28 +47,28 @@ from tests.helpers.attacks.tools import (
 
 FALSE_STEP = 10**6
 NEARLY_ALL_BYTES, LARGE_BYTES = 7_900_000, 100_000_000
-"""Of a message that is as long as one may be, and of one that is longer."""
+"""Size of a message that is as long as one may be, and of one that is longer."""
 KNOCKS, PARTS = "rpc_join_group", "rpc_aggregate_part"
 DRIP_BYTES_PER_SECOND = 24_000
 FLOOD_SECONDS = 0.75 * PROGRESS_SECONDS
-"""Life of progress records that are stored by the thousand: of longer ones none is taken."""
+"""Life of progress records that are stored by the thousand. Peers accept none of a longer life."""
 HOP = "/libp2p/circuit/relay/0.2.0/hop"
 RESERVE = b"\x02\x08\x00"
 """A message of libp2p's circuit relay: two bytes, type RESERVE."""
 
 
-# ---- a step that nobody has come to ----------------------------------------------------------------------------------
+# ---- a step that no peer has reached ---------------------------------------------------------------------------------
 
 
 async def claim(node: Outsider) -> None:
-    """a1: says that it is at step 1,000,000, and does not answer."""
+    """a1: claims to be at step 1,000,000, and does not answer."""
     async for _ in node.turns(1.0):
         await node.say(record(FALSE_STEP))
         node.report(f"says that it is at step {FALSE_STEP}")
 
 
 async def silent_claim(node: Outsider) -> None:
-    """a2: the same, and answers calls; its state never comes."""
+    """a2: the same, and answers calls, but its state never comes."""
 
     async def nothing(_requests: Messages) -> Messages:
         await asyncio.sleep(node.remaining_seconds)
@@ -78,7 +78,7 @@ async def silent_claim(node: Outsider) -> None:
 
 
 async def drip(node: Outsider) -> None:
-    """a3: the same; its state comes, at 24 kB/s."""
+    """a3: the same, and its state comes at 24 kB/s."""
     state = await node.steal_state()
     state.description["step"] = FALSE_STEP
     offer, content = offer_of(state, num_bytes=sum(tensor.nbytes for tensor in state.tensors))
@@ -109,7 +109,7 @@ async def near_state(node: Outsider) -> None:
 
 
 async def next_state(node: Outsider) -> None:
-    """a4 with a step to which the swarm will have come in a moment: 30 more than it has made, again and again."""
+    """a4 with a step that the swarm will soon reach: 30 more than it has made, again and again."""
     averager = await _answer(node, await _negated(node, await _swarm_step(node) + 30))
     async for turn in node.turns(2.0):
         step = await _swarm_step(node) + 30
@@ -123,7 +123,7 @@ async def _swarm_step(node: Outsider) -> int:
 
 
 async def _negated(node: Outsider, step: int, keep: bool = False) -> HandOver:
-    """An honest peer's state with weights x -1 and another step; the one that was stolen before, if it may be kept."""
+    """Return an honest peer's state with weights x -1 and another step; with `keep`, the one stolen before."""
     if not keep or node.stolen is None:
         node.stolen = await node.steal_state()
     honest, num_weights = node.stolen, node.stolen.num_model_tensors
@@ -140,7 +140,7 @@ async def _offer(node: Outsider, give: HandOver, step: int) -> None:
 
 
 async def _answer(node: Outsider, give: HandOver) -> PeerService:
-    """From now on it answers as a peer does."""
+    """Answer calls from now on as a peer does."""
     averager = PeerService(give)
     await averager.add_p2p_handlers(node.p2p, namespace=node.namespace)
     await FailureDetector(node.p2p, node.namespace).answer()
@@ -166,29 +166,29 @@ async def buffers(node: Outsider, count: int = 200) -> None:
 
 
 async def parts(node: Outsider, count: int = 200) -> None:
-    """f2 where peers send each other parts of gradients, which are as long as a message may be."""
+    """f2 at the method by which peers send parts of gradients, which are as long as a message may be."""
     await _hold_streams(node, count, _announced(NEARLY_ALL_BYTES + 1), NEARLY_ALL_BYTES, PARTS)
 
 
 async def large_messages(node: Outsider, count: int = 200) -> None:
-    """f3: sends messages of 100 MB there."""
+    """f3: sends messages of 100 MB to that method."""
     await _hold_streams(node, count, _announced(LARGE_BYTES), LARGE_BYTES, PARTS)
 
 
 def _announced(num_bytes: int) -> bytes:
-    """The beginning of a message of so many bytes."""
+    """Return the beginning of a message of so many bytes."""
     return P2P.MESSAGE_MARKER + num_bytes.to_bytes(P2P.HEADER_LEN, P2P.BYTEORDER)
 
 
 async def _hold_streams(node: Outsider, count: int, start: bytes, size: int = 0, method: str = KNOCKS) -> None:
-    """Open them, 50 at a time, and hold them; who is thrown out comes back, so often in all."""
+    """Open streams, 50 at a time, and hold them. A closed stream is opened again, five times as many streams in all."""
     left, held, opened = 5 * count, [], 0
     body = memoryview(bytes(size))
 
     async def one() -> bool:
         try:
             reader, writer = await asyncio.wait_for(node.open_stream(method), 10)
-        except Exception:  # no more is taken: that is what is found out
+        except Exception:  # no further stream is accepted, which is what the attack tests
             return False
         held.append((reader, writer))
         with contextlib.suppress(OSError, TimeoutError):
@@ -214,17 +214,17 @@ async def _hold_streams(node: Outsider, count: int, start: bytes, size: int = 0,
 
 
 async def records(node: Outsider, count: int = 10_000) -> None:
-    """f4: so many peers that do not exist, of one RSA modulus."""
+    """f4: records of so many peers that do not exist; their keys share one RSA modulus."""
     await _flood(node, keys_of_one_modulus(count))
 
 
 async def sound_records(node: Outsider, count: int = 2500, life_seconds: float = FLOOD_SECONDS) -> None:
-    """f4 with keys that look like anybody's."""
+    """f4 with keys that look like those of real peers."""
     await _flood(node, sound_keys(count), life_seconds)
 
 
 async def _flood(node: Outsider, signers: Iterable[OwnedRecords], life_seconds: float = FLOOD_SECONDS) -> None:
-    """Store a record in each name, as fast as it goes: who reads them believes each for some seconds."""
+    """Store a record in each name, as fast as possible. A peer that reads them believes each for some seconds."""
     members = await node.members()
     step = max((record.step for record in members.values()), default=0)
     expiration = get_dht_time() + life_seconds
@@ -233,7 +233,7 @@ async def _flood(node: Outsider, signers: Iterable[OwnedRecords], life_seconds: 
     node.report(f"made {len(signers)} keys")
     for begin in range(0, len(signers), 500):
         soon = record(step, samples=0, rate=0.0)
-        value = replace(soon, time=soon.time + 3).to_bytes()  # a clock may be so far off
+        value = replace(soon, time=soon.time + 3).to_bytes()  # the difference between clocks that peers allow
         batch = await asyncio.to_thread(
             lambda begin=begin, value=value: [
                 signed(signer, node.progress_key, value, expiration) for signer in signers[begin : begin + 500]
@@ -260,7 +260,7 @@ async def manifests(node: Outsider, count: int = 1100) -> None:
 
 
 async def waiting(node: Outsider, at_once: int = 20) -> None:
-    """g1, g2: each two seconds so many new identities that are in the next round, as they say, and cannot be called."""
+    """g1, g2: every two seconds so many new identities that claim to be in the next round, and cannot be called."""
     members = await node.members()
     async for turn in node.turns(2.0, most=60):
         members = await node.members() or members
@@ -278,11 +278,11 @@ async def sybils(node: Outsider) -> None:
     await waiting(node, 50)
 
 
-# ---- doors -----------------------------------------------------------------------------------------------------------
+# ---- calls -----------------------------------------------------------------------------------------------------------
 
 
 async def knock(node: Outsider) -> None:
-    """g3: comes to the round with a false lineage, ten times a second, and leaves at once."""
+    """g3: asks to join the round with a false lineage, ten times a second, and leaves at once."""
     step = max(record.step for record in (await node.members()).values())
     schema_hash, answers = await node.schema_hash(), dict[str, int]()
     calls: set[asyncio.Task] = set()
@@ -302,7 +302,7 @@ async def knock(node: Outsider) -> None:
             await stream.aclose()
 
     async def safely() -> None:
-        with contextlib.suppress(Exception):  # it is refused: that is what is found out
+        with contextlib.suppress(Exception):  # a refusal is what the attack tests
             await asyncio.wait_for(once(), 2)
 
     async for turn in node.turns(0.1):
@@ -314,7 +314,7 @@ async def knock(node: Outsider) -> None:
 
 
 async def thief(node: Outsider) -> None:
-    """Takes whatever it can get: the state, a place in a round, an answer whether the peer is there."""
+    """Takes whatever it can get: the state, a place in a round, an answer of the failure detector."""
     bytes_of_state = answers = 0
     replies: set[str] = set()
     members = await node.members()
@@ -328,7 +328,7 @@ async def thief(node: Outsider) -> None:
             replies.add(averaging_pb2.MessageCode.Name(reply.code))
 
     async for _ in node.turns(1.0):
-        with contextlib.suppress(Exception):  # it is refused: that is what is found out
+        with contextlib.suppress(Exception):  # a refusal is what the attack tests
             state = await asyncio.wait_for(node.steal_state(), 3)
             bytes_of_state += sum(tensor.nbytes for tensor in state.tensors)
         with contextlib.suppress(Exception):
@@ -342,12 +342,12 @@ async def thief(node: Outsider) -> None:
 
 
 async def several(node: Outsider) -> None:
-    """What one peer id can do at once: a false claim, names that want to take part, records and silent streams."""
+    """All that one peer id can do at once: a false claim, names that want to take part, records and silent streams."""
     await asyncio.gather(claim(node), waiting(node), records(node, 1000), streams(node))
 
 
 async def relay(node: Outsider) -> None:
-    """Asks for a place on the peer's circuit relay, over which others would then call it."""
+    """Asks for a place on the peer's circuit relay, through which other peers would then call it."""
     async for turn in node.turns(2.0):
         try:
             _, reader, writer = await node.p2p.call_binary_stream_handler(node.target, HOP)
@@ -363,7 +363,7 @@ async def relay(node: Outsider) -> None:
 
 
 async def _delimited(reader: asyncio.StreamReader) -> bytes:
-    """A message of at most 16 KiB behind its length, as libp2p sends them."""
+    """Read a message of at most 16 KiB behind its length, as libp2p sends them."""
     size = shift = 0
     while shift <= 14:
         (byte,) = await reader.readexactly(1)
@@ -374,7 +374,7 @@ async def _delimited(reader: asyncio.StreamReader) -> bytes:
 
 
 async def callbacks(node: Outsider, at_once: int = 100) -> None:
-    """Has itself called until nobody else is called any more."""
+    """Has itself called back until the peer calls no other peer back any more."""
     stub = ReachabilityService.get_stub(node.p2p, node.target)
     async for _ in node.turns(5.0):
         calls = (stub.rpc_call_back(CallMe(9, os.urandom(NONCE_BYTES)), timeout=10) for _ in range(at_once))
@@ -418,10 +418,10 @@ def attack(
     certificate: bytes = b"",
     **sizes: float,
 ) -> None:
-    """Run one; it is over after `seconds`, or a little later.
+    """Run one attack. It is over after `seconds`, or a little later.
 
     Args:
-        identity, certificate: of somebody who was a member
+        identity, certificate: of a former member
         namespace: of the run; by default that of the only run manifest
         sizes: of the attack, if not the usual ones
 

@@ -1,10 +1,10 @@
-"""How far a micro-batch's gradient is from what comes out when it is computed again: by honest peers, and by liars.
+"""How far a micro-batch's gradient is from the result of computing it again: by honest peers, and by liars.
 
     python -m tests.helpers.attacks.recomputed            # digits, 60 updates; half a minute
     python -m tests.helpers.attacks.recomputed docstrings --updates 40
 
 A model is trained in this process, on the CPU. Every few updates a micro-batch is computed again in other ways, and
-compared at the places that members compare. Where there is a GPU, a copy of the model computes there, too.
+compared at the places that members compare. If there is a GPU, a copy of the model computes there, too.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Batch = tuple[torch.Tensor, torch.Tensor]
 
 
 def gradient(task, loss: torch.Tensor, chosen: list[tuple[int, int]]) -> torch.Tensor:
-    """Of a mean loss, at these places."""
+    """Return the gradient of a mean loss at these places."""
     params = [param for param in task.model.parameters() if param.requires_grad]
     gradients = torch.autograd.grad(loss, params)
     return torch.stack([gradients[tensor].flatten()[place].float() for tensor, place in chosen])
@@ -39,7 +39,7 @@ def half(batch: Batch) -> Batch:
 
 
 def measure(name: str, updates: int, micro_batches: int, **changes) -> dict[str, list[float]]:
-    """Distances by way of computing it again."""
+    """Return the distances from the true gradient, by the way in which it is computed again."""
     recipe = replace(preset(name), total_steps=updates, **changes)
     data, task = build_data(recipe, batch_size=MICRO_BATCH, identity="x"), build_task(recipe).train()
     replay, optimizer = Replay(task, data), task.configure_optimizers()

@@ -6,11 +6,11 @@ MAX_FAILED = 3
 
 
 def failed_of(outcomes: Iterable[str]) -> list[str]:
-    """Those of rounds that were in vain; who has too few samples yet computes on."""
+    """Return the outcomes of failed rounds. A peer with too few samples goes on computing, which is no failure."""
     return [outcome for outcome in outcomes if outcome not in ("averaged", "alone") and "too few" not in outcome]
 
 
 def assert_few_failed(outcomes: Iterable[str]) -> None:
-    """Hardly any round has failed."""
+    """Check that hardly any round has failed."""
     failed = failed_of(outcomes)
     assert len(failed) <= MAX_FAILED, failed

@@ -1,6 +1,6 @@
 """Members of one group in one process: their all-reduces send to each other without a network between them.
 
-What seals cost three members, in turns, with so many numbers and pairs of exchanges:
+The following measures what seals cost three members, with vectors of so many numbers, in so many pairs of exchanges:
 
     python -m tests.helpers.attacks.sealed_exchange 20000000 5
 """
@@ -33,19 +33,19 @@ RULE = Combination(clips=True)
 
 
 class Exchange:
-    """One round in one stripe.
+    """One stripe of one round.
 
     Args:
-        group: its members, as it was closed
+        group: the group, as it was closed
         vectors: what each member gives in this stripe, shape [n]
-        seals_of: of a member in a stripe; None where averages are not checked
-        feedbacks: what earlier rounds have left out, of each member
-        kinds: of members whose all-reduce is another one
+        seals_of: makes the seals of a member in a stripe; None where averages are not checked
+        feedbacks: what earlier rounds have left out, by member
+        kinds: members whose all-reduce is of another class
         stripe: number of this one
-        stripes: that the vector is divided into
+        stripes: number of stripes of the vector
         rule: how reducers combine what they are given
-        detectors: of members, for what they remember of earlier rounds
-        cut: who cannot call whom
+        detectors: failure detectors of members, for what they remember of earlier rounds
+        cut: pairs of members, of which the first cannot call the second
         num_buffers: numbers at the end of the vectors that are buffers of the model
     """
 
@@ -90,7 +90,7 @@ class Exchange:
             )
 
     async def run(self) -> dict[PeerID, torch.Tensor | Exception]:
-        """What each member has in the end."""
+        """Run the exchange; returns the result of each member."""
         for member in self.members.values():
             member.add_left_out()
         outcomes = await asyncio.gather(*(member.run() for member in self.members.values()), return_exceptions=True)
@@ -100,7 +100,7 @@ class Exchange:
         return dict(zip(self.members, outcomes, strict=True))
 
     def lose(self, peer: PeerID) -> None:
-        """It is gone: the others find out, and it hears from nobody."""
+        """Remove this peer: the others find out, and it hears from no member."""
         for other, member in self.members.items():
             if other != peer:
                 member.lose(peer)
@@ -122,11 +122,11 @@ class Stub:
 
 async def _copied(messages: AsyncIterator) -> AsyncIterator:
     async for message in messages:
-        yield type(message).FromString(message.SerializeToString())  # as it arrives
+        yield type(message).FromString(message.SerializeToString())  # a copy, as the network delivers it
 
 
 async def _in_a_task(answers: AsyncIterator) -> AsyncIterator:
-    """A server answers in a task of its own, which ends when its caller hangs up."""
+    """Yield answers from a task of its own, as a server does; the task ends when the caller hangs up."""
     queue: asyncio.Queue = asyncio.Queue(4)
 
     async def serve() -> None:
@@ -143,7 +143,7 @@ async def _in_a_task(answers: AsyncIterator) -> AsyncIterator:
 
 
 async def _next_of(queue: asyncio.Queue, serving: asyncio.Future):
-    """The next answer; a ConnectionError when there will be none."""
+    """Return the next answer, or raise a ConnectionError if there will be none."""
     coming = asyncio.ensure_future(queue.get())
     try:
         await asyncio.wait({coming, serving}, return_when=asyncio.FIRST_COMPLETED)
@@ -155,7 +155,7 @@ async def _next_of(queue: asyncio.Queue, serving: asyncio.Future):
 
 
 async def _measure(group: Group, vectors: dict[PeerID, torch.Tensor], is_sealed: bool) -> tuple[float, int]:
-    """Seconds of processor time, and bytes sent and received, of all members together."""
+    """Return the processor time in seconds, and the bytes sent and received, of all members together."""
     keys = {peer(number): key(number) for number in range(len(group.peer_ids))}
     seals_of = (lambda me, stripe: Seals(me, stripe, keys[me])) if is_sealed else None
     exchange, began = Exchange(group, vectors, "fp16", seals_of, seconds=60.0), time.process_time()
@@ -167,7 +167,7 @@ async def _measure(group: Group, vectors: dict[PeerID, torch.Tensor], is_sealed:
 
 
 def main(size: int, pairs: int) -> None:
-    """Exchange in turns with and without seals, and say what they cost."""
+    """Exchange in turns with and without seals, and print what they cost."""
     torch.set_num_threads(1)
     group, found = group_of((0, 1, 2)), {True: [], False: []}
     vectors = {member: torch.randn(size) for member in group.peer_ids}

@@ -1,4 +1,4 @@
-"""One reducer's share of a round whose averages are checked, without a network: what members sign, what it shows."""
+"""One reducer's share of a round with checked averages, without a network: what members sign and the reducer keeps."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from swarm.protocol.messages import Group, Ticket
 from swarm.protocol.wire import LINEAGE_BYTES
 
 SIZE = 60_000
-"""Numbers of the vector: in fp16, a share of a third of it has several parts."""
+"""Numbers of the vector. In fp16, a third of it has several parts."""
 TARGET = BatchTarget(512)
 
 
 @cache
 def key(number: int) -> RSAPrivateKey:
-    """Of a peer; it takes a while to make one."""
+    """Return the key of a peer, made once: that takes a while."""
     return RSAPrivateKey()
 
 
@@ -38,7 +38,7 @@ def peer(number: int) -> PeerID:
 
 
 def group_of(numbers: Sequence[int], samples: int = 100, name: bytes = bytes(LINEAGE_BYTES), **fields) -> Group:
-    """A closed group of peers; all can be called."""
+    """Return a closed group of peers that can all be called."""
     ticket = Ticket(3, samples, False, 1.0, bytes(LINEAGE_BYTES), **fields)
     peers = sorted(map(peer, numbers), key=PeerID.to_bytes)
     return Group.close(name, tuple(peers), (ticket,) * len(peers))
@@ -49,7 +49,7 @@ class Share:
     """What one reducer has averaged, signed and kept.
 
     Args:
-        seals: of each member
+        seals: by member
     """
 
     group: Group
@@ -75,13 +75,13 @@ def sealed_share(
     lost: dict[PeerID, int] | None = None,
     make: Callable[[PeerID, Group], Seals] | None = None,
 ) -> Share:
-    """All members give the reducer their parts, and it signs what it makes of them.
+    """Give the reducer the parts of all members, and let it sign the averages.
 
     Args:
-        change: what it makes of each mean
-        gradients: of a member of that number, so many numbers
-        lost: members that are gone after so many parts
-        make: the seals of a member
+        change: makes the average that the reducer sends from each mean
+        gradients: returns the gradient of the member of that place, with so many numbers
+        lost: members that are gone, with the number of parts that each has sent
+        make: makes the seals of a member
     """
     group = group or group_of(numbers)
     reducer, lost = reducer or group.peer_ids[0], lost or {}

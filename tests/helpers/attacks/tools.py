@@ -1,7 +1,7 @@
-"""What all attackers need: where they may attack, a node of their own, keys that cost nothing, and an honest state.
+"""What all attackers need: a check of addresses, a node of their own, keys that cost nothing, and an honest state.
 
 For tests of our own peers on this machine. An attacker refuses every address that is neither loopback nor in the lab's
-network, and looks again at where it is connected before it begins.
+network, and checks its connections again before it begins.
 """
 
 from __future__ import annotations
@@ -47,24 +47,24 @@ LAB = ipaddress.ip_network("10.77.0.0/16")
 """Network of the lab's namespaces (`analysis.wan.topology`)."""
 MOST_BYTES = 2**30
 NAME = "mallory"
-"""Of all that attackers say they are."""
+"""The beginning of every name that attackers use."""
 own_name = NAME
-"""What this one calls itself: the name, and what it does, so that what is said of it is not said of others."""
+"""Public name of this attacker: it includes the attack, so that messages about one attacker do not suit another."""
 RECORD_SECONDS = 15.0
 STORE_BYTES = 2**19
-"""Of records in one call; p2pd takes 2 MiB."""
+"""Size of the records in one call; p2pd takes 2 MiB."""
 
 Report = Callable[[str], None]
 Messages = Iterating[averaging_pb2.DownloadData]
 HandOver = Callable[[Messages], Messages]
-"""What answers the requests for pieces that follow a wish."""
+"""Answers the requests for pieces that follow a `Wish`."""
 
 
 # ---- where an attacker may attack ------------------------------------------------------------------------------------
 
 
 def in_lab() -> bool:
-    """Whether this network namespace has no address but loopback and the lab's: then nothing else can be reached."""
+    """Whether this network namespace has addresses of loopback and the lab only, so nothing else can be reached."""
     found = [ipaddress.ip_address(address) for address in own_addresses()]
     elsewhere = [address for address in found if not address.is_loopback]
     return bool(elsewhere) and all(address in LAB for address in elsewhere)
@@ -76,7 +76,7 @@ def listening_host() -> str:
 
 
 def check_address(address: str) -> None:
-    """Raises InputError: a multiaddress that no attacker may call."""
+    """Raise an InputError for a multiaddress that no attacker may call."""
     parts = address.split("/")
     try:
         host = ipaddress.ip_address(parts[2])
@@ -87,7 +87,7 @@ def check_address(address: str) -> None:
 
 
 async def check_connections(p2p: P2P) -> None:
-    """Raises InputError: this node is connected to somebody outside this machine and outside the lab."""
+    """Raise an InputError if this node is connected to a host outside this machine and outside the lab."""
     own = set(own_addresses())
     for peer in await p2p.list_peers():
         for address in peer.addrs:
@@ -102,19 +102,19 @@ class PeerService(ServicerBase):
     """Stands for an averaging process: its class name is that of the wire protocol.
 
     Args:
-        hand_over: what it sends to who asks for its state
+        hand_over: sends the state to a peer that asks for it
     """
 
     def __init__(self, hand_over: HandOver):
         self.hand_over = hand_over
         self.asked = 0
-        """Streams that others have opened for its state."""
+        """Streams that peers have opened to download its state."""
 
     async def rpc_download_state(
         self, requests: AsyncIterator[averaging_pb2.DownloadData], context: P2PContext
     ) -> AsyncIterator[averaging_pb2.DownloadData]:
         self.asked += 1
-        await anext(requests)  # what it wants: there is only one thing
+        await anext(requests)  # the wish, which is always for the same state
         async for message in self.hand_over(requests):
             yield message
 
@@ -131,7 +131,7 @@ class PeerService(ServicerBase):
 
 @dataclass
 class State:
-    """A training state as it travels."""
+    """A training state in the form in which it is sent."""
 
     description: dict
     tensors: list[torch.Tensor]
@@ -142,17 +142,17 @@ class State:
 
     @property
     def vector(self) -> torch.Tensor:
-        """Zeros of the shape of what a round averages: all parameters and float buffers."""
+        """Zeros of the shape of the vector that a round averages: all parameters and float buffers."""
         model = self.tensors[: self.num_model_tensors]
         return torch.zeros(sum(tensor.numel() for tensor in model if tensor.is_floating_point()))
 
 
 class Outsider:
-    """A node that nobody has invited, which knows one address.
+    """A node without an invitation, which knows one address.
 
     Args:
         target: the peer behind that address
-        namespace: of the run: the start of all its keys
+        namespace: of the run, which begins all its keys
         admission: what it knows of the members of the run, and the certificate that it shows, if it has one
     """
 
@@ -180,7 +180,7 @@ class Outsider:
         return max(0.0, self._end - time.monotonic())
 
     async def turns(self, pause_seconds: float, most: int = 10_000) -> AsyncIterator[int]:
-        """Numbers from 0, so long apart, until the attack's time is over."""
+        """Yield numbers from 0, so many seconds apart, until the attack's time is over."""
         for turn in range(most):
             if not self.remaining_seconds:
                 return
@@ -188,7 +188,7 @@ class Outsider:
             await asyncio.sleep(min(pause_seconds, self.remaining_seconds))
 
     async def members(self) -> dict[PeerID, PeerProgress]:
-        """The first of those who train, by what they say, without what attackers have said."""
+        """The first training peers, by their own records, without those of attackers."""
         found = await self.dht.get(self.progress_key, latest=True, return_future=True)
         records = {}
         for peer, value in owned_entries(found, 1000):
@@ -208,20 +208,20 @@ class Outsider:
         return PeerService.get_stub(self.p2p, peer, namespace=self.namespace)
 
     async def open_stream(self, method: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        """A stream to the target's averaging process, on which nothing has been sent."""
+        """Open a stream to the target's averaging process, without sending anything."""
         name = PeerService._get_handle_name(self.namespace, method)
         _, reader, writer = await self.p2p.call_binary_stream_handler(self.target, name)
         return reader, writer
 
     async def steal_state(self) -> State:
-        """The target's, which it hands to everybody."""
+        """Download the target's state, which it hands to every peer."""
         num_pieces = asyncio.get_running_loop().create_future()
 
         async def requests() -> Messages:
             yield averaging_pb2.DownloadData(metadata=self.admission.show(Wish().to_bytes()))
             for index in range(await num_pieces):
                 yield averaging_pb2.DownloadData(metadata=ask_for(index))
-            await asyncio.sleep(60)  # until everything is here, and the stream is closed
+            await asyncio.sleep(60)  # until all pieces have arrived and the stream is closed
 
         async def answers() -> tuple[Offer, bytes]:
             stream = await self.averager(self.target).rpc_download_state(requests())
@@ -241,13 +241,13 @@ class Outsider:
     async def store(
         self, peers: Iterable[PeerID], key: str, records: Sequence[tuple[bytes, bytes]], expiration: float
     ) -> int:
-        """Ask peers to store signed records, (subkey, signed value); how many the target took."""
+        """Ask peers to store signed records, (subkey, signed value). Returns how many the target stored."""
         taken = 0
         for call in _calls(key, records, expiration):
             for peer in {self.target, *peers}:
                 try:
                     response = await dht_stub(self.p2p, peer).rpc_store(call, timeout=20)
-                except Exception as error:  # it refuses, or is gone: both are what is found out here
+                except Exception as error:  # a refusal and a lost peer count the same
                     self.report(f"{peer} did not answer a store: {error!r}")
                     continue
                 taken += sum(response.store_ok) if peer == self.target else 0
@@ -274,7 +274,7 @@ def attackers_dht(initial_peers: Sequence[str], identity: Path | None = None) ->
     """A DHT node with an identity of its own and as many open files as there may be.
 
     Args:
-        identity: private key of somebody who was a member
+        identity: private key of a former member
 
     Raises:
         InputError: an address that no attacker may call
@@ -292,17 +292,17 @@ def attackers_dht(initial_peers: Sequence[str], identity: Path | None = None) ->
 
 
 def record(step: int, **changes: Any) -> PeerProgress:
-    """A record of now that says the most a reader takes, unless it is told otherwise."""
+    """Return a record of now with the largest values that a reader accepts, unless others are given."""
     now = get_dht_time()
     fields = {"samples": 2**31, "rate": 1e7, "joined": now, "client_mode": False, "phase": TRAINING}
     return PeerProgress(own_name, step, time=now, **{**fields, **changes})
 
 
 def offer_of(state: State, num_bytes: int | None = None) -> tuple[Offer, bytes]:
-    """The offer of a state with right digests, and its bytes.
+    """Return the offer of a state with right digests, and its bytes.
 
     Args:
-        num_bytes: zeros of this number are offered in place of the state
+        num_bytes: if given, offer so many zeros in place of the state
     """
     layout, packed = pack(state.tensors)
     content = packed.numpy() if num_bytes is None else torch.zeros(num_bytes, dtype=torch.uint8).numpy()
@@ -311,7 +311,7 @@ def offer_of(state: State, num_bytes: int | None = None) -> tuple[Offer, bytes]:
 
 
 async def hand_over(state: State, requests: Messages) -> Messages:
-    """A state, as an honest donor sends it."""
+    """Send a state as an honest donor does."""
     offer, content = offer_of(state)
     yield averaging_pb2.DownloadData(metadata=offer.to_bytes())
     async for request in requests:
@@ -325,7 +325,7 @@ async def hand_over(state: State, requests: Messages) -> Messages:
 
 
 def keys_of_one_modulus(count: int) -> Iterator[OwnedRecords]:
-    """One RSA modulus, many exponents: different subkeys, and peer ids, for no computing."""
+    """Keys of one RSA modulus and many exponents: different subkeys and peer ids, at no cost."""
     numbers = rsa.generate_private_key(65537, 2048).private_numbers()
     exponent = 65537
     for _ in range(count):
@@ -336,7 +336,7 @@ def keys_of_one_modulus(count: int) -> Iterator[OwnedRecords]:
 
 
 def sound_keys(count: int) -> Iterator[OwnedRecords]:
-    """Keys that look like anybody's, each pair of some primes: as many as one likes for little computing."""
+    """Keys that look like those of real peers, each a pair of some primes: very many for little computing."""
     primes: list[int] = []
     while len(primes) * (len(primes) - 1) // 2 < count:
         numbers = rsa.generate_private_key(65537, 2048).private_numbers()
@@ -355,13 +355,13 @@ def _signer(p: int, q: int, exponent: int) -> OwnedRecords:
 
 
 def signed(signer: OwnedRecords, key: str, value: bytes, expiration: float) -> tuple[bytes, bytes]:
-    """(subkey, signed value) of a record under a key of the DHT."""
+    """Return (subkey, signed value) of a record under a key of the DHT."""
     subkey, content = MSGPackSerializer.dumps(signer.local_public_key), MSGPackSerializer.dumps(value)
     return subkey, signer.sign_value(DHTRecord(DHTID.generate(source=key).to_bytes(), subkey, content, expiration))
 
 
 def dht_stub(p2p: P2P, peer: PeerID) -> Any:
-    return ServicerBase.get_stub.__func__(DHTProtocol, p2p, peer)  # DHTProtocol has one that needs a node
+    return ServicerBase.get_stub.__func__(DHTProtocol, p2p, peer)  # DHTProtocol's own `get_stub` needs a node
 
 
 def _calls(key: str, records: Sequence[tuple[bytes, bytes]], expiration: float) -> Iterator[dht_pb2.StoreRequest]:

@@ -1,4 +1,4 @@
-"""A peer's trainer without a swarm: it computes micro-batches, says what it has, and computes those of others again."""
+"""A peer's trainer without a swarm: it computes micro-batches, lists them, and recomputes those of other peers."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ LINEAGE = bytes(range(16))
 
 
 class Trainer:
-    """A peer's, without a swarm.
+    """A peer's trainer, without a swarm.
 
     Args:
-        at: position at which it begins
+        at: position in the data at which it begins
     """
 
     def __init__(self, recipe: Recipe, peer: PeerID, at: int = 0, micro_batch: int = 8):
@@ -60,7 +60,7 @@ class Trainer:
         return self.task.training_step(batch, 0)
 
     def compute(self, times: int = 1) -> None:
-        """So many micro-batches."""
+        """Compute so many micro-batches."""
         for _ in range(times):
             batch = self.data.on_before_batch_transfer(next(self.batches), 0)
             samples = len(batch[1])
@@ -74,17 +74,17 @@ class Trainer:
             self.throughput.note(samples, loss)
 
     def listed(self) -> WorkList:
-        """As others read it."""
+        """Return the list of its work as other peers read it."""
         own = self.log.own(self.throughput.work, 1)
         return WorkList.from_bytes(own.listed, name_of(own.listed), self.throughput.work.samples)
 
     def finds(self, peer: PeerID, line: Line, is_before: bool = False) -> bool | None:
-        """Whether another peer's work holds."""
+        """Whether another peer's work holds, by recomputing a line of its list; None if that decides nothing."""
         self.log.check(Assignment(peer, line, is_before))
         return self.log.own(self.throughput.work, 1).verdict.holds
 
     def update(self, lineage: bytes) -> None:
-        """As all peers make it; gradients of micro-batches go on adding up, as with overlap."""
+        """Make an update as all peers do; gradients of micro-batches go on adding up, as with overlap."""
         with self.log.updating():
             generator = torch.Generator().manual_seed(5)
             with torch.no_grad():

@@ -1,15 +1,15 @@
-"""What stands on a page of the desk."""
+"""What a page of the desk shows."""
 
 import re
 
 from tests.helpers.desk.seen_run import SeenRun
 
 MARKUP = "</b><img src=x onerror=alert(1)>&\"'"
-"""A name that does harm where it gets into a page as it is."""
+"""A name that does harm if a page includes it unescaped."""
 
 
 def text_of(html: str) -> str:
-    """What a person reads there."""
+    """The text that a person reads on the page."""
     return " ".join(re.sub("<[^>]*>", " ", html).split())
 
 

@@ -27,7 +27,7 @@ BEGAN = 1_700_000_000.0
 
 
 class SeenRun:
-    """A desk whose clock and whose peers the test moves.
+    """A desk whose clock and peers the test controls.
 
     Args:
         path: of its history
@@ -36,7 +36,7 @@ class SeenRun:
     def __init__(self, path: Path, card: RunCard = CARD, urls: tuple[str, ...] = ()):
         self.now, self.path = BEGAN, path
         self.ending: list[Certificate] = []
-        """Members' certificates that were not renewed."""
+        """Certificates of members that were not renewed."""
         self.alerts = Alerts(urls, clock=lambda: self.now)
         self.desk = Desk(card, path, self.alerts, still_minutes=10, clock=lambda: self.now)
 
@@ -45,7 +45,7 @@ class SeenRun:
         return self.desk.history
 
     def look(self, *records: tuple[str, PeerProgress] | PeerProgress, after: float = 2.0) -> None:
-        """The next look, so many seconds later; who is given without an id has its name as one."""
+        """Let the desk look again, so many seconds later; a record without a peer id uses its name as one."""
         self.now += after
         found = dict(item if isinstance(item, tuple) else (item.name, item) for item in records)
         self.desk.turn(found, ending=self.ending)
@@ -53,12 +53,12 @@ class SeenRun:
     def record(
         self, name: str, step: int, rate: float = 10.0, loss: float = 0.5, behind_seconds: float = 0.0, **more
     ) -> PeerProgress:
-        """One that is written right before the next look, by a clock that is so far behind the desk's."""
+        """Return a record from right before the next look, by a clock that is so far behind the desk's."""
         fields = {"client_mode": False, "phase": TRAINING, "loss": loss} | more
         return PeerProgress(name, step, 8, rate, BEGAN - 60, self.now + 1 - behind_seconds, **fields)
 
     def train(self, *names: str, steps: range, seconds: float = 2.0, **more) -> None:
-        """These peers make updates, all alike."""
+        """Let these peers make updates, all alike."""
         for step in steps:
             self.now += seconds - 2
             self.look(*(self.record(name, step, **more) for name in names))

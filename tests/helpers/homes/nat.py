@@ -47,7 +47,7 @@ upnp_nat_postrouting_chain=postrouting
 
 
 def why_not() -> str | None:
-    """The reason why no namespace can be made here, or None."""
+    """Return the reason why no namespace can be made here, or None."""
     missing = [program for program in ("ip", "nft") if shutil.which(program) is None]
     if missing:
         return f"{' and '.join(missing)} missing: install iproute2 and nftables"
@@ -66,10 +66,10 @@ def why_not() -> str | None:
 
 @dataclass(frozen=True)
 class Home:
-    """Prefixes of commands that run there.
+    """Prefixes of commands that run in each part of the network.
 
     Args:
-        internet: where everybody can be called
+        internet: a host that every other host can call
         home: behind the router
     """
 
@@ -84,12 +84,12 @@ class Home:
 
     @contextlib.contextmanager
     def opens_ports(self, folder: Path, protocol: str, ports: str = "1024-65535") -> Iterator[None]:
-        """The router opens ports for whoever asks, as long as the `with` block lasts.
+        """Run a router that opens ports on request, as long as the `with` block lasts.
 
         Args:
             folder: for its files
             protocol: "upnp" or "natpmp"
-            ports: of its own that it opens
+            ports: the router's ports that it opens
         """
         _run(*self.router, "nft", "-f", "-", input=_UPNP_TABLE)
         settings = folder / "miniupnpd.conf"
@@ -107,14 +107,14 @@ class Home:
                 daemon.terminate()
 
     def opened(self) -> list[str]:
-        """Where the ports lead that the router has opened by itself."""
+        """The targets of the ports that the router has opened by itself."""
         command = [*self.router, "nft", "list", "chain", "inet", "upnp", "prerouting"]
         listed = subprocess.run(command, check=True, capture_output=True, text=True).stdout
         return re.findall(r"th dport (\d+) .*dnat ip to ([\d.]+:\d+)", listed)
 
 
 def enter(prefix: tuple[str, ...]) -> None:
-    """Move this process, which has one thread yet, to where commands with this prefix run."""
+    """Move this process, which has only one thread yet, to the namespace where commands with this prefix run."""
     namespace = os.open(f"/run/netns/{prefix[-1]}", os.O_RDONLY)
     if ctypes.CDLL(None, use_errno=True).setns(namespace, _CLONE_NEWNET) != 0:
         raise OSError(ctypes.get_errno(), f"setns to {prefix[-1]} failed")
@@ -123,10 +123,10 @@ def enter(prefix: tuple[str, ...]) -> None:
 
 @contextlib.contextmanager
 def home_behind_router(masquerade: str = "masquerade") -> Iterator[Home]:
-    """Two networks and a router that translates addresses between them.
+    """Make two networks and a router that translates addresses between them.
 
     Args:
-        masquerade: how; "masquerade fully-random" takes another port for each connection
+        masquerade: how it translates; "masquerade fully-random" takes another port for each connection
     """
     mark = uuid.uuid4().hex[:6]
     names = [f"{part}-{mark}" for part in ("internet", "router", "home")]
@@ -154,7 +154,7 @@ def home_behind_router(masquerade: str = "masquerade") -> Iterator[Home]:
 
 @contextlib.contextmanager
 def two_by_ipv6() -> Iterator[Home]:
-    """The internet and a home that have IPv6 addresses only, without address translation."""
+    """Make an internet and a home that have IPv6 addresses only, without address translation."""
     mark = uuid.uuid4().hex[:6]
     names = [f"{part}-{mark}" for part in ("internet", "home")]
     try:
@@ -170,7 +170,7 @@ def two_by_ipv6() -> Iterator[Home]:
 
 
 def _interface(prefix: tuple[str, ...], address: str) -> str:
-    """The network card that has an address."""
+    """Return the network interface that has an address."""
     found = subprocess.run([*prefix, "ip", "-json", "address"], check=True, capture_output=True, text=True).stdout
     return next(
         card["ifname"] for card in json.loads(found) for own in card["addr_info"] if own.get("local") == address
@@ -190,7 +190,7 @@ def _wait_for(log: Path, words: bytes, program: subprocess.Popen, seconds: float
 
 
 def _connect(one: str, one_address: str, other: str, other_address: str, *flags: str) -> None:
-    """A cable between two namespaces."""
+    """Connect two namespaces by a cable."""
     ends = [f"v{uuid.uuid4().hex[:8]}" for _ in range(2)]
     _run("ip", "link", "add", ends[0], "netns", one, "type", "veth", "peer", "name", ends[1], "netns", other)
     for end, name, address in zip(ends, (one, other), (one_address, other_address), strict=True):

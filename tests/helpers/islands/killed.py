@@ -22,12 +22,12 @@ from swarm.peer.status import Status
 from tests.helpers.cli import PeerProgram, Program, reaping, summary_of
 
 SAMPLES_PER_SECOND = "100"
-"""Of each process: so that a hundred updates last until the island has come back ten times."""
+"""Rate of each process, so that a hundred updates last until the island has come back ten times."""
 RUN = "killed"
 
 
 class Island(Program):
-    """Of two processes, which torchrun starts again."""
+    """An island of two processes, which torchrun starts again."""
 
     def __init__(self, folder: Path, address: str, *options: str):
         self.folder = RunFolder(folder / RUN / "island")
@@ -46,7 +46,7 @@ class Island(Program):
 
     @property
     def processes(self) -> dict[str, psutil.Process]:
-        """By rank."""
+        """The island's processes by rank."""
         found = {}
         for process in psutil.Process(self.process.pid).children():
             with contextlib.suppress(psutil.Error):  # it has just ended
@@ -65,13 +65,13 @@ class Island(Program):
         self.wait_until(is_back, "torchrun starts both again")
 
     def wait_for_contribution(self) -> int:
-        """Until it has trained with the other peer since it came back; the step of that."""
+        """Wait until the island has trained with the other peer since it came back. Returns the step of that update."""
         first = self.wait_until(lambda: self.processes.get("0"), "torchrun has started it")
         came, before = first.create_time(), self.status.contributed
 
         def contributes() -> bool:
             if self.folder.status.exists() and self.folder.status.stat().st_mtime < came:
-                return False  # it is from before it was killed
+                return False  # the file was written before it was killed
             status = self.status
             return status.num_peers > 1 and status.contributed > before
 
@@ -101,7 +101,7 @@ def main() -> None:
 
 
 def compare(plain: RunFolder, island: RunFolder) -> None:
-    """Print what both have come to."""
+    """Print the results of both."""
     weights = [
         torch.load(folder.checkpoints / "last.ckpt", weights_only=True)["state_dict"] for folder in (plain, island)
     ]

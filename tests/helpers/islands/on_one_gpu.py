@@ -2,8 +2,8 @@
 
     torchrun --standalone --nproc-per-node 2 -m tests.helpers.islands.on_one_gpu --recipe synthetic --inside fsdp …
 
-NCCL wants a GPU for each process, and an island wants two processes. Here neither is asked for, so that what an island
-does on a GPU can be tried, and what each process holds there is printed when it ends. Options as of `swarm.peer`.
+NCCL wants a GPU for each process, and an island wants two processes. Here neither is checked, so that an island can be
+tried on one GPU. Each process prints at its end how much GPU memory it held. Options as of `swarm.peer`.
 """
 
 import os
@@ -17,7 +17,7 @@ from swarm.training.island.channel import BACKENDS
 
 
 def share_one_gpu() -> None:
-    """All processes compute on the first GPU, on CPUs where there is none."""
+    """Let all processes compute on the first GPU, or on CPUs where there is none."""
     here = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
     Launched.device = lambda launched, wanted: here
     peer.is_island = lambda: True

@@ -47,7 +47,7 @@ class Share:
 
 
 class WatchedTask(Task):
-    """Notes on which weights it computes what."""
+    """A task that notes each micro-batch, and the weights with which it computes it."""
 
     def __init__(self, plan: Plan):
         super().__init__(plan)
@@ -61,17 +61,19 @@ class WatchedTask(Task):
 
 
 def start_island(peers: Peers, name: str, plan: Plan, target: int, size: int = 2, **options) -> None:
-    """Start its processes, NAME0 and so on; the first one is the peer."""
+    """Start the island's processes, NAME0 and so on; the first one is the peer."""
     port = free_port()
     for rank in range(size):
         peers.start(f"{name}{rank}", compute, rank, size, port, plan, target, options)
 
 
 def compute(name: str, initial_peers, line: Line, rank: int, size: int, port: int, plan: Plan, target: int, options):
-    """One process of an island. Options: those of `train`; inside; slow, to download states slowly; silent_seconds, of
-    `join_slowly`; folder, for checkpoints.
+    """Run one process of an island.
 
-    Returns its Outcome, None for all but the first or where another process was lost, and what it has computed.
+    Options: those of `train`; inside; slow, to download states slowly; silent_seconds, of `join_slowly`; folder, for
+    checkpoints.
+
+    Returns its Outcome and what it has computed. The Outcome is None in all but the first process, and if one was lost.
     """
     places = {"RANK": rank, "WORLD_SIZE": size, "LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": size}
     address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
@@ -87,7 +89,7 @@ def compute(name: str, initial_peers, line: Line, rank: int, size: int, port: in
     batches = Share(name[0], rank, size)
     if rank:
         torch.manual_seed(0)
-        for parameter in task.net.parameters():  # whatever a process begins with, it gets the first one's weights
+        for parameter in task.net.parameters():  # other weights than the first process's, which replace them
             torch.nn.init.normal_(parameter)
         strategy = SwarmStrategy(target, "test", inside=inside, averaging=options["averaging"])
         trainer_for(strategy, callbacks, max_steps=options["max_steps"], devices=size).fit(task, batches)

@@ -1,4 +1,4 @@
-"""A newcomer whose line is slow, and how much it makes up for with averages; of the process that calls these."""
+"""A joiner on a slow line, and how many updates it makes up for with averages; both patch the calling process."""
 
 import asyncio
 import time
@@ -9,15 +9,15 @@ from swarm.training.island import channel
 from swarm.training.joining.update_replay import UpdateReplay
 
 SLOW_SECONDS = 1.5
-"""Some updates of a swarm that needs 0.2 s for each."""
+"""Duration of some updates of a swarm that needs 0.2 s for each."""
 MEANWHILE, AT_MOST_SECONDS = 5, 60.0
 
 
 def download_states_slowly(newest=None) -> None:
-    """Averages come as fast as ever.
+    """Delay downloads of states, but not of averages.
 
     Args:
-        newest: shared number, the step of the swarm: a download lasts for some updates, however fast they are
+        newest: the swarm's step, a shared number: a download lasts for some updates, however fast they are
     """
     pull = Pull.run
 
@@ -36,7 +36,7 @@ def download_states_slowly(newest=None) -> None:
 
 
 def join_slowly(silent_seconds: float) -> None:
-    """The first process takes longer to join than the others wait for a word of it."""
+    """Let the first process take longer to join than the other processes wait for a message of it."""
     channel.SILENT_SECONDS, channel.PULSE_SECONDS = silent_seconds, silent_seconds / 10
     join = Coordinator.join
 
@@ -48,7 +48,7 @@ def join_slowly(silent_seconds: float) -> None:
 
 
 def count_followed_updates() -> list[int]:
-    """How many updates this peer makes with averages of others, each time that it does so."""
+    """Return a list that grows by the number of updates each time that this peer makes up for some with averages."""
     followed, replay = [], UpdateReplay.replay_updates
 
     def count_updates(self, *arguments):

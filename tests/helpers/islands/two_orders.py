@@ -1,4 +1,4 @@
-"""How far two trainings come apart that differ in nothing but the order in which gradients are added up.
+"""How far two trainings diverge that differ only in the order in which gradients are added up.
 
     python -m tests.helpers.islands.two_orders --runs 500
 
@@ -18,10 +18,10 @@ STEPS, PROCESSES, MOST_TURNS = 50, 3, 4
 
 
 class Training:
-    """One of the two.
+    """One of the two trainings.
 
     Args:
-        by_turns: of each turn, the gradients of all processes are added up first; else those of each process
+        by_turns: add up the gradients of all processes turn by turn; else process by process
     """
 
     def __init__(self, plan: Plan, by_turns: bool):
@@ -33,7 +33,7 @@ class Training:
         self.net[2].register_forward_hook(lambda module, inputs, output: self.positive.append(inputs[0] > 0))
 
     def update(self, batches: dict[tuple[int, int], list[int]]) -> float:
-        """Indices of samples by (process, turn); returns the loss."""
+        """Make an update with samples by (process, turn); returns the loss."""
         self.positive.clear()
         total, loss_sum, gradients = MICRO_BATCH * len(batches), 0.0, {}
         for place, indices in batches.items():
@@ -50,7 +50,7 @@ class Training:
 
 
 def run(seed: int) -> tuple[float, bool]:
-    """The largest difference of losses and weights, and whether the ReLU has let other numbers through."""
+    """Return the largest difference of losses and weights, and whether the ReLU has let other numbers through."""
     draw, plan = random.Random(seed), Plan(batch_norm=True)
     one, other = Training(plan, False), Training(plan, True)
     most, differs = 0.0, False
@@ -65,7 +65,7 @@ def run(seed: int) -> tuple[float, bool]:
 
 
 def main() -> None:
-    """Says how many runs came apart."""
+    """Print how many runs diverged."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--runs", type=int, default=500)
     torch.set_num_threads(1)

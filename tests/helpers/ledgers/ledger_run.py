@@ -1,4 +1,4 @@
-"""A run of three peers with their ledgers, without a network; and who changes them afterwards."""
+"""A run of three peers with their ledgers, without a network, and forgery of these ledgers afterwards."""
 
 from __future__ import annotations
 
@@ -30,18 +30,18 @@ SAMPLES = {"anna": 96, "ben": 64, "cleo": 32}
 
 @cache
 def owner(name: str) -> OwnedRecords:
-    """The peer of this name; a key takes a tenth of a second."""
+    """Return the keys of the peer of this name, made once: a key takes a tenth of a second."""
     return OwnedRecords(RSAPrivateKey())
 
 
 class LedgerRun:
-    """Peers that make updates together, and what stands in their ledgers.
+    """Peers that make updates together and write their ledgers.
 
     Args:
         folder: of the run
-        run: start of its keys
-        admissions: by peer, where it has an organiser
-        sign_seconds: between two signatures
+        run: start of the run's keys
+        admissions: by peer, in a run with an organiser
+        sign_seconds: time between two signatures
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class LedgerRun:
         return self.folder / name / "ledger.jsonl"
 
     def start(self, *names: str) -> None:
-        """They begin to train, or come back."""
+        """Let these peers begin to train, or come back."""
         for name in names:
             self.path(name).parent.mkdir(parents=True, exist_ok=True)
             admission = self.admissions.get(name, OPEN)
@@ -64,7 +64,7 @@ class LedgerRun:
             self.ledgers[name].begin()
 
     def group(self, samples: dict[str, int], loss: float = 1.5) -> Group:
-        """Of the next step."""
+        """Return a group for the next step."""
         names = sorted(samples, key=lambda name: owner(name).own.to_bytes())
         sketch = (0.1, -2.5e-7) if self.step % 8 == 0 else ()
         rest = sketch, False, b"" if self.step < 2 else b"2 orders", bytes(16) if self.step else b""
@@ -74,7 +74,7 @@ class LedgerRun:
     def update(
         self, samples: dict[str, int] | None = None, written_by: Iterable[str] | None = None, loss: float = 1.5
     ) -> Group:
-        """They make one together."""
+        """Let these peers make an update together."""
         group = self.group(samples or SAMPLES, loss).bounded(BatchTarget(96))
         for name in samples or SAMPLES if written_by is None else written_by:
             self.note(name, group)
@@ -82,7 +82,7 @@ class LedgerRun:
         return group
 
     def note(self, name: str, group: Group, attested: Attestation | None = None) -> None:
-        """This peer has applied the average."""
+        """Write that this peer has applied the average."""
         tickets = dict(group.members)
         round_report = RoundReport.of(group, meeting_seconds=0.0, exchange_seconds=0.0)
         self.ledgers[name].note(
@@ -90,7 +90,7 @@ class LedgerRun:
         )
 
     def alone(self, name: str, samples: int) -> None:
-        """It makes an update by itself."""
+        """Let this peer make an update by itself."""
         ticket = Ticket(self.step, samples, False, math.nan, self.lineage)
         self.ledgers[name].note(StepReport.of(ticket, 1.0, 0.0, None))
         self.step += 1
@@ -109,12 +109,12 @@ class LedgerRun:
         self.path(name).write_bytes(b"".join(line + b"\n" for line in lines))
 
     def rewrite(self, name: str, change: Callable[[list[AnyLine]], list[AnyLine]], signer: str = "") -> None:
-        """Its owner changes lines, and binds and signs all of them anew."""
+        """Change lines as the ledger's owner could: all are bound and signed anew."""
         self.write(name, signed_again(change([read_line(line) for line in self.lines(name)]), signer or name, self.run))
 
 
 def signed_again(lines: Iterable[AnyLine], signer: str, run: str = RUN) -> list[bytes]:
-    """With numbers, bonds and signatures that fit together."""
+    """Return the lines with numbers, digests and signatures that fit together."""
     written, before = [], b""
     for n, line in enumerate(lines):
         line = msgspec.structs.replace(line, n=n, before=before)
@@ -126,5 +126,5 @@ def signed_again(lines: Iterable[AnyLine], signer: str, run: str = RUN) -> list[
 
 
 def where(lines: Iterable[bytes], kind: type = Update) -> list[int]:
-    """Places of the lines of this kind, from 0."""
+    """Return the places of the lines of this kind, from 0."""
     return [place for place, line in enumerate(lines) if isinstance(read_line(line), kind)]

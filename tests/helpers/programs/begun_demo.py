@@ -1,4 +1,4 @@
-"""`swarm demo` whose peers have begun already, as this program itself."""
+"""`swarm demo` whose peers are forked from a process that has imported already, as is this program itself."""
 
 import os
 import sys
@@ -10,7 +10,7 @@ from tests.helpers.programs.forked import ForkedProgram
 
 
 def begin(command: list[str], stdout: BufferedWriter, env: dict[str, str], **_) -> ForkedProgram:
-    """In place of `subprocess.Popen`."""
+    """Start a peer, in place of `subprocess.Popen`."""
     python, _, module, *arguments = command
     assert python == sys.executable
     return ForkedProgram(module, arguments, Path(stdout.name), 0, env)

@@ -1,4 +1,4 @@
-"""A peer whose third update goes wrong in a way that nobody could foresee."""
+"""A peer whose third update fails for a reason that no code foresees."""
 
 import os
 import sys
@@ -8,7 +8,7 @@ from swarm.peer.main import main
 
 
 def break_later() -> None:
-    """The third update fails."""
+    """Make the third update fail."""
     from swarm.training.coordinator import Coordinator
 
     honest = Coordinator.go_on

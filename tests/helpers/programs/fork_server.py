@@ -1,6 +1,6 @@
 """The process from which tests fork others: multiprocessing's fork server, which has everything from `importer.py`.
 
-A test process has one, whoever asks for it first, so there is one list: the last of several would count.
+A test process has one fork server for all its modules, so there is one preload list: a second list would replace it.
 """
 
 import multiprocessing
@@ -13,7 +13,8 @@ FORK_SERVER.set_forkserver_preload(["tests.helpers.programs.give_way"])
 
 
 def have_own_locks() -> None:
-    """Of a forked process: siblings inherit the locks that Hivemind makes when it is imported, and one that is killed
-    would keep the others out."""
+    """Give a forked process its own locks.
+
+    Siblings inherit the locks that Hivemind makes when it is imported. A killed sibling would never release them."""
     MPFuture.reset_backend()
     _AsyncContextWrapper.EXECUTOR_LOCK = multiprocessing.Lock()

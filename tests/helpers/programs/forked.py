@@ -1,7 +1,7 @@
-"""Programs that have begun already: forked by a process that has imported what peers import (`importer.py`).
+"""Programs that start quickly: forked by a process that has imported what peers import (`importer.py`).
 
-From there on it is as if `python -m` had started it, to its very end: the module runs at the top level of its process.
-Where starting is the subject, tests start for real.
+From there on they run as if `python -m` had started them: the module runs at the top level of its process, to its end.
+Tests of the start itself use real processes.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ START_SECONDS = 180.0
 
 
 class ForkedProgram:
-    """What `subprocess.Popen` is for a program that is started for real.
+    """A forked program with the interface of `subprocess.Popen`.
 
     Args:
-        environment: all of it, without what is read at the import of a library
-        open_files: as many as it may have open at first, if not as many as the one that forks it
+        environment: all variables, without those that libraries read while they are imported
+        open_files: limit of open files at first, if not that of the process that forks it
     """
 
     def __init__(
@@ -51,17 +51,17 @@ class ForkedProgram:
                 socket.send_fds(_server(), [json.dumps(request).encode()], [its_end.fileno(), output.fileno()])
             self.pid, self.returncode = self._told(START_SECONDS), None
         except (OSError, EOFError):
-            _server.cache_clear()  # it has died; the next test has another one
+            _server.cache_clear()  # the server has died; the next test gets another one
             raise
 
     def poll(self) -> int | None:
-        """The exit status, if it has ended."""
+        """Return the exit status, or None while it runs."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             self.wait(0)
         return self.returncode
 
     def wait(self, timeout: float | None = None) -> int:
-        """The exit status.
+        """Wait for the exit status.
 
         Raises:
             subprocess.TimeoutExpired: it is still running after so many seconds
@@ -74,12 +74,12 @@ class ForkedProgram:
         return self.returncode
 
     def send_signal(self, number: int) -> None:
-        """If it has not ended."""
+        """Send a signal if the program has not ended."""
         if self.poll() is None:
             os.kill(self.pid, number)
 
     def kill(self) -> None:
-        """As the kernel does where memory runs out."""
+        """Kill the program as the kernel does when memory runs out."""
         self.send_signal(signal.SIGKILL)
 
     def _told(self, seconds: float | None) -> int:
@@ -91,5 +91,5 @@ class ForkedProgram:
 
 @functools.cache
 def _server() -> socket.socket:
-    """Of this test process, to which it listens; it goes when that does."""
+    """Return the connection to this test process's server of programs, which ends with the connection."""
     return ask(PROGRAMS)

@@ -1,4 +1,4 @@
-"""A peer that looks for a run for three seconds only, where it is known that there is none."""
+"""A peer that looks for a run for three seconds only, for tests that know that there is none."""
 
 import os
 import sys

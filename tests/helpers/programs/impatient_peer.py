@@ -1,4 +1,4 @@
-"""A peer that goes on alone after a second, or leaves ten seconds after the last full one."""
+"""A peer that goes on alone after a second, or leaves ten seconds after the last server-mode peer."""
 
 import os
 import sys

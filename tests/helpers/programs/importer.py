@@ -1,8 +1,8 @@
-"""The one process of all tests that imports what peers import: whoever needs that has been forked from it.
+"""The one process that imports what peers import, for all tests; processes that need the imports are forked from it.
 
-A peer imports for five seconds, and the suite starts hundreds. This process begins with the tests, and imports when the
-first of them asks. Of each test process it forks two others: one from which its programs are forked (`forked.py`), and
-one in place of multiprocessing's fork server (`fork_server.py`).
+A peer imports for five seconds, and the suite starts hundreds. This process begins with the tests, and imports at the
+first request. It forks two other processes for each test process: one from which its programs are forked (`forked.py`),
+and one in place of multiprocessing's fork server (`fork_server.py`).
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ ADDRESS = "SWARM_TEST_IMPORTER"
 PROGRAMS, FORK_SERVER = b"programs", b"fork server"
 REQUEST_BYTES = 1 << 17
 _AS_IN_PEERS = {"PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": "1", "HIVEMIND_LOGLEVEL": "WARNING"}
-"""What is read at the start of an interpreter, or at the import of a library."""
+"""Variables that an interpreter reads when it starts, or a library when it is imported."""
 
 
 @contextlib.contextmanager
 def importing() -> Iterator[None]:
-    """It is there for this process and all that come from it."""
+    """Run the importer for this process and all that come from it."""
     folder = Path(tempfile.mkdtemp(prefix="swarm-tests-"))
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
         listener.bind(str(folder / "importer"))
@@ -58,7 +58,7 @@ def importing() -> Iterator[None]:
 
 
 def ask(for_what: bytes) -> socket.socket:
-    """To a process that has been forked for this one: `PROGRAMS` or `FORK_SERVER`."""
+    """Connect to a process that the importer forks for this one: `PROGRAMS` or `FORK_SERVER`."""
     asker = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     asker.connect(os.environ[ADDRESS])
     asker.send(for_what)
@@ -66,19 +66,19 @@ def ask(for_what: bytes) -> socket.socket:
 
 
 def limit_open_files(number: int | None) -> None:
-    """This process may have so many open until it asks for more, as systems usually allow."""
+    """Limit this process to so many open files until it asks for more, as systems usually do."""
     if number is not None:
         _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
         resource.setrlimit(resource.RLIMIT_NOFILE, (number, most))
 
 
-# ---- in that process, and in those that it forks -------------------------------------------------------------------
+# ---- in the importer, and in the processes that it forks -------------------------------------------------------------
 
 
 def _asker(listener: socket.socket) -> socket.socket:
-    """In a process of its own: whoever asks."""
+    """Fork a process for each request; returns the connection to the asking test process, in the new process."""
     importer = os.getpid()
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for those who serve
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the forked processes are never waited for
     while True:
         asker, _ = listener.accept()
         import tests.helpers.programs.preloaded  # noqa: F401
@@ -92,12 +92,12 @@ def _asker(listener: socket.socket) -> socket.socket:
 
 
 def _be_fork_server(asker: socket.socket) -> None:
-    """With the files and in the environment of the one that asks."""
+    """Serve as multiprocessing's fork server, with the files and the environment of the asking process."""
     from multiprocessing.forkserver import main
 
     request, files, *_ = socket.recv_fds(asker, REQUEST_BYTES, 5)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    os.register_at_fork(after_in_child=asker.close)  # it is closed when this process ends, whoever else lives on
+    os.register_at_fork(after_in_child=asker.close)  # so it closes with this process, even if a child lives on
     for number, file in enumerate(files[:3]):
         os.dup2(file, number)
         os.close(file)
@@ -110,9 +110,9 @@ def _be_fork_server(asker: socket.socket) -> None:
 
 
 def _asked(control: socket.socket) -> tuple[dict, int]:
-    """In a process that has forked twice: what to become, and its log."""
+    """Wait for requests to run a program. Returns a request and its log, in a process that has forked twice."""
     server = os.getpid()
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for keepers
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # keepers are never waited for
     while True:
         request, files, *_ = socket.recv_fds(control, REQUEST_BYTES, 2)
         if not request:
@@ -135,7 +135,7 @@ def _asked(control: socket.socket) -> tuple[dict, int]:
 
 
 def _keep(program: int, tester: socket.socket) -> None:
-    """Tell its status, and let nobody else have its number before the test is done with it."""
+    """Send the program's exit status. WNOWAIT keeps its process id from being reused until the test has read that."""
     end = os.waitid(os.P_PID, program, os.WEXITED | os.WNOWAIT)
     status = end.si_status if end.si_code == os.CLD_EXITED else -end.si_status
     with contextlib.suppress(OSError):  # the test is over
@@ -145,7 +145,7 @@ def _keep(program: int, tester: socket.socket) -> None:
 
 
 def _become(request: dict, log: int) -> None:
-    """All that a new process would find."""
+    """Give this process all that a new process would find."""
     import numpy as np
 
     from tests.helpers.programs.fork_server import have_own_locks

@@ -1,4 +1,4 @@
-"""TCP ports for programs that begin to listen later than they are told where."""
+"""TCP ports for programs that begin to listen some time after they are told the port."""
 
 import contextlib
 import functools
@@ -8,13 +8,13 @@ import socket
 from collections.abc import Iterator
 
 FIRST, LAST = 20_000, 29_000
-"""Systems give none of these to whoever calls somebody: Linux begins at 32,768."""
+"""Systems give none of these to outgoing connections: Linux begins at 32,768."""
 SHARE = 100
-"""Of one test process."""
+"""Number of ports of one test process."""
 
 
 def free_port() -> int:
-    """One that nobody listens on, and that no other test is given, of this test process or of another one."""
+    """Return a port without a listener, which no other test is given, in this test process or another one."""
     _, ports = _share(os.getpid())
     for port in itertools.islice(ports, SHARE):
         with contextlib.suppress(OSError), socket.socket() as probe:
@@ -25,7 +25,7 @@ def free_port() -> int:
 
 @functools.cache
 def _share(_pid: int) -> tuple[socket.socket, Iterator[int]]:
-    """Its own, which begin anew after the last: it listens on the port before them as long as it lives."""
+    """Return this process's ports, which begin anew after the last. Listening on the port before them reserves them."""
     for first in range(FIRST, LAST, SHARE):
         with contextlib.suppress(OSError):
             return socket.create_server(("127.0.0.1", first)), itertools.cycle(range(first + 1, first + SHARE))

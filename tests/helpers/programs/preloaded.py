@@ -1,4 +1,4 @@
-"""What is imported before anybody is forked (`importer.py`); as in a peer, no garbage collection looks through it."""
+"""All imports of processes that are forked (`importer.py`). As in a peer, garbage collection skips these objects."""
 
 from importlib import import_module
 
@@ -16,7 +16,7 @@ with quick_imports():
         "swarm.training.strategy",
         "swarm.peer.main",
         "swarm.peer.session",
-        # What training imports only when it comes to that.
+        # Modules that training imports only when it needs them.
         "recipe.tasks.images",
         "timm",
         "torch.utils.tensorboard",

@@ -1,4 +1,4 @@
-"""A peer that is asked for its state, or for averages, and never sends anything."""
+"""A peer that never answers a request for its state or its averages."""
 
 import asyncio
 import functools

@@ -1,4 +1,4 @@
-"""What strangers may send: true messages that were damaged, and junk. Tests of parsers read these, or refuse them."""
+"""Input that strangers may send: true messages that were damaged, and junk. Tests of parsers read it, or refuse it."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as some
 
 TIMES = int(os.environ.get("FUZZ_TIMES", "1"))
-"""As many times as many inputs as a test usually has (`make fuzz`)."""
+"""Factor for the number of inputs of each test (`make fuzz`)."""
 MAX_SECONDS = 2.0
-"""Of processor time for one input, so that only a parser that does far too much fails, not a busy machine."""
+"""Processor time for one input. Only a parser that does far too much exceeds it, not a busy machine."""
 
 scalars = some.one_of(
     some.none(),
@@ -36,7 +36,7 @@ json_junk = some.recursive(
 
 
 def often(inputs: int) -> Callable:
-    """So many inputs, the same in every run (`tests/conftest.py`); so many times as many with FUZZ_TIMES set."""
+    """Return settings for so many inputs, times FUZZ_TIMES; the same in every run (`tests/conftest.py`)."""
     slow = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.function_scoped_fixture]
     return settings(max_examples=inputs * TIMES, suppress_health_check=slow)
 
@@ -66,7 +66,7 @@ def messages(true: bytes) -> some.SearchStrategy[bytes]:
 
 
 def refused(parse: Callable, data: object, kind: type[Exception] = ValueError) -> bool:
-    """Whether the parser says that this is nothing; any other exception leaves it, and so the test."""
+    """Whether the parser refuses the data with this exception; any other exception fails the test."""
     began = time.thread_time()
     try:
         parse(data)

@@ -1,11 +1,11 @@
-"""What a router says that opens ports by UPnP: its description, and its answers."""
+"""Messages of a router that opens ports by UPnP: its description, and its answers."""
 
 from __future__ import annotations
 
 import re
 
 OUTSIDE = "203.0.113.5"
-"""The address that it says it has."""
+"""The address that the router gives as its own."""
 SERVICE = "urn:schemas-upnp-org:service:WANIPConnection:1"
 DEVICE = f"""<?xml version="1.0"?>
 <root xmlns="urn:schemas-upnp-org:device-1-0"><specVersion><major>1</major><minor>0</minor></specVersion>
@@ -35,7 +35,7 @@ ARGUMENTS = {
 
 
 def described_service() -> str:
-    """What the service says that it can do."""
+    """Return the service's description of its actions."""
     actions, variables = "", ""
     for action, arguments in ARGUMENTS.items():
         listed = "".join(
@@ -59,9 +59,9 @@ class Gateway:
     """A router that opens ports by UPnP.
 
     Args:
-        external_host: the address that it says it has
-        taken: ports that are another machine's
-        only_for_good: it knows no leases
+        external_host: the address that the router gives as its own
+        taken: ports that belong to another machine
+        only_for_good: refuse leases with an end
     """
 
     def __init__(self, external_host: str = OUTSIDE, taken: tuple[int, ...] = (), only_for_good: bool = False):
@@ -70,7 +70,7 @@ class Gateway:
         self.control = "/control"
 
     def answer(self, path: str, request: str) -> tuple[int, str]:
-        """Status and body."""
+        """Return status and body of the answer."""
         if path == "/root.xml":
             return 200, DEVICE.replace("CONTROL", self.control)
         if path == "/scpd.xml":

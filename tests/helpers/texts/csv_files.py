@@ -6,7 +6,7 @@ from pathlib import Path
 
 
 def write_csv(path: Path, rows: Iterable[Sequence[str]]) -> None:
-    """One row for each text: its class, and what belongs to it."""
+    """Write one row for each text: its class, and the fields of the text."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w", newline="", encoding="utf-8") as file:
         csv.writer(file).writerows(rows)

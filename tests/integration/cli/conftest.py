@@ -27,8 +27,8 @@ class Member:
 
     Args:
         name: public name
-        folder: of the organiser, who enrols it
-        initial_peers: of those who are there
+        folder: of the organiser that enrols it
+        initial_peers: addresses of present members
     """
 
     def __init__(self, name: str, folder: OrganiserFolder, initial_peers: tuple[str, ...] = ()):
@@ -43,7 +43,7 @@ class Member:
         self.dht.take_part(self.manifest.key_prefix, self.manifest.authority, self.admission.certificate)
 
     def train(self, step: int = 3, rate: float = 0.0, phase: str = TRAINING) -> None:
-        """What the others see of it."""
+        """Publish what other peers see of a training member."""
         assert publish_manifest(self.dht, self.manifest)
         now = get_dht_time()
         record = PeerProgress(self.name, step, 0, rate, now - 1, now, False, phase)
@@ -51,12 +51,12 @@ class Member:
         store.post(record).result(20)
 
     def heard(self) -> dict[int, str]:
-        """Who is removed, as far as it knows."""
+        """Return the removals that this member knows."""
         self._hear(REMOVED)
         return self.admission.lists.removals.removed
 
     def ordered(self) -> Orders:
-        """What is ordered, as far as it knows."""
+        """Return the orders that this member knows."""
         self._hear(ORDERS)
         return self.admission.lists.orders
 
@@ -72,7 +72,7 @@ def folder(tmp_path) -> OrganiserFolder:
 
 @pytest.fixture
 def members(folder):
-    """Two who know each other."""
+    """Two members that know each other."""
     ada = Member("ada", folder)
     try:
         ben = Member("ben", folder, ada.addresses)

@@ -1,4 +1,4 @@
-"""`swarm control` in a real DHT: members hear of an order, and who may not order is refused."""
+"""`swarm control` in a real DHT: members hear of an order, and an order without the right to it is refused."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_only_the_organiser_and_a_deputy_with_the_right_can_order(folder, member
     with pytest.raises(InputError, match="was not signed by the organiser of this run"):
         give_order(ada.dht, ada.manifest, stranger, What.PAUSE, at_step=50)
     forged = Orders(ada.manifest.key_prefix).with_order(Order(50, What.PAUSE)).signed_by(stranger)
-    assert not push_list(ada.dht, ada.manifest.key_prefix, ORDERS, forged, (ben.dht.peer_id,)), "nobody takes it"
+    assert not push_list(ada.dht, ada.manifest.key_prefix, ORDERS, forged, (ben.dht.peer_id,)), "no peer takes it"
     key = tmp_path / "eve.key"
     assert deputy.main([str(key), "--output-dir", str(tmp_path)], lambda line: None) == 0
     assert run(folder, "pause", "--organiser-key", str(key))[0] == 2
@@ -83,7 +83,7 @@ def test_only_the_organiser_and_a_deputy_with_the_right_can_order(folder, member
     assert ada.ordered().given == ben.ordered().given == (Order(50, What.PAUSE),)
 
 
-def test_two_people_who_order_at_the_same_moment_are_both_followed(folder, members, tmp_path):
+def test_two_orders_given_at_the_same_moment_are_both_followed(folder, members, tmp_path):
     ada, ben = members
     for member in members:
         member.train(step=12, phase=PAUSED)
@@ -122,7 +122,7 @@ def test_a_deputy_that_is_revoked_orders_nothing_any_more(folder, members, tmp_p
     said: list[str] = []
     for member in members:
         member.train(step=10)
-    (tmp_path / "desk.key.warrant").rename(tmp_path / "away.warrant")  # she has given both files away
+    (tmp_path / "desk.key.warrant").rename(tmp_path / "away.warrant")  # the organiser no longer has the deputy's files
     assert deputy.main(["desk.key", "--revoke", *own], said.append) == 0
     assert said == [
         "desk.key orders nothing any more in run digits. The list was handed to 2 peers, and the peers pass it on.",
@@ -134,6 +134,6 @@ def test_a_deputy_that_is_revoked_orders_nothing_any_more(folder, members, tmp_p
     assert run(folder, "pause", "--organiser-key", str(key))[0] == 2
     assert "the organiser has revoked it" in capsys.readouterr().err
     for member in members:
-        member.train(step=10)  # their records may be over by now, on a busy machine
-    assert deputy.main([str(key), "--revoke", *own], said.append) == 0, "again, if somebody has not heard of it"
+        member.train(step=10)  # on a busy machine their records may have expired by now
+    assert deputy.main([str(key), "--revoke", *own], said.append) == 0, "again, for peers that have not heard of it"
     assert ben.ordered().given == (Order(12, What.LEARNING_RATE, 0.5),)

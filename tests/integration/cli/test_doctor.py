@@ -1,4 +1,4 @@
-"""The doctor against a real DHT: what it finds, what it makes of it, and what a person is told to do."""
+"""The doctor against a real DHT: what it finds, how it judges that, and what it tells a person to do."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ STRANGER = "/ip4/127.0.0.1/tcp/{port}/p2p/QmYyQSo1c1Ym7orWxLYvCrM2EmxFTANf8wXmmE
 
 @pytest.fixture(scope="module")
 def address() -> Iterator[str]:
-    """Of a node whose DHT knows two runs, one of them of images that nobody has."""
+    """Address of a node whose DHT knows two runs, one of them with images that no machine has."""
     pictures = replace(preset("synthetic"), dataset="imagefolder")
     dhts = [start_dht(NetworkOptions(host_maddrs=("/ip4/127.0.0.1/tcp/0",)))]
     (first,) = visible_addresses(dhts[0])
@@ -162,7 +162,7 @@ def test_docker_s_64_mib_of_shared_memory_do_not_hold_every_model(parameters, st
 
 def test_traffic_is_counted_both_ways():
     assert vectors_sent(num_peers=10, num_full=10) == pytest.approx(1.8)
-    assert vectors_sent(num_peers=10, num_full=1) == pytest.approx(9), "it averages for nine who cannot be called"
+    assert vectors_sent(num_peers=10, num_full=1) == pytest.approx(9), "it averages for nine client-mode peers"
     assert vectors_sent(num_peers=1, num_full=1) == 0
     traffic = Traffic(num_peers=3, samples_per_second=512.0, updates_per_hour=3600.0, bytes_per_update=10**6)
     assert traffic.gigabytes_per_hour == pytest.approx(3.6)

@@ -1,4 +1,4 @@
-"""The organiser steers a run: all peers follow at the stated step, also those whom the list does not reach at first."""
+"""The organiser steers a run: all peers follow at the stated step, also peers that the list does not reach at first."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ LOOK_SECONDS = 0.02
 
 
 class HearNoOrders:
-    """From now on this node refuses all records of orders, as if nobody had sent them; runs in the DHT process."""
+    """Make this node refuse all records of orders, as if none had been sent; runs in the DHT process."""
 
     async def __call__(self, _dht, node) -> None:
         records, key = records_of(node.protocol), DHTID.generate(source=f"{NAMESPACE}.{ORDERS}").to_bytes()
@@ -56,12 +56,12 @@ class Steered:
     """How a peer takes part.
 
     Args:
-        key: the organiser's
+        key: of the organiser
         serial: of its certificate
         hears: whether orders reach it through the DHT
-        signed: what it knows from the start
-        max_steps: the recipe's
-        leaves_while: in this phase, after a second
+        signed: orders that it knows from the start
+        max_steps: total steps of the recipe
+        leaves_while: the phase in which it leaves after a second
     """
 
     key: bytes
@@ -76,7 +76,7 @@ class Steered:
 
 @dataclass
 class Came(Outcome):
-    """What a peer brings home, and when it began micro-batches, on this machine's clock."""
+    """The result of a peer, and when it began micro-batches, on this machine's clock."""
 
     computed_at: list[float] = field(default_factory=list)
 
@@ -94,7 +94,7 @@ class TimedTask(Task):
 
 
 class TimeInPhase(Limit):
-    """A second, which begins when the peer is in this phase, however long it took to come there."""
+    """Stops training a second after the peer has entered this phase, however late that is."""
 
     def __init__(self, phase: str):
         self._phase, self._until = phase, math.inf
@@ -107,7 +107,7 @@ class TimeInPhase(Limit):
 
 
 def train(name, initial_peers, line, plan: Steered):
-    """A peer. It tells when it is paused, and takes further lists as if the organiser had handed them to it."""
+    """Run a peer. It reports pauses, and takes further lists as if the organiser had handed them to it."""
     with running_dht(initial_peers, line) as dht:
         known = {ORDERS: plan.signed} if plan.signed else {}
         admission = admission_of(plan.key, dht.peer_id, plan.serial, name, **known)
@@ -161,12 +161,12 @@ def key() -> bytes:
 
 
 def pause_of(peer):
-    """When it was paused, and at which step; None as long as it is not."""
+    """Return when the peer was paused, and at which step; None as long as it is not."""
     return next((message for message in peer.messages if message[0] == "paused"), None)
 
 
 def test_two_peers_that_miss_the_orders_at_first_follow_them_at_the_same_step(key):
-    """Half the learning rate, a larger batch, an extension and an end."""
+    """The orders are half the learning rate, a larger batch, an extension and an end."""
     orders = Orders("run", 1, ()).with_order(Order(4, What.LEARNING_RATE, 0.5)).with_order(Order(6, What.TARGET, 48))
     orders = orders.with_order(Order(8, What.EXTEND, 20)).with_order(Order(16, What.END))
     signed = orders.signed_by(signer_of(key))
@@ -186,7 +186,7 @@ def test_two_peers_that_miss_the_orders_at_first_follow_them_at_the_same_step(ke
 
 
 def rate_after(step: int) -> float:
-    """Of the update that comes next, as these orders and the schedule of 14 updates say."""
+    """Return the learning rate factor of the next update under these orders and the schedule of 14 updates."""
     position = step if step < 8 else 8 + (step - 8) * (14 - 8) / (20 - 8)
     return (0.5 if step >= 4 else 1.0) * learning_rate_factor(position)
 
@@ -205,7 +205,7 @@ def test_all_pause_at_the_same_step_and_go_on_together(key):
         a, b, c = (peers.results()[name] for name in "abc")
     assert [step for _, step, _ in paused] == [5, 5, 5]
     for came in (a, b, c):
-        assert not [at for at in came.computed_at if last_paused_at < at < resumed_at], "nobody computes meanwhile"
+        assert not [at for at in came.computed_at if last_paused_at < at < resumed_at], "no peer computes meanwhile"
         assert came.updates[-1].step == 14
     for other in (b, c):
         assert_equal_updates(a, other)
@@ -224,7 +224,7 @@ def test_a_peer_whose_time_is_over_leaves_also_while_it_waits(key, phase, min_pe
 
 @pytest.mark.parametrize("hears", [True, False])
 def test_a_paused_run_that_is_ended_ends_on_all_peers_where_it_stands(key, hears):
-    """Also on a peer to which nobody can bring orders, such as one behind a router: it has to find somebody."""
+    """Also on a peer that orders cannot be sent to, such as one behind a router: it has to look for them itself."""
     pause = Orders("run").with_order(Order(5, What.PAUSE))
     signer = signer_of(key)
     with Peers(60) as peers:
@@ -240,7 +240,7 @@ def test_a_paused_run_that_is_ended_ends_on_all_peers_where_it_stands(key, hears
 
 
 def test_a_deputy_that_is_revoked_while_all_train_is_followed_no_further(key):
-    """What has begun stays, the rest falls away, and what it orders later counts for nobody."""
+    """Orders that have begun stay, its other orders fall away, and no peer follows its later ones."""
     organiser, deputys_key = signer_of(key), Ed25519PrivateKey.generate()
     authority, public_key = Authority("run", organiser.public_key, "run"), deputys_key.public_key().public_bytes_raw()
     deputy = Signer(deputys_key, warrant(organiser, "run", public_key, Right.CONTROL, 0, 2**32))
@@ -271,7 +271,7 @@ def test_a_deputy_that_is_revoked_while_all_train_is_followed_no_further(key):
 
 @pytest.mark.parametrize("averaging", ["sync", "local-fp16"])
 def test_a_pause_leaves_the_bits_as_they_would_be(key, averaging):
-    """Of one peer, whose samples are the same in both runs."""
+    """Both runs have one peer, with the same samples."""
     pause = Orders("run", 1, ()).with_order(Order(5, What.PAUSE))
     signer = signer_of(key)
     with Peers(60) as peers:

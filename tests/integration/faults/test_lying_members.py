@@ -30,18 +30,18 @@ from tests.helpers.swarm_peers import Peers, running_dht
 pytestmark = pytest.mark.timeout(180)
 UPDATES, TARGET, HONEST = 24, 128, "abc"
 KEEP_EVERY = 4
-"""Updates from one state that is kept to the next: some lie in front of the lie, and some behind it."""
+"""Steps between kept states. Some kept states are from before the lie, and some from after it."""
 PLAN = Plan(compute_seconds=0.02)
 
 
 def were_four(updates: list[Update]) -> bool:
-    """All updates are made, half of them by all four, the last one as well: so they stop at the same one."""
+    """Whether all updates are made, half of them and the last one by all four, so that all stop at the same one."""
     sizes = [update.num_peers for update in updates]
     return updates[-1].step >= UPDATES and sizes[-1] == 4 and sizes.count(4) >= UPDATES / 2
 
 
 def member(name, initial_peers, line, folder, averaging, lie=None, updates=-1):
-    """A peer of the tiny model, what it prints goes to a file; with a lie it is the liar."""
+    """Run a peer of the tiny model that prints to a file; with a lie it is the liar."""
     sound_states.KEEP_EVERY = KEEP_EVERY
     output = os.open(folder / f"{name}.log", os.O_CREAT | os.O_WRONLY | os.O_APPEND)
     for number in (1, 2):
@@ -59,7 +59,7 @@ def member(name, initial_peers, line, folder, averaging, lie=None, updates=-1):
 
 
 def train(folder, averaging: Averaging, lie: str | None, start=member) -> tuple[dict[str, Outcome], str]:
-    """Three honest peers and one more, which may lie; what the honest ones have, and what they said."""
+    """Train three honest peers and one more, which may lie; returns what the honest ones have, and what they print."""
     with Peers(timeout_seconds=90) as peers:
         for name in HONEST:
             peers.start(name, start, folder, averaging)
@@ -69,7 +69,7 @@ def train(folder, averaging: Averaging, lie: str | None, start=member) -> tuple[
 
 
 def accuracy(outcome: Outcome, step: int = UPDATES) -> float:
-    """Of the weights after so many updates, however many come then, on all samples; 0 if they are not finite."""
+    """Return the accuracy on all samples of the first weights after so many updates; 0 if they are not finite."""
     net, samples = PLAN.net(), Samples()
     net.load_state_dict(next(update.weights for update in outcome.updates if update.step >= step))
     with torch.no_grad():
@@ -91,7 +91,7 @@ def test_a_liar_does_not_carry_clipped_averages_off(tmp_path, lie, is_named):
     assert accuracy(found["a"]) > 0.6, "a single process has 0.70 to 0.75 by then"
     assert ("its gradients were far from the others'" in said) == is_named
     assert not is_named or "mallory: its gradients" in said
-    assert said.count("its gradients were far") <= len(HONEST), "once by each peer, and nobody else"
+    assert said.count("its gradients were far") <= len(HONEST), "at most once by each peer"
 
 
 def test_the_same_liar_carries_off_averages_that_are_not_clipped(tmp_path):
@@ -102,7 +102,7 @@ def test_the_same_liar_carries_off_averages_that_are_not_clipped(tmp_path):
 
 
 def test_honest_peers_are_not_named_where_the_codec_leaves_out_most(tmp_path):
-    """What it leaves out of a mean is not given to it by one member."""
+    """What the codec leaves out of a mean is not the gift of one member."""
     found, said = train(tmp_path, Averaging.local(1, "topk"), None)
     assert_same_bits(found["a"].state, found["b"].state)
     assert_same_bits(found["a"].state, found["c"].state)
@@ -111,7 +111,7 @@ def test_honest_peers_are_not_named_where_the_codec_leaves_out_most(tmp_path):
 
 
 SPIKE = (16, 17)
-"""Updates with a learning rate that takes the weights where no gradient brings them back from."""
+"""Updates with a learning rate so high that no gradient brings the weights back."""
 MANY_UPDATES = 40
 
 
@@ -122,18 +122,18 @@ def spiking(name, *arguments, **options):
 
 
 def went_back(said: str) -> list[tuple[int, int, str]]:
-    """The step that a peer has come to each time, the one whose state that is, and why."""
+    """Return for each time that a peer went back: its step, the step of the state, and the reason."""
     found = re.findall(r"Step (\d+): the group went back to step (\d+): (.*)", said)
     return [(int(at), int(to), why) for at, to, why in found]
 
 
 def differ(one: dict, other: dict, step: int) -> bool:
-    """Whether two peers held other weights after this update."""
+    """Whether two peers held different weights after this update."""
     return any(not torch.equal(one[step][name], other[step][name]) for name in one[step])
 
 
 def test_a_swarm_goes_back_when_a_reducer_has_lied_and_when_its_loss_has_risen_for_good(tmp_path):
-    """First a lie is found, named and undone: one member was given another average. Later the weights are spoilt."""
+    """First a lie is found, named and undone: one member was given another average. Later the loss rises for good."""
     found, said = train(tmp_path, Averaging.sync(), "equivocate", start=spiking)
     held = {name: {update.step: update.weights for update in outcome.updates} for name, outcome in found.items()}
     apart = {step for step in held["a"] for name in "bc" if step in held[name] and differ(held["a"], held[name], step)}
@@ -155,5 +155,5 @@ def test_a_swarm_goes_back_when_a_reducer_has_lied_and_when_its_loss_has_risen_f
         last = outcome.updates[-1]
         assert (last.step, last.global_step, last.scheduler_step) == (MANY_UPDATES,) * 3, "steps only grow"
         assert_same_bits(found["a"].state, outcome.state)
-    assert not re.search(r"(?<!mallory) (has signed|has given members|does not show)", said), "nobody else"
+    assert not re.search(r"(?<!mallory) (has signed|has given members|does not show)", said), "no other peer is named"
     assert accuracy(found["a"], MANY_UPDATES) > 0.8

@@ -1,4 +1,4 @@
-"""Whatever a member sends in place of what it is asked to show, who asks is told that it shows nothing."""
+"""Whatever a member sends in place of evidence, the asking peer learns that the member shows nothing."""
 
 import asyncio
 

@@ -1,4 +1,4 @@
-"""Peers come late, fail, die or go astray, and the others train on without harm."""
+"""Peers come late, fail, die or go astray, and the other peers train on without harm."""
 
 import time
 from dataclasses import replace
@@ -46,12 +46,12 @@ IMPOSSIBLE = 10**6
 
 
 def after_three_together(updates) -> bool:
-    """A newcomer whose state nobody has confirmed by then gives its samples all the same."""
+    """Whether there were enough updates for a joiner to give its samples, even if no peer has confirmed its state."""
     return sum(update.num_peers == 3 for update in updates) >= MAX_UPDATES + 4
 
 
 MOST_ROUNDS_MISSED = 20
-"""By a newcomer before its first update: each time the others were ahead of it, or did not wait for it."""
+"""Rounds that a joiner may miss before its first update, because other peers were ahead or did not wait for it."""
 
 
 def test_a_late_joiner_takes_over_the_state_and_counts():
@@ -83,7 +83,8 @@ def test_a_late_joiner_takes_over_the_state_and_counts():
 
 
 def were_three_again(updates) -> bool:
-    """After some drops in a row who has them takes over a state, and the others do not wait: it comes back later."""
+    """Whether three are together again: after some drops in a row a peer takes over a state, and returns to the others,
+    which do not wait for it."""
     return bool(updates) and updates[-1].step >= 6 and updates[-1].num_peers == 3
 
 
@@ -107,7 +108,7 @@ def test_a_peer_whose_gradients_are_not_finite_only_listens():
 
 
 LOST_SECONDS = {"kill": 30.0, "freeze": 40.0}
-"""1 to 3 s and 3 to 6 s on an idle machine: who is killed does not answer, and who is frozen may be slow."""
+"""Limits; on an idle machine it takes 1 to 3 s and 3 to 6 s. A killed peer never answers, a frozen one may be slow."""
 
 
 def after_five_of_two(updates) -> bool:
@@ -155,7 +156,7 @@ def test_the_others_go_on_when_a_peer_is_killed_or_frozen(victim, action, stage)
     assert_equal_updates(one, other)
     assert_same_bits(one.state, other.state)
     for outcome in (one, other):
-        # whoever missed parts of the victim's last round, while the other got them all, has caught up by download
+        # a survivor that missed parts of the victim's last round, while the other got all, has caught up by download
         steps = [update.step for update in outcome.updates]
         assert steps == sorted(set(steps))
         without = [update for update in outcome.updates if update.num_peers == 2]
@@ -166,7 +167,7 @@ NEVER, LATER = 2**40, 20
 
 
 def some_updates_later(is_over, stop_at, updates) -> bool:
-    """At the same one for all: who first sees that it is over says which, since the test may be held up by then."""
+    """Whether to stop. The first peer that sees the end sets the same step for all; the test may be held up by then."""
     if updates and is_over.value and stop_at.value == NEVER:
         stop_at.value = updates[-1].step + LATER
     return bool(updates) and updates[-1].step >= stop_at.value
@@ -177,13 +178,13 @@ def test_a_donor_or_a_newcomer_is_killed_during_the_download(victim, stage):
     plan, faulty = Plan(compute_seconds=0.03), {victim: f"kill {stage} 3"}
     is_over, stop_at = FORK_SERVER.RawValue("b", False), FORK_SERVER.RawValue("q", NEVER)
     stop = partial(some_updates_later, is_over, stop_at)
-    with Peers(invite_by_all=True) as peers:  # who knows nobody but a victim could be left alone
+    with Peers(invite_by_all=True) as peers:  # a newcomer that knows only a victim could be left alone
         for name in "ab":
             peers.start(name, partial(train_doomed, faulty.get(name, ""), min_peers=2, stop=stop), plan, 64)
         peers.until(lambda: any(step >= 5 for step, *_ in peers["b"].messages))
         if victim == "a":
             peers["a"].killed = True
-        for name in "cdef":  # who joins asks the one who is furthest, which is b now and then
+        for name in "cdef":  # a joiner asks the donor that is furthest, which is b now and then
             newcomer = peers.start(name, partial(train_doomed, faulty.get(name, ""), stop=stop), plan, 64)
             newcomer.killed = victim == name
             peers.until(lambda n=newcomer: not peers[victim].is_alive or n.messages)
@@ -197,12 +198,12 @@ def test_a_donor_or_a_newcomer_is_killed_during_the_download(victim, stage):
         assert alive == []
     for survivor in survivors:
         latest = [update.peer_ids for update in survivor.updates if update.step > survivors[0].updates[-1].step - LATER]
-        assert {each.peer_id for each in survivors} in latest, "who is held up may miss some"
+        assert {each.peer_id for each in survivors} in latest, "a peer that is held up may miss some"
         assert_same_bits(survivor.state, survivors[0].state)
 
 
 def host_dht(name, initial_peers, line):
-    """A node of the DHT that does not train. It knows the key of the run's records, since it has written there, too."""
+    """Run a DHT node that does not train. It knows the key of the run's records, since it has written one, too."""
     with running_dht(initial_peers, line) as dht:
         now = get_dht_time()
         record = PeerProgress(name, 0, 0, 0.0, now, now, True, JOINING)
@@ -216,7 +217,7 @@ def three_with_the_newcomer(updates) -> bool:
 
 
 def test_an_outbound_only_peer_that_is_ahead_of_all_others_hands_over_its_state():
-    """The only peer that could be called has died; one without its checkpoint comes in its place."""
+    """The only peer that could be called has died; a new one without its checkpoint comes in its place."""
     plan = Plan(compute_seconds=0.03)
     with Peers(timeout_seconds=120) as peers:
         peers.start("h", host_dht)
@@ -235,14 +236,14 @@ def test_an_outbound_only_peer_that_is_ahead_of_all_others_hands_over_its_state(
 
 
 def together_again(updates) -> bool:
-    """Three who are together after one was away; it sees a gap where the others were two."""
+    """Whether three are together after one was away. That one sees a gap where the others were two."""
     away = any(update.num_peers == 2 for update in updates)
     away = away or any(later.step > earlier.step + 1 for earlier, later in pairwise(updates[:-2]))
     return away and all(update.num_peers == 3 for update in updates[-3:])
 
 
 def test_what_a_frozen_peer_computed_on_old_weights_does_not_count():
-    """Each update is the gradient of what all say that they computed for it, on the weights after the update before."""
+    """Each update is the gradient of what all peers report as computed for it, on the weights of the update before."""
     plan, plain = Plan(optimizer="sgd", clip=None, compute_seconds=0.03), Averaging.sync(robust="off")
     with Peers(timeout_seconds=90) as peers:
         for name in "abc":
@@ -278,12 +279,12 @@ def test_what_a_frozen_peer_computed_on_old_weights_does_not_count():
 
 
 REPLACED, LAST = 16, 64
-"""Weights are compared at the eighth update and each eighth later: by the second time they have been replaced. Who has
+"""Weights are compared at every eighth update, and by the second comparison they have been replaced. A peer that has
 missed the end goes on alone to the last update."""
 
 
 def were_three_at_last(updates) -> bool:
-    """All of them see it at the same update."""
+    """Whether all three are together late enough; all of them see it at the same update."""
     return updates[-1].num_peers == 3 and updates[-1].step >= REPLACED
 
 
@@ -328,7 +329,7 @@ def test_weights_that_went_astray_are_replaced_by_those_of_the_others(factor, tm
     assert all(torch.isfinite(weight).all() for weight in found["a"][last].weights.values())
     kept = [path.name for path in tmp_path.iterdir()]
     if factor == 1.5:
-        assert len(kept) == 1, "what was far from the swarm's weights, before these replaced it"
+        assert len(kept) == 1, "the weights that were far from the swarm's, before they were replaced"
         assert kept[0].startswith("b-")
         checkpoint = torch.load(tmp_path / kept[0], weights_only=False)["state_dict"]
         distance = (checkpoint["net.0.weight"] - found["a"][8].weights["0.weight"]).norm()
@@ -339,9 +340,9 @@ def test_weights_that_went_astray_are_replaced_by_those_of_the_others(factor, tm
 
 
 class BesideAStranger(L.Callback):
-    """Notes whom this peer asks for a state, until ten updates after it has read a record of a step that nobody made.
+    """Notes the donors that this peer asks until ten updates after it has read a record of a step that was never made.
 
-    Then it says so, and goes on until the test has heard it of all: whom a peer asks whose companion has left is
+    Then it says so, and goes on until all have said so: which donors a peer asks after its companion has left is
     another question.
     """
 
@@ -373,7 +374,7 @@ class BesideAStranger(L.Callback):
 
 
 def end_beside_a_stranger(peers: Peers) -> dict:
-    """Peers a and b leave when both have seen enough, then the stranger z; what the two return."""
+    """Let peers a and b leave when both have seen enough, then the stranger z; returns the results of a and b."""
     for name in "ab":
         assert peers.message(name) == "has seen enough"
     for name in "ab":
@@ -394,7 +395,7 @@ def train_beside_a_stranger(name, initial_peers, line):
 
 
 def claim(name, initial_peers, line):
-    """A record and nothing behind it, until the test has seen enough."""
+    """Store a record with a false step, without a state, until the test has seen enough."""
     with running_dht(initial_peers, line) as dht:
         now = get_dht_time()
         record = PeerProgress(name, IMPOSSIBLE, 10**6, 1e3, now - 10, now, False, TRAINING)
@@ -403,7 +404,7 @@ def claim(name, initial_peers, line):
         line.get()
 
 
-def test_nobody_stops_for_a_stranger_who_claims_to_be_ahead():
+def test_no_peer_stops_for_a_stranger_that_claims_to_be_ahead():
     with Peers(timeout_seconds=90) as peers:
         for name in "ab":
             peers.start(name, train_beside_a_stranger)
@@ -413,12 +414,12 @@ def test_nobody_stops_for_a_stranger_who_claims_to_be_ahead():
         stranger = peers.message("z")
         members = end_beside_a_stranger(peers)
     for asked, step in members.values():
-        assert stranger not in asked, "the companion may be asked, by who was held up"
+        assert stranger not in asked, "a peer that was held up may ask only its companion"
         assert 10 <= step < IMPOSSIBLE
 
 
 NEAR = 90
-"""A step that members may have come to: what a stranger says of it is not believed all the same."""
+"""A step that members may have reached; still a stranger's claim to it is not believed."""
 
 
 def train_beside_a_liar(name, initial_peers, line, step):
@@ -432,7 +433,7 @@ def train_beside_a_liar(name, initial_peers, line, step):
 
 
 def lie(name, initial_peers, line, claimed: int):
-    """Claims a step, answers calls, and hands over a state of a step that nobody has made, with its weights negated."""
+    """Claim a step, answer calls, and hand over a state of a step that was never made, with its weights negated."""
     with running_dht(initial_peers, line) as dht:
         task = Task(Plan())
         state = SharedState(task, [torch.optim.AdamW(task.parameters())])
@@ -455,7 +456,7 @@ def lie(name, initial_peers, line, claimed: int):
 
 
 @pytest.mark.parametrize("claimed", [IMPOSSIBLE, NEAR], ids=["far", "near"])
-def test_nobody_takes_over_a_step_that_cannot_be_and_nobody_waits_for_it(claimed):
+def test_an_impossible_step_is_neither_taken_over_nor_waited_for(claimed):
     with Peers(timeout_seconds=120) as peers:
         for name in "ab":
             peers.start(name, train_beside_a_liar, claimed)
@@ -467,18 +468,18 @@ def test_nobody_takes_over_a_step_that_cannot_be_and_nobody_waits_for_it(claimed
     for asked, step, weights in found.values():
         assert 10 <= step < IMPOSSIBLE, "it has made its own updates to the end"
         assert all(torch.isfinite(weight).all() for weight in weights.values())
-        assert liar not in asked, "a stranger is not ahead of all whom a peer has trained with"
+        assert liar not in asked, "a stranger's claim alone does not make it a donor"
 
 
 class KillsAveraging(L.Callback):
-    """The averaging process dies at once, as for want of memory."""
+    """Kills the averaging process at once, as the kernel does for want of memory."""
 
     def on_train_start(self, trainer, pl_module):
         psutil.Process(trainer.strategy.coordinator.averager.pid).kill()
 
 
 def train_alone_without_averaging(name, initial_peers, line):
-    """A script of its own, with no supervisor; returns the sentence with which it ends."""
+    """Run a script without a supervisor; returns the sentence with which it ends."""
     with running_dht(initial_peers, line) as dht:
         options = replace(patience(1), timeouts=replace(DEFAULT_TIMEOUTS, dead_seconds=1.0))
         strategy = SwarmStrategy(16, "test", dht=dht, options=options)
@@ -491,7 +492,7 @@ def train_alone_without_averaging(name, initial_peers, line):
 
 
 def test_a_lone_peer_whose_averaging_process_has_died_says_so():
-    """Else it would train on, and nobody could join it."""
+    """Else it would train on, and no peer could join it."""
     with Peers() as peers:
         peers.start("a", train_alone_without_averaging)
         assert "averaging process has died" in peers.results()["a"]

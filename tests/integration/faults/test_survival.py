@@ -1,4 +1,4 @@
-"""What a peer keeps on disk to come back with, and what a bad disk costs it."""
+"""What a peer keeps on disk for its return, and what a bad disk costs it."""
 
 import logging
 import os
@@ -50,7 +50,7 @@ def test_a_book_holds_addresses_and_nothing_else(tmp_path):
     write_book(tmp_path / "nowhere" / "book", [ADDRESS])  # a disk that does not work costs the book only
 
 
-def test_only_who_listens_is_met_again(tmp_path):
+def test_only_a_listening_peer_is_met_again(tmp_path):
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         listener.listen()
@@ -72,7 +72,7 @@ def test_addresses_of_strangers_are_bounded_and_their_own():
     address = f"/ip4/203.0.113.5/tcp/31337/p2p/{anna}"
     assert addresses_in(Entry({subkey: Entry(msgpack.packb([address]))}), me) == [address]
     assert addresses_in(Entry({subkey: Entry(msgpack.packb([address]))}), anna) == []
-    assert addresses_in(Entry({subkey: Entry(msgpack.packb([ADDRESS]))}), me) == [], "an address of somebody else"
+    assert addresses_in(Entry({subkey: Entry(msgpack.packb([ADDRESS]))}), me) == [], "another peer's address"
     many = [f"/ip4/203.0.113.5/tcp/{port}/p2p/{anna}" for port in range(1, 999)]
     assert 0 < len(addresses_in(Entry({subkey: Entry(msgpack.packb(many))}), me)) < MAX_REMEMBERED
     for nonsense in (
@@ -102,7 +102,7 @@ def test_addresses_of_strangers_are_bounded_and_their_own():
         (3, None, 9, True, "traffic limit reached"),
     ],
 )
-def test_a_run_is_completed_by_who_has_taken_part_in_it(updates, resumed_step, step, has_used_up, outcome):
+def test_only_a_peer_that_has_taken_part_completes_a_run(updates, resumed_step, step, has_used_up, outcome):
     session = SimpleNamespace(
         supervisor=SimpleNamespace(found=None),
         traffic=SimpleNamespace(has_stopped=has_used_up),
@@ -166,7 +166,7 @@ def test_what_earlier_lives_left_does_not_fill_the_disk(tmp_path):
 
 @pytest.fixture
 def full_disk():
-    """The kernel refuses to write more than 64 KiB to a file, as it does when a disk is full."""
+    """A disk on which the kernel refuses to write more than 64 KiB to a file, as it does when a disk is full."""
     before, handler = resource.getrlimit(resource.RLIMIT_FSIZE), signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (64 * 1024, before[1]))
     yield
@@ -217,7 +217,7 @@ def test_a_full_disk_costs_the_curves_only(tmp_path, full_disk):
 
 
 def test_every_third_useless_step_in_a_row_is_noticed():
-    """The donor that is asked then may have just gone: another one is asked later."""
+    """The donor that is asked then may have just gone; after another three drops another one is asked."""
     throughput = Throughput()
     assert [throughput.drop_all() for _ in range(2 * MAX_DROPPED + 2)].count(True) == 2
     throughput.note(8, 1.0)

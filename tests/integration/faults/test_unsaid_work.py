@@ -1,4 +1,4 @@
-"""A member does not say what it has computed, or gives something else; all others compute again what is said."""
+"""A member lists no work, or gives other gradients than it lists; all other peers recompute what is listed."""
 
 import os
 from dataclasses import dataclass, replace
@@ -24,13 +24,13 @@ RECIPE = replace(
 )
 HONEST = "abc"
 LEFT_OUT_AT, UPDATES = 14, 20
-"""Four updates without a list, eight in which that is said; two more, as not all have to be in the first rounds."""
+"""Last step of the liar, and of all. Four updates lack a list, eight report that, and two are spare."""
 UPDATES_OF_WORK = 12
-"""In each, three draw by lot whose whole gift they compare: in eight of them all miss the liar once in 10,000 times."""
+"""In each, three peers draw a peer to compare wholly. All miss the liar in eight of them once in 10,000 times."""
 
 
 class Seen(L.Callback):
-    """Who was in each update, by step."""
+    """Notes the members of each update, by step."""
 
     def __init__(self):
         self.groups: dict[int, set[str]] = {}
@@ -44,11 +44,11 @@ class Seen(L.Callback):
 
 @dataclass
 class Outcome:
-    """Of a peer.
+    """The result of a peer.
 
     Args:
-        groups: it was in, by step; those of an update that it has made alone are empty
-        checked: for each micro-batch of others that it has computed again, whether it was one before the last update
+        groups: members of its updates, by step; empty for an update that it has made alone
+        checked: for each micro-batch of other peers that it has recomputed, whether it was before the last update
     """
 
     peer_id: str
@@ -57,7 +57,7 @@ class Outcome:
 
 
 def member(name, initial_peers, line, folder, averaging="overlap", lie=None, updates=UPDATES):
-    """A peer that trains digits, and looks at another one in each update; what it prints goes to a file."""
+    """Run a peer that trains digits and checks another one in each update; it prints to a file."""
     output = os.open(folder / f"{name}.log", os.O_CREAT | os.O_WRONLY | os.O_APPEND)
     for number in (1, 2):
         os.dup2(output, number)
@@ -84,7 +84,7 @@ def member(name, initial_peers, line, folder, averaging="overlap", lie=None, upd
         return Outcome(str(dht.peer_id), seen.groups, checked)
 
 
-def test_who_does_not_say_what_it_has_computed_is_left_out_and_nobody_else(tmp_path):
+def test_only_the_member_that_does_not_list_its_work_is_left_out(tmp_path):
     with Peers(timeout_seconds=90) as peers:
         for name in HONEST:
             peers.start(name, member, tmp_path)
@@ -93,7 +93,7 @@ def test_who_does_not_say_what_it_has_computed_is_left_out_and_nobody_else(tmp_p
     for name, outcome in found.items():
         said = (tmp_path / f"{name}.log").read_text()
         assert f"mallory {Blame.NAMES_NO_WORK}" in said
-        assert said.count(Blame.NAMES_NO_WORK) == said.count("is left out"), "and nobody for anything else"
+        assert said.count(Blame.NAMES_NO_WORK) == said.count("is left out"), "no peer is left out for anything else"
         assert max(len(group) for step, group in outcome.groups.items() if step >= LEFT_OUT_AT) == 3
         assert 4 in map(len, outcome.groups.values())
         assert True in outcome.checked
@@ -101,8 +101,8 @@ def test_who_does_not_say_what_it_has_computed_is_left_out_and_nobody_else(tmp_p
 
 
 @pytest.mark.parametrize("codec", ["none", "fp16"])
-def test_who_gives_another_gradient_is_proven_guilty_and_nobody_else(tmp_path, codec):
-    """It turns its gradient around, which is as long as any other: no average is clipped by that."""
+def test_only_the_member_that_gives_another_gradient_is_proven_guilty(tmp_path, codec):
+    """The liar turns its gradient around. It stays as long as any other, so no average is clipped by that."""
     averaging, compared = f"sync-{codec}", partial(member, updates=UPDATES_OF_WORK)
     with Peers(timeout_seconds=90) as peers:
         for name in HONEST:
@@ -113,6 +113,6 @@ def test_who_gives_another_gradient_is_proven_guilty_and_nobody_else(tmp_path, c
     for name, outcome in found.items():
         said = (tmp_path / f"{name}.log").read_text()
         assert f"mallory {Blame.GAVE_OTHER_WORK}: it is left out for good" in said
-        assert said.count("is left out") == 1, "and nobody else"
+        assert said.count("is left out") == 1, "no other peer"
         assert 4 in map(len, outcome.groups.values())
         assert [*outcome.groups.values()][-1] <= honest, "the liar is not met any more"

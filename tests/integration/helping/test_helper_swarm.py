@@ -1,4 +1,4 @@
-"""A helper, which trains nothing, and those for whom it averages."""
+"""A helper, which trains nothing, and the peers for which it averages."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -32,15 +32,15 @@ TOGETHER = 5
 """Updates that all five have to make together."""
 VOLUNTEERS = "abcd"
 EXACT = Averaging.sync(robust="off")
-"""A weighted mean in float32: who reduces which numbers changes no bit of it."""
+"""A weighted mean in float32: which peer reduces which numbers changes no bit of it."""
 WHY_NO_ROUTER = why_not()
 
 
 def expected(plan: Plan, found: dict[str, Outcome]) -> Iterator[dict[str, torch.Tensor]]:
-    """The weights after each update, made in one process of the gradients that its members have sent.
+    """Yield the weights after each update, made in one process of the gradients that its members have sent.
 
-    These are the gradients of their samples at the weights before. Not to the last bit: a round that ended in vain has
-    divided and multiplied them. A peer that missed an update has dropped what it had computed before.
+    These are the gradients of their samples at the weights before, but not to the last bit: a failed round has divided
+    and multiplied them. A peer that missed an update has dropped what it had computed before.
     """
     samples, net = Samples(), plan.net()
     outcomes = {outcome.peer_id: outcome for outcome in found.values()}
@@ -65,7 +65,7 @@ def expected(plan: Plan, found: dict[str, Outcome]) -> Iterator[dict[str, torch.
 
 
 def gradient(vector: GradientVector, net: torch.nn.Module, samples: Samples, own: Update) -> torch.Tensor:
-    """The mean over the samples of one peer's part in an update."""
+    """Return the mean gradient over the samples of one peer's part in an update."""
     for batch in own.indices[-own.own_samples // MICRO_BATCH :]:
         vector.receive(len(batch))
         F.cross_entropy(net(samples.x[batch]), samples.y[batch]).backward()
@@ -79,31 +79,31 @@ NO_NEED = pytest.mark.skipif(WHY_NO_ROUTER is None, reason="those behind a route
 
 @pytest.mark.parametrize("client_mode", [pytest.param(True, marks=NO_NEED), False], ids=["client-mode", "open"])
 def test_a_helper_and_four_volunteers_hold_the_bits_of_one_process(client_mode):
-    """Whether the volunteers can be called or not: both are compared with the same arithmetic, bit by bit."""
+    """The volunteers can be called, or not; both cases are compared with the same arithmetic, bit by bit."""
     compare(helper, partial(train, client_mode=client_mode))
 
 
 @pytest.mark.skipif(WHY_NO_ROUTER is not None, reason=str(WHY_NO_ROUTER))
-def test_so_do_volunteers_who_are_all_behind_a_router():
-    """Its addresses are translated; nobody on the other side could call them."""
+def test_a_helper_and_volunteers_behind_a_router_hold_the_bits_of_one_process():
+    """The router translates addresses, so no peer on the other side could call the volunteers."""
     with home_behind_router() as home:
         first, volunteer = partial(helper, host=INTERNET_IP), partial(train, client_mode=True, host=HOME_IP)
         compare(partial(at, home.internet, first), partial(at, home.home, volunteer))
 
 
 def at(place: tuple[str, ...], part: Callable[..., Outcome], *arguments, **options) -> Outcome:
-    """A peer in another network."""
+    """Run a peer in another network."""
     enter(place)
     return part(*arguments, **options)
 
 
 def were_together(updates: list[Update]) -> bool:
-    """Often enough; all five have seen these updates, and so they stop at the same one."""
+    """Whether there were enough common updates; all five have seen these, so they stop at the same one."""
     return sum(update.num_peers == 5 for update in updates) >= TOGETHER
 
 
 def compare(first: Callable[..., Outcome], volunteer: Callable[..., Outcome]) -> None:
-    """A helper and four volunteers, with one process that makes the same updates."""
+    """Compare a helper and four volunteers with one process that makes the same updates."""
     plan, common = Plan(compute_seconds=0.02), {"averaging": EXACT, "stop": were_together}
     with Peers(timeout_seconds=120) as peers:
         peers.start("h", partial(first, **common), plan, TARGET)
@@ -122,7 +122,7 @@ def compare(first: Callable[..., Outcome], volunteer: Callable[..., Outcome]) ->
 
 @pytest.mark.parametrize("averaging", ["sync", "overlap-fp16", "local-fp16"])
 def test_a_helper_waits_without_computing_and_hands_over_to_the_next(averaging):
-    """Once before anybody is there, once after the only one who trained has left."""
+    """The helper waits twice: before the first volunteer comes, and after the only one has left."""
     plan = Plan(compute_seconds=0.02)
     with Peers(timeout_seconds=120) as peers:
         peers.start("h", partial(helper, max_steps=STEPS, averaging=averaging), plan, TARGET)
@@ -146,7 +146,7 @@ def has_made_three(updates: list) -> bool:
 
 
 def cores_used(processes: list[psutil.Process], seconds: float) -> float:
-    """By all of them together, on average."""
+    """Return the number of cores that all of them together use on average."""
     before = sum(sum(process.cpu_times()[:2]) for process in processes)
     time.sleep(seconds)
     return (sum(sum(process.cpu_times()[:2]) for process in processes) - before) / seconds

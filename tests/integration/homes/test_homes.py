@@ -1,4 +1,4 @@
-"""Homes: behind a router that opens a port, with IPv6 alone, and behind a router that helps nobody.
+"""Homes: behind a router that opens a port, with IPv6 alone, and behind a router that opens none.
 
 DHT processes of forked peers, in network namespaces with a real miniupnpd; nothing is trained.
 """
@@ -37,8 +37,8 @@ class Found:
     """What a volunteer's peer finds out.
 
     Args:
-        said: on its screen
-        addresses: that it announces
+        said: the text that it prints
+        addresses: the addresses that it announces
     """
 
     said: str
@@ -46,7 +46,7 @@ class Found:
 
 
 def out_there(_name, initial_peers, line, place, host, port):
-    """A server-mode peer on the internet, until it is told to end."""
+    """Run a server-mode peer on the internet until it is told to end."""
     enter(place)
     dht = start_dht(NetworkOptions(initial_peers, port=port))
     line.announce(next(address for address in visible_addresses(dht) if host in address))
@@ -55,7 +55,7 @@ def out_there(_name, initial_peers, line, place, host, port):
 
 
 def caller(_name, _initial_peers, line, place, address):
-    """Joins by one address alone, on which somebody has to be reached."""
+    """Join by one address alone, on which a peer has to answer."""
     enter(place)
     dht = start_dht(NetworkOptions((address,), client_mode=True))
     stop_dht(dht)
@@ -63,7 +63,7 @@ def caller(_name, _initial_peers, line, place, address):
 
 
 def volunteer(_name, initial_peers, line, place, ask_router):
-    """As `swarm join` begins, until it is told to end."""
+    """Begin as `swarm join` does, and run until the test ends it."""
     enter(place)
     found, network = measured(NetworkOptions(initial_peers, port=PORT), ask_router=ask_router)
     dht = start_dht(network)
@@ -73,7 +73,7 @@ def volunteer(_name, initial_peers, line, place, ask_router):
 
 
 def first(_name, _initial_peers, line, place):
-    """As `swarm start` begins: nobody is there to ask, but the router."""
+    """Begin as `swarm start` does: there is no peer to ask, but the router."""
     enter(place)
     found, network = measured(NetworkOptions(port=PORT), ask_router=True)
     dht = start_dht(network)

@@ -14,7 +14,7 @@ TOLERANCE = 2e-6  # absolute, of losses around 1 and weights below 1; as of peer
 
 
 def train_islands(names: str, plan: Plan, steps: int, target: int, **options):
-    """Returns the outcome of each first process, and what each process has computed."""
+    """Return the outcome of each first process, and what each process has computed."""
     with Peers() as peers:
         for name in names:
             start_island(peers, name, plan, target, min_peers=len(names), max_steps=steps, **options)
@@ -24,7 +24,7 @@ def train_islands(names: str, plan: Plan, steps: int, target: int, **options):
 
 
 def assert_one_state(computed: dict, names: str) -> None:
-    """The processes of an island have computed each micro-batch on the same bits, and on other samples."""
+    """Check that the processes of an island have computed each micro-batch on the same bits, and on other samples."""
     for name in names:
         first, second = computed[f"{name}0"], computed[f"{name}1"]
         assert [one.weights for one in first] == [one.weights for one in second]
@@ -48,7 +48,7 @@ def test_two_islands_equal_one_process_on_the_union_of_their_samples():
     assert [update.samples for update in updates] == [
         sum(len(batch) for batches in step for batch in batches) for step in contributions
     ]
-    # From the weights that the islands had: over 50 updates, one ReLU at its edge makes more of rounding.
+    # The replay starts from the islands' weights: over 50 updates, one ReLU at its edge would amplify rounding.
     expected = replay(plan, contributions, together=False, held=[update.weights for update in updates])
     differences = [difference_between(update, *own) for update, own in zip(updates, expected, strict=True)]
     print(f"losses: {max(loss for loss, _ in differences):.1e}, weights: {max(other for _, other in differences):.1e}")
@@ -58,7 +58,7 @@ def test_two_islands_equal_one_process_on_the_union_of_their_samples():
 
 
 def are_two_again(updates) -> bool:
-    """The last five were made by two peers, after one that was not, if this peer knows of one."""
+    """Whether two peers made the last five updates, after an update by one, if this peer knows of such."""
     return len(updates) >= 5 and all(update.num_peers == 2 for update in updates[-5:])
 
 
@@ -69,8 +69,10 @@ def test_the_others_wait_while_the_first_process_joins_for_long():
 
 
 def test_processes_that_share_one_model_and_a_plain_peer_hold_the_same_bits(tmp_path):
-    """After each of 50 updates, and in the optimizer's statistics after the last. Each update is that of one process on
-    the union of their samples, from the same weights: over 50 updates, one ReLU at its edge makes more of rounding."""
+    """They agree after each of 50 updates, and in the optimizer's statistics after the last.
+
+    Each update is that of one process on the union of their samples, from the same weights: over 50 updates, one ReLU
+    at its edge would amplify rounding."""
     steps, plan = 50, Plan(batch_norm=True)
     with Peers() as peers:
         peers.start("b", partial(train, min_peers=2, max_steps=steps), plan, 64)
@@ -96,7 +98,7 @@ def test_processes_that_share_one_model_and_a_plain_peer_hold_the_same_bits(tmp_
 
 
 def difference_between(update: Update, loss: float, weights: dict, norm: float) -> tuple[float, float]:
-    """Of the losses, and of the weights that it is largest in."""
+    """Return the difference of the losses, and the largest difference of weights."""
     shared = [name for name in weights if "num_batches_tracked" not in name]
     largest = max(float((update.weights[name] - weights[name]).abs().max()) for name in shared)
     return abs(update.loss - loss), largest

@@ -1,4 +1,4 @@
-"""Processes of an island that do not fit: one of them says why, and all end with status 2."""
+"""Processes of an island with options that do not fit: one of them says why, and all end with status 2."""
 
 import contextlib
 import io
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.timeout(120)
 
 
 def start(commands: list[list[str]]) -> tuple[int, str]:
-    """This process's exit status, and what it says on stderr."""
+    """Run this process; returns its exit status, and what it prints on stderr."""
     said = io.StringIO()
     with contextlib.redirect_stderr(said), contextlib.redirect_stdout(io.StringIO()):
         try:
@@ -32,7 +32,7 @@ def start(commands: list[list[str]]) -> tuple[int, str]:
 
 
 def refused(*commands: str) -> str:
-    """The one sentence that an island says whose processes are started like this."""
+    """Return the one sentence with which an island refuses these commands."""
     found = run_processes(len(commands), start, [command.split() for command in commands])
     assert [status for status, _ in found] == [2] * len(commands), found
     said = [line for _, text in found for line in text.splitlines() if line.startswith("error: ")]
@@ -66,13 +66,13 @@ def test_a_model_in_pieces_needs_a_micro_batch():
 
 
 def test_a_model_in_pieces_waits_for_each_average(tmp_path):
-    """Its processes learn from the first one how the run averages, and each of them could say that this does not do."""
+    """Its processes learn from the first one how the run averages, so each of them could report the same problem."""
     options = f"--inside fsdp --batch-size 8 --averaging overlap --output-dir {tmp_path} --public-name peer --port 0"
     assert "give --averaging sync" in refused(*[options] * 2)
 
 
 def train_in_pieces(optimizer: str) -> str:
-    """What this process says of an optimizer that is not elementwise; "exit 2" if it leaves that to another one."""
+    """Return the refusal of an optimizer that is not elementwise; "exit 2" if another process reports it."""
     task = Task(Plan())
     task.configure_optimizers = lambda: getattr(torch.optim, optimizer)(task.parameters())
     strategy = SwarmStrategy(64, "test", inside="fsdp")
@@ -103,7 +103,7 @@ def test_an_option_that_does_not_exist_is_refused_once():
 
 @pytest.fixture
 def environment(monkeypatch):
-    """Of the first of two processes."""
+    """The environment of the first of two processes."""
     for name, value in {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1"}.items():
         monkeypatch.setenv(name, value)
     return monkeypatch
@@ -145,7 +145,7 @@ def test_a_machine_with_several_gpus_is_offered_an_island(monkeypatch):
     assert command.endswith(" -m swarm join /ip4/203.0.113.5/tcp/31337/p2p/Qm")
 
 
-def test_one_process_has_nobody_to_share_its_model_with():
+def test_one_process_cannot_share_its_model():
     with pytest.raises(InputError, match="start several with torchrun"):
         launch.check_one_process(parse_options(["--inside", "fsdp"]))
 

@@ -1,4 +1,4 @@
-"""A peer whose processes share one model goes on from a checkpoint that it has written, as the program does."""
+"""A peer whose processes share one model resumes from a checkpoint that it has written, as the program does."""
 
 import shutil
 
@@ -14,7 +14,7 @@ pytestmark = pytest.mark.timeout(120)
 
 
 def run(arguments: list[str]) -> int:
-    """One process of an island; its exit status."""
+    """Run one process of an island; returns its exit status."""
     try:
         return main(arguments)
     except SystemExit as end:
@@ -22,7 +22,7 @@ def run(arguments: list[str]) -> int:
 
 
 def test_it_ends_at_the_same_weights_as_without_a_break(tmp_path):
-    """Alone, so that nothing but its own samples counts."""
+    """The peer is alone, so that nothing but its own samples counts."""
     whole, resumed = tmp_path / "whole", tmp_path / "resumed"
     options = "--recipe digits --target-batch-size 32 --batch-size 8 --max-steps 4 --checkpoint-every-steps 2"
     options = f"{options} --inside fsdp --run-id run --public-name peer --port 0".split()

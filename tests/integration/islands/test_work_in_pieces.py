@@ -1,4 +1,4 @@
-"""What processes that share one model note of their micro-batches, others compute again, and they that of others."""
+"""Processes that share one model list work that other peers recompute, and they recompute that of other peers."""
 
 import os
 from dataclasses import replace
@@ -23,7 +23,7 @@ SIZE, TURNS = 2, 3
 
 
 class Process(Trainer):
-    """One of an island that has no swarm."""
+    """One process of an island without a swarm."""
 
     def __init__(self, name: str):
         super().__init__(RECIPES[name], X)
@@ -38,7 +38,7 @@ class Process(Trainer):
         self.batches = iter(self.data.train_dataloader())
 
     def turn(self, begin_backward) -> tuple[int, torch.Tensor]:
-        """A micro-batch."""
+        """Compute a micro-batch; returns its number of samples and its loss."""
         batch = self.data.on_before_batch_transfer(next(self.batches), 0)
         samples = len(batch[1])
         self.replay.begin()
@@ -49,10 +49,10 @@ class Process(Trainer):
 
 
 class First(Process):
-    """The one that talks to the swarm.
+    """The process that talks to the swarm.
 
     Args:
-        loss: by which it computes micro-batches of others again; by default that of its own
+        loss: computes the loss of other peers' micro-batches; by default the loss of its own
     """
 
     def __init__(self, name: str, loss: Loss | None = None):
@@ -78,13 +78,13 @@ class First(Process):
         self.log.begin_backward()
 
     def holds(self, line: Line) -> bool | None:
-        """Whether a micro-batch of Y does."""
+        """Whether a micro-batch of peer Y holds."""
         self.log.check(Assignment(Y, line))
         return self.log.own(self.throughput.work, SIZE).verdict.holds
 
 
 def compute(name: str) -> None:
-    """All that the first process asks for."""
+    """Do all that the first process asks for."""
     one = Process(name)
     crew = ShardedCrew(one.channel, one.task, one.roots, one.optimizer, 64, 100)
     crew.check_work(one.replay, one.loss)
@@ -93,10 +93,10 @@ def compute(name: str) -> None:
 
 
 def work(name: str, lines: list[Line]):
-    """One process of two.
+    """Run one process of two.
 
-    Returns what the first one has: its kind of device, its list as it travels and that list's samples, what it finds in
-    these lines of Y, whether its sums are what they were before it looked, and what it gives at the places of its list.
+    Returns from the first process: its kind of device, its encoded list and the list's samples, its findings on these
+    lines of Y, whether its sums are unchanged by the checks, and the numbers that it gives at the places of its list.
     """
     if os.environ["RANK"] != "0":
         return compute(name)
@@ -114,9 +114,9 @@ def work(name: str, lines: list[Line]):
 
 
 def is_lost(name: str, line: Line) -> bool:
-    """One process of two, of which the first one fails while it computes a micro-batch of Y again.
+    """Run one process of two, of which the first fails while it recomputes a micro-batch of Y.
 
-    Returns whether it learns that its island cannot go on.
+    Returns whether this process learns that its island cannot go on.
     """
     try:
         if os.environ["RANK"] == "0":
@@ -129,7 +129,7 @@ def is_lost(name: str, line: Line) -> bool:
 
 
 def fail_at(name: str, line: Line) -> None:
-    """The first process, which has no memory left when the others have computed as far as it has."""
+    """Run the first process, which runs out of memory when the others have computed as far as it has."""
 
     def fail(batch):
         one.loss(batch)
@@ -162,7 +162,7 @@ def test_work_on_pieces_is_computed_again_by_others_and_they_look_at_that_of_oth
     torch.testing.assert_close(torch.tensor(given), said, rtol=1e-4, atol=1e-6)
 
 
-def test_who_fails_while_the_others_compute_along_ends_its_island():
+def test_a_process_that_fails_in_a_shared_computation_ends_its_island():
     """They wait for the rest of it."""
     other = Trainer(RECIPES["drop path"], Y)
     other.compute()

@@ -1,4 +1,4 @@
-"""Ledgers travel over real p2pd, also that of a peer that nobody can dial."""
+"""Ledgers travel over real p2pd, also that of a peer that cannot be called."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Node:
     """A peer without its training.
 
     Args:
-        folder: its identity and its ledger
+        folder: where its identity and its ledger are
         name: of both
     """
 
@@ -41,7 +41,7 @@ class Node:
         Ledger(self.ledger, RUN, PROTOCOL, OwnedRecords(read_key(self.key)), name).begin()
 
     async def start(self, initial_peers=(), **options) -> P2P:
-        """Answer as a peer does whom others can call, or cannot."""
+        """Answer as a server-mode peer does, or as a client-mode peer with `no_listen`."""
         p2p = await P2P.create(initial_peers=initial_peers, identity_path=str(self.key), **options)
         server = LedgerServer(
             self.ledger, limits_of(p2p).knows, lambda peer, request: caller_of(p2p, peer, RUN)(request)

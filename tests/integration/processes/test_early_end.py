@@ -1,4 +1,4 @@
-"""What is left of a peer that leaves before it has the swarm's weights."""
+"""What remains of a peer that leaves before it has the swarm's weights."""
 
 import pytest
 
@@ -11,7 +11,7 @@ SILENT = "tests.helpers.programs.silent_donor"
 
 @pytest.fixture(scope="module")
 def left_early(tmp_path_factory):
-    """By its time limit, while the only donor sends nothing."""
+    """A peer that its time limit has ended, while the only donor sends nothing."""
     output_dir = tmp_path_factory.mktemp("early")
     options = ["--run-id", "early", "--total-steps", "100000", "--validate-every-steps", "100000", *TINY]
     with reaping() as programs:

@@ -1,6 +1,6 @@
-"""Run folders as the program wrote them at commit 0b5b6ec: a peer goes on from them, and their weights can be exported.
+"""Run folders as an early version wrote them: a peer goes on from them, and their weights can be exported.
 
-Each is of a ViT of one block, which made 8 of 40 updates with digits; only its last checkpoint is kept here.
+Each is of a ViT of one block, which made 8 of 40 updates with digits. Only its last checkpoint is kept here.
 """
 
 import shutil
@@ -30,7 +30,7 @@ def test_a_peer_goes_on_from_an_early_run(folder):
     options = f"--resume --output-dir {folder.path.parent.parent} --max-steps 10 --device cpu --batch-size 32"
     assert run_processes(1, main, [*options.split(), "--host-maddrs", "/ip4/127.0.0.1/tcp/0"]) == [0]
     steps = [line["step"] for line in read_metrics(folder.metrics) if "train/loss" in line]
-    assert steps == [*range(1, 11)], "what it wrote then, and two more updates"
+    assert steps == [*range(1, 11)], "the updates of the early version, and two more"
     last = torch.load(folder.checkpoints / "last.ckpt", weights_only=False)
     assert last["global_step"] == 10
     assert {int(moments["step"]) for moments in last["optimizer_states"][0]["state"].values()} == {10}

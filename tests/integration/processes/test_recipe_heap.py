@@ -1,4 +1,4 @@
-"""What a process does with memory that is free again, told by the pages that the kernel has to clear for it."""
+"""How a process treats freed memory, measured by the pages that the kernel has to clear for it."""
 
 import subprocess
 import sys
@@ -25,7 +25,7 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 
 
 def page_faults(option: str) -> int:
-    """Of the last of ten micro-batches with 40 MB of activations: 10,240 pages."""
+    """Return the page faults of the last of ten micro-batches with 40 MB of activations: 10,240 pages."""
     return int(subprocess.run([sys.executable, "-c", MICRO_BATCHES, option], capture_output=True, check=True).stdout)
 
 

@@ -1,4 +1,4 @@
-"""What was typed is known to the program that takes the place of a peer."""
+"""A passphrase that was typed is known to the program that replaces a peer."""
 
 import subprocess
 import sys
@@ -19,7 +19,7 @@ else:
 
 
 def test_what_was_typed_is_known_to_the_program_that_takes_the_place_of_this_one():
-    """A peer that starts itself again at night finds nobody who types."""
+    """A peer that starts itself again at night finds no person to type it."""
     program = [sys.executable, "-c", REPLACED]
     said = subprocess.run(program, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=True).stdout
     assert said.strip() == ascii("typed \udcff ü") + " False"

@@ -32,13 +32,13 @@ ROUNDS = 4
 
 
 def weighted_mean(names: str, size: int, step: int) -> np.ndarray:
-    """The average in float64."""
+    """Return the average in float64."""
     vectors, weights = zip(*(contribution(name, size, step) for name in names), strict=True)
     return np.average([vector.double().numpy() for vector in vectors], axis=0, weights=weights)
 
 
 def average(name, initial_peers, line, sizes, rounds, client_mode=False):
-    """A peer that averages `rounds` vectors of each size. Returns {size: [(average, report), ...]}."""
+    """Run a peer that averages `rounds` vectors of each size. Returns {size: [(average, report), ...]}."""
     with running_dht(initial_peers, line, client_mode=client_mode) as dht:
         averagers = {
             size: SwarmAverager(dht, options_for(torch.zeros(size), f"run-{size}"), lambda: ({}, [])) for size in sizes
@@ -64,7 +64,7 @@ def run_average(names: str, sizes, rounds, client_modes=()) -> dict:
 
 
 def check(found: dict, names: str, size: int) -> None:
-    """All rounds gave everybody the same bits, which are the weighted mean, from all parts."""
+    """Check that all rounds gave all peers the same bits, which are the weighted mean, from all parts."""
     for step, outcomes in enumerate(zip(*(found[name][size] for name in names), strict=True)):
         vectors = [vector for vector, _ in outcomes]
         assert all(torch.equal(vector, vectors[0]) for vector in vectors)
@@ -120,14 +120,14 @@ def test_a_peer_that_gives_little_of_its_line_is_waited_for():
         assert report.exchange_seconds > 1.0, "800 kB at 500 kB/s; the last part waits for the one before it only"
 
 
-def test_half_precision_gives_everybody_the_same_bits():
+def test_half_precision_gives_all_peers_the_same_bits():
     vectors = {name: contribution(name, 50_000, 0) for name in "abc"}
     found = run_one_round({name: (vector, samples, False, "fp16") for name, (vector, samples) in vectors.items()})
     averages = [average for average, _ in found.values()]
     assert all(report.complete for _, report in found.values())
     assert torch.equal(averages[0], averages[1])
     assert torch.equal(averages[0], averages[2])
-    assert torch.equal(averages[0], averages[0].half().float()), "what travels is what everybody has"
+    assert torch.equal(averages[0], averages[0].half().float()), "all peers hold the numbers that were sent"
     # each contribution is rounded to 11 bits, and so is the average; below 6e-5 steps have a fixed size
     exact = torch.from_numpy(weighted_mean("abc", 50_000, 0)).float()
     largest = torch.stack([vector.abs() for vector, _ in vectors.values()]).max(0).values
@@ -136,7 +136,7 @@ def test_half_precision_gives_everybody_the_same_bits():
 
 
 def repeat(name, initial_peers, line, vector, samples, codec, rounds, max_upload_mbps=math.inf):
-    """A peer that brings the same vector to every round. Returns (all averages, reports)."""
+    """Run a peer that brings the same vector to every round. Returns (all averages, reports)."""
     with running_dht(initial_peers, line) as dht:
         averager = averager_for(vector, dht, codec, line=LineUse(max_upload_mbps))
         members = meet_everyone(line, dht)
@@ -154,7 +154,7 @@ def test_a_slow_line_reduces_less_from_round_to_round():
     contributions = {name: (vector, samples, "none", 3) for name, (vector, samples) in vectors.items()}
     found = run_one_round(contributions | {"c": (*contributions["c"], 2.5)}, repeat)
     assert all(torch.equal(found["a"][0], other) for other, _ in found.values()), "the same bits everywhere"
-    assert all(torch.equal(average, found["a"][0][0]) for average in found["a"][0]), "whoever reduces which part"
+    assert all(torch.equal(average, found["a"][0][0]) for average in found["a"][0]), "whichever peer reduces which part"
     slow = found["c"][1]
     assert slow[0].share == pytest.approx(1 / 3)
     assert slow[-1].share < slow[0].share / 2, "a tenth, or more on a busy machine, where all lines are slow"
@@ -177,7 +177,7 @@ def test_what_rounding_leaves_out_comes_with_the_next_round(codec, share, size):
     reports = [report for _, all_of_one in found.values() for report in all_of_one]
     assert all(report.complete for report in reports)
     # A peer sends two thirds of its vector, and its third of the average to two others; and messages have heads. Thirds
-    # are whole parts, so who has one part more is drawn anew for each round: only the sum is the same every time.
+    # are whole parts, and each round draws anew which peer has one part more: only the sum is the same every time.
     sent = sum(report.bytes_sent for report in reports)
     assert sent == pytest.approx(len(reports) * share * 4 * size * 4 / 3, rel=0.01)
     assert sent == sum(report.bytes_received for report in reports)
@@ -188,7 +188,7 @@ def test_what_rounding_leaves_out_comes_with_the_next_round(codec, share, size):
 
 
 def want_back(name, initial_peers, line):
-    """Two rounds of step 7, in which all want to go back to step 5, and one of step 8. Returns what comes of each."""
+    """Two rounds of step 7, in which all want to go back to step 5, and one of step 8. Returns the result of each."""
     with running_dht(initial_peers, line) as dht:
         averager = averager_for(torch.zeros(1000), dht, "int8")
         members, found = meet_everyone(line, dht), []
@@ -224,7 +224,7 @@ def test_a_group_that_goes_back_averages_nothing_and_meets_again():
         assert difference.abs().max() < 0.3, "int8 rounds numbers of up to 30"
 
 
-def test_two_passes_of_low_rank_give_everybody_the_same_bits_and_few_bytes():
+def test_two_passes_of_low_rank_give_all_peers_the_same_bits_and_few_bytes():
     vectors = {name: contribution(name, 50_000, 0) for name in "abc"}
     found = run_one_round({name: (vector, n, "powersgd", 10) for name, (vector, n) in vectors.items()}, repeat)
     averages = found["a"][0].double()
@@ -235,4 +235,4 @@ def test_two_passes_of_low_rank_give_everybody_the_same_bits_and_few_bytes():
     assert torch.linalg.matrix_rank(averages[0].view(200, 250), rtol=1e-4) == 4
     exact = torch.from_numpy(weighted_mean("abc", 50_000, 0))
     one, ten = (averages[0] - exact).norm(), (averages.mean(0) - exact).norm()
-    assert ten < 0.9 * one, "what the first round left out comes with the next ones"
+    assert ten < 0.9 * one, "the numbers that the first round left out come with the next ones"

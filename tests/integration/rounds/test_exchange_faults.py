@@ -1,4 +1,4 @@
-"""Averaging between real processes on loopback when somebody does not do what the others expect."""
+"""Averaging between real processes on loopback when a peer does not do what the other peers expect."""
 
 import asyncio
 from collections import Counter
@@ -36,7 +36,7 @@ pytestmark = pytest.mark.timeout(180)
 
 
 def one_round_after_a_failed_knock(*arguments):
-    """The same, but the first time that this peer knocks at a leader's door, nobody hears it."""
+    """`one_round` of a peer whose first join request no leader hears."""
     knocks, follow = [], Knocker.follow
 
     async def follow_later(self, *rest):
@@ -48,7 +48,7 @@ def one_round_after_a_failed_knock(*arguments):
 
 
 def one_round_with_calls_that_fail(*arguments):
-    """The same, but at first p2pd does not call anybody: it could not reach them just now."""
+    """`one_round` of a peer whose p2pd fails at first to dial the other peers."""
     init, calls = AllReduce.__init__, Counter()
 
     def init_unlucky(self, *, stub_of, **arguments):
@@ -65,7 +65,7 @@ def one_round_with_calls_that_fail(*arguments):
 
 
 def send_slowly_in(step: int, seconds: float) -> None:
-    """From now on this peer waits for so long after each part in the round of that step, and lives."""
+    """Make this peer wait for so long after each part in the round of that step, while it lives."""
     send = AllReduce.inputs_for
 
     async def send_and_wait(self, reducer):
@@ -78,14 +78,14 @@ def send_slowly_in(step: int, seconds: float) -> None:
 
 
 HURRIED = shorter(2, silence_seconds=DEFAULT_TIMEOUTS.silence_seconds)
-"""Of who has nothing to do but wait for the end of a round."""
+"""Timeouts of peers that only wait for the end of a round."""
 
 
 def one_round_within(name, initial_peers, line, vector, seconds, stops):
-    """The first round of all, so that nobody knows what is usual. Returns (peer id, who kept it waiting)."""
+    """Run the first round of all, without known durations. Returns (peer id, the peers that kept it waiting)."""
     if stops:
         send_slowly_in(7, 2 * HURRIED.late_seconds)  # each part comes before the stream would count as broken
-        seconds += 2 * HURRIED.late_seconds  # else the others might hear of its end before theirs
+        seconds += 2 * HURRIED.late_seconds  # else the other peers might hear of its end before theirs
     with running_dht(initial_peers, line) as dht:
         averager = averager_for(vector, dht, "none", HURRIED)
         members = meet_everyone(line, dht)
@@ -99,7 +99,7 @@ def one_round_within(name, initial_peers, line, vector, seconds, stops):
 
 
 def two_rounds(name, initial_peers, line, vector, samples, stops):
-    """Two rounds; in the second, this peer stops to send after its first part if it `stops`, but lives."""
+    """Run two rounds. A peer that `stops` sends nothing after its first part in the second, but lives."""
     if stops:
         send_slowly_in(1, 3 * DEFAULT_TIMEOUTS.late_seconds)
     with running_dht(initial_peers, line) as dht:
@@ -118,21 +118,21 @@ NUM_ROUNDS = 4
 
 
 def rounds_of_all(name, initial_peers, line, vector):
-    """Rounds, each with everybody. Returns (peer id, how each of them ended)."""
+    """Run rounds, each with all peers. Returns (peer id, the outcome of each)."""
     with running_dht(initial_peers, line) as dht:
         averager = averager_for(vector, dht, "none")
         members, outcomes = meet_everyone(line, dht), []
         for step in range(NUM_ROUNDS):
             try:
                 outcomes.append(run_round(averager, members, vector, 10, step, patience_seconds=4.0))
-            except (RoundFailed, Behind) as error:  # the second: the others have met without this peer
+            except (RoundFailed, Behind) as error:  # Behind: the other peers have met without this peer
                 outcomes.append(error)
         say_goodbye(line, averager)
         return dht.peer_id, outcomes
 
 
 def rounds_with_short_averages(*arguments):
-    """The same, but an average of this peer's share has one number less than was given."""
+    """`rounds_of_all` of a peer whose averages have one number less than it was given."""
     encode = AllReduce.encode_average
 
     def cut(self, part_index, average):
@@ -143,7 +143,7 @@ def rounds_with_short_averages(*arguments):
 
 
 def one_round_with_two_streams(*arguments):
-    """The same, but this peer wants to send its part of the first reducer's share a second time."""
+    """`one_round` of a peer that tries to send its part of the first reducer's share a second time."""
     send, answers = AllReduce.inputs_for, []
 
     async def send_twice(self, reducer):
@@ -151,7 +151,7 @@ def one_round_with_two_streams(*arguments):
             yield message
             if not answers:
                 while self.awaited_average(reducer) == 0:
-                    await asyncio.sleep(0.01)  # until the first has arrived, and others have not
+                    await asyncio.sleep(0.01)  # until the first part has arrived, and others have not
                 stream = await self.stub_of(reducer).rpc_aggregate_part(
                     as_aiter(AveragingData(code=PART_FOR_AVERAGING, group_id=self.group.group_id))
                 )
@@ -163,7 +163,7 @@ def one_round_with_two_streams(*arguments):
     return one_round(*arguments)
 
 
-def test_a_knock_that_nobody_heard_does_not_divide_the_swarm():
+def test_an_unheard_join_request_does_not_divide_the_swarm():
     vectors = {name: (torch.full((5000,), value), 10) for name, value in zip("abc", (1.0, 4.0, 7.0), strict=True)}
     found = run_one_round(vectors, one_round_after_a_failed_knock)
     for vector, report in found.values():
@@ -190,14 +190,14 @@ def test_a_round_is_whole_and_all_count_once(odd_one, size):
         assert torch.equal(vector, torch.full((size,), 4.0))
 
 
-def test_who_has_been_in_time_and_is_late_is_given_up_though_it_lives():
+def test_a_peer_that_becomes_late_is_dropped_though_it_lives():
     vectors = {name: torch.full((200_000,), value) for name, value in zip("abc", (1.0, 4.0, 7.0), strict=True)}
     found = run_one_round({name: (vector, 10, name == "c") for name, vector in vectors.items()}, two_rounds)
     late, contribution, (_, outcome) = found["c"]
     assert isinstance(outcome, RoundFailed), "they hear of it at once"
     assert torch.equal(contribution, vectors["c"])
     assert torch.equal(found["a"][1], found["b"][1])
-    assert found["a"][1].unique().tolist() == [2.5, 4.0], "the mean of all, and of the two who sent everything"
+    assert found["a"][1].unique().tolist() == [2.5, 4.0], "the mean of all, and of the two that sent everything"
     for name in "ab":
         _, _, (first, second) = found[name]
         assert first.complete
@@ -207,12 +207,12 @@ def test_who_has_been_in_time_and_is_late_is_given_up_though_it_lives():
 
 
 @pytest.mark.parametrize(("names", "late"), [("abc", "c"), ("ab", "b")])
-def test_a_round_that_takes_too_long_names_those_who_kept_it_waiting(names, late):
-    """The next one can do without them."""
+def test_a_round_that_takes_too_long_names_the_late_peers(names, late):
+    """The next round can do without them."""
     vector, seconds = torch.full((200_000,), 1.0), (PATIENCE_SECONDS + 2 * DEFAULT_TIMEOUTS.late_seconds) / 2
     found = run_one_round({name: (vector, seconds, name == late) for name in names}, one_round_within)
     peer_id, _ = found.pop(late)
-    assert frozenset([peer_id]) in [named for _, named in found.values()], "who ends second may miss the first one, too"
+    assert frozenset([peer_id]) in [named for _, named in found.values()], "the second to end may miss the first, too"
 
 
 def test_a_sender_of_nan_is_left_out():
@@ -223,7 +223,7 @@ def test_a_sender_of_nan_is_left_out():
     )
     (one, report), (other, other_report) = found["a"], found["b"]
     assert torch.equal(one, other)
-    assert one[0] == one[-1] == 3.0  # the parts with NaN are the mean of the others
+    assert one[0] == one[-1] == 3.0  # the parts with NaN are the mean of the other peers
     assert torch.isfinite(one).all()
     assert not report.complete
     assert not other_report.complete
@@ -233,8 +233,9 @@ def test_a_sender_of_nan_is_left_out():
 
 
 def test_a_reducer_of_averages_that_cannot_be_is_named_and_not_met_again():
-    """It has spoilt at most three rounds, was named for that, and the others have met without it. Numbers that are not
-    finite, or will not be: `tests/e2e/attacks/test_members.py`."""
+    """It has spoilt at most three rounds and was named, and the other peers have met without it.
+
+    Numbers that are not finite, or will not be, are in `tests/e2e/attacks/test_members.py`."""
     with Peers(timeout_seconds=120) as peers:
         for name in "abc":
             function = rounds_with_short_averages if name == "c" else rounds_of_all
@@ -248,7 +249,7 @@ def test_a_reducer_of_averages_that_cannot_be_is_named_and_not_met_again():
         assert len(failed) <= NUM_ROUNDS - 1
         blamed = [outcome.blamed for outcome in outcomes if getattr(outcome, "blamed", None)]
         assert blamed, "it was named"
-        assert {liar} == {peer for named in blamed for peer in named}, "and nobody else"
+        assert {liar} == {peer for named in blamed for peer in named}, "no other peer"
         assert {said for named in blamed for said in named.values()} == {Blame.SENT_A_BAD_AVERAGE}
         last = outcomes[-1]
         assert isinstance(last, RoundReport), last

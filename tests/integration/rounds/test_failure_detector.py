@@ -1,4 +1,4 @@
-"""Who is there is waited for, however long it takes; who is not is given up."""
+"""A peer that answers is waited for, however long it takes; a peer that does not is dropped."""
 
 import asyncio
 from dataclasses import replace
@@ -21,7 +21,7 @@ IN_A_HURRY = replace(DEFAULT_TIMEOUTS, look_seconds=0.05, first_silence_seconds=
 
 
 class FailureDetector(detector.FailureDetector):
-    """Hears the question and says nothing, as a frozen process."""
+    """Receives the question and never answers, as a frozen process does."""
 
     async def answer(self) -> None:
         self.rpc_here = lambda request, context: asyncio.Event().wait()
@@ -29,7 +29,7 @@ class FailureDetector(detector.FailureDetector):
 
 
 async def two(answering: type, timeouts: Timeouts = IN_A_HURRY) -> tuple[detector.FailureDetector, P2P, P2P]:
-    """One that asks, and the network of both; the other one answers as the given class does."""
+    """Return a detector of one peer, and the network of both; the other peer answers as the given class does."""
     here = await P2P.create(host_maddrs=["/ip4/127.0.0.1/tcp/0"])
     there = await P2P.create(
         host_maddrs=["/ip4/127.0.0.1/tcp/0"], initial_peers=await here.get_visible_maddrs(), dht_mode="server"
@@ -49,7 +49,7 @@ async def watch(answering: type, happens, timeouts: Timeouts = IN_A_HURRY) -> No
         await there.shutdown()
 
 
-def test_who_answers_is_there_and_who_was_killed_is_not():
+def test_a_peer_that_answers_is_kept_and_a_killed_one_is_lost():
     async def killed(_, lost, there):
         await asyncio.wait([lost], timeout=2)
         assert not lost.done(), "it has answered for two seconds"
@@ -58,7 +58,7 @@ def test_who_answers_is_there_and_who_was_killed_is_not():
     asyncio.run(watch(detector.FailureDetector, killed))
 
 
-def test_who_is_silent_is_there_as_long_as_it_sends():
+def test_a_peer_that_does_not_answer_is_kept_as_long_as_it_sends():
     timeouts = replace(IN_A_HURRY, doubt_seconds=0.5, silence_seconds=3.0, first_silence_seconds=3.0)
 
     async def sends(asking, lost, there):
@@ -70,7 +70,7 @@ def test_who_is_silent_is_there_as_long_as_it_sends():
     asyncio.run(watch(FailureDetector, sends, timeouts))
 
 
-def test_who_cannot_be_called_is_not_lost_by_that():
+def test_a_client_mode_peer_is_not_lost_for_want_of_answers():
     async def main():
         asking, here, there = await two(detector.FailureDetector)
         await there.shutdown()
@@ -94,7 +94,7 @@ def test_patience_is_learnt():
 
 
 def rounds(name, initial_peers, line, fault, client_mode):
-    """Rounds until two meet without the third. Returns ([(the vector's values, how many met), ...], all lost, c)."""
+    """Run rounds until two meet without the third. Returns ([(the vector's values, how many met), ...], lost, c)."""
     with running_dht(initial_peers, line, client_mode=client_mode) as dht:
         vector = torch.full((SIZE,), float(ord(name)))
         faults.plan(fault)
@@ -109,7 +109,7 @@ def rounds(name, initial_peers, line, fault, client_mode):
                 lost |= report.lost
             except RoundFailed as error:
                 lost |= error.lost
-            except Behind as error:  # the others, on a busy machine, took this one for lost before it was
+            except Behind as error:  # on a busy machine the others have dropped this peer too early
                 seen += [(set(), 2)] * (error.args[0] - len(seen))
                 continue
             seen.append((set(averager.vector.tolist()), num_met))
@@ -118,7 +118,7 @@ def rounds(name, initial_peers, line, fault, client_mode):
 
 
 def two_rounds(name, initial_peers, line, fault):
-    """Two rounds of peers whose seniority is in the order of their names. Returns the seconds of each meeting."""
+    """Run two rounds of peers whose seniority is in the order of their names. Returns the seconds of each meeting."""
     with running_dht(initial_peers, line) as dht:
         faults.plan(fault)
         vector = torch.zeros(SIZE)
@@ -132,13 +132,13 @@ def two_rounds(name, initial_peers, line, fault):
         return [report.meeting_seconds for report in reports]
 
 
-def test_two_seniors_who_are_silent_are_given_up():
-    """Together, as `test_silent_seniors.py` says in virtual time."""
+def test_two_silent_seniors_are_dropped():
+    """Both are dropped together, as `test_silent_seniors.py` shows in virtual time."""
     with Peers(timeout_seconds=90) as peers:
         for name in "abc":
             peers.start(name, two_rounds, "" if name == "c" else "freeze meeting 1")
         introduce(peers)
-        peers["a"].killed = peers["b"].killed = True  # or the like: they say nothing more
+        peers["a"].killed = peers["b"].killed = True  # as good as killed: they send nothing more
         assert peers.message("c") == [3, 1]
         peers["c"].tell("go on")
         _, seconds = peers.results()["c"]
@@ -146,10 +146,10 @@ def test_two_seniors_who_are_silent_are_given_up():
 
 
 @pytest.mark.parametrize("client_mode", [True, False], ids=["a sender", "a reducer"])
-def test_who_freezes_in_an_exchange_is_given_up(client_mode):
-    """Without a pulse nobody would be lost: a round without the parts of one would be all that is seen.
+def test_a_peer_that_freezes_in_an_exchange_is_dropped(client_mode):
+    """Without a pulse no peer would be lost: a round would only lack the parts of one.
 
-    The first of the two who gives it up sends the other one what that one waits for; so not both need to lose it.
+    The first of the two that drops it sends the other one what that one waits for, so not both need to lose it.
     """
     with Peers(timeout_seconds=90) as peers:
         for name in "abc":
@@ -157,7 +157,7 @@ def test_who_freezes_in_an_exchange_is_given_up(client_mode):
             peers.start(name, rounds, fault, client_mode and name == "c")
         introduce(peers)
         assert [peers.message(name) for name in "ab"] == ["done", "done"]
-        peers["c"].killed = True  # or the like: it says nothing more
+        peers["c"].killed = True  # as good as killed: it sends nothing more
         for name in "ab":
             peers[name].tell("go on")
         found = peers.results()

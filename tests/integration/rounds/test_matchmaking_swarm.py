@@ -1,4 +1,4 @@
-"""Peers meet although the one who should lead them does not come, and although one of them boasts."""
+"""Peers meet although their leader does not come, and although one of them claims too many samples."""
 
 import multiprocessing
 import time
@@ -21,10 +21,10 @@ PATIENCE_SECONDS, TIMEOUT_SECONDS = 6.0, 60.0
 
 
 def take_part(name, initial_peers, line, comes: bool, waits_seconds: float = 0.0, size: int = 1000, rounds: int = 1):
-    """So many rounds with everybody.
+    """Run so many rounds with all peers.
 
     Returns:
-        how often somebody knocked at this peer's door; who was in its largest group, or who refused it
+        how many join requests this peer has got; the members of its largest group, or the leader that refused it
     """
     knocks, serve, to_bytes = multiprocessing.Value("i", 0), Lobby.serve, Ticket.to_bytes
 
@@ -34,7 +34,7 @@ def take_part(name, initial_peers, line, comes: bool, waits_seconds: float = 0.0
             yield reply
 
     def slowly(ticket):
-        """As on a busy machine: between what a peer decides and what it does, some time passes."""
+        """Delay the request, as a busy machine does between a peer's decision and its action."""
         time.sleep(0.05)
         return to_bytes(ticket)
 
@@ -64,7 +64,7 @@ def take_part(name, initial_peers, line, comes: bool, waits_seconds: float = 0.0
 
 
 def meet(arguments: dict) -> tuple[dict, dict]:
-    """What the peers return, and their ids."""
+    """Return what the peers return, and their ids."""
     with Peers(timeout_seconds=80) as peers:
         for name, of_peer in arguments.items():
             peers.start(name, take_part, *of_peer)
@@ -83,20 +83,21 @@ def meet(arguments: dict) -> tuple[dict, dict]:
     ids=["the senior gives up first", "the junior gives up first"],
 )
 def test_a_leader_whose_trainer_does_not_come_is_followed_once(first):
-    """Its averaging process lets everybody in and says nothing, as when a disk or a GPU holds the trainer up; or it
-    is a liar, and would do so at every step."""
+    """Its averaging process admits every joiner and sends nothing, as when a disk or a GPU holds the trainer up.
+
+    A liar could do the same at every step."""
     found, ids = meet({"a": (False,), "b": (True, first, 1000, 2), "c": (True, 0.5 - first, 1000, 2)})
     assert found["b"][1] == found["c"][1] == {ids["b"], ids["c"]}
     assert found["a"][0] == 2, "once each, and not again at the next step"
 
 
-def test_who_averages_another_model_is_told_so():
+def test_a_joiner_with_another_model_is_told_so():
     found, ids = meet({"a": (False, 0.0, 2000), "b": (True,)})
     assert found["b"][1] == {ids["a"]}
 
 
 def average(name, initial_peers, line, number: float, samples: int) -> float:
-    """What a number becomes in a round of two updates of 64 samples at most."""
+    """Return what a number becomes in a round of two updates of 64 samples at most."""
     with running_dht(initial_peers, line) as dht:
         options = options_for(torch.zeros(1000), "boast", target=BatchTarget(64))
         vector = options.vector.fill_(number)
@@ -113,7 +114,7 @@ def average(name, initial_peers, line, number: float, samples: int) -> float:
         return vector[0].item()
 
 
-def test_who_says_that_it_has_computed_without_end_does_not_replace_the_others_gradients():
+def test_a_claim_of_endless_samples_does_not_replace_other_peers_gradients():
     with Peers(timeout_seconds=80) as peers:
         peers.start("modest", average, 0.0, 64)
         peers.start("boaster", average, 3.0, MAX_SAMPLES)

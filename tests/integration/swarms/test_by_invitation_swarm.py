@@ -1,4 +1,4 @@
-"""A run by invitation: its members train with each other and nobody else. What others get: `tests/e2e/attacks`."""
+"""A run by invitation: its members train with each other only. What strangers get: `tests/e2e/attacks`."""
 
 import time
 from collections import defaultdict
@@ -35,7 +35,7 @@ TARGET, NAMESPACE = 32, "closed"
 
 
 class RemovesInRound(L.Callback):
-    """Hands out a list of removed members at the moment when a round of all three begins; nobody else ever does.
+    """Pushes a list of removed members when a round of all three begins; no other code ever does.
 
     Args:
         signed: the list; empty if this peer only counts its rounds
@@ -44,10 +44,10 @@ class RemovesInRound(L.Callback):
     def __init__(self, dht, signed: bytes, record: Record):
         self._dht, self._signed, self._record = dht, signed, record
         self._rounds = defaultdict[int, list[Future]](list)
-        """By step."""
+        """Rounds by step."""
         self.removed_at: float | None = None
         self.step = -1
-        """Of the round that was under way then."""
+        """Step of the round that was under way then."""
 
     def on_train_start(self, trainer, pl_module):
         averager = trainer.strategy.coordinator.averager
@@ -66,7 +66,7 @@ class RemovesInRound(L.Callback):
 
     @property
     def rounds(self) -> int:
-        """Of that step, without those that too few samples came to: more than one, if a round was in vain."""
+        """Rounds of that step with enough samples; more than one if a round failed."""
         return sum(not _is_short(future) for future in self._rounds[self.step])
 
 
@@ -86,10 +86,10 @@ def train(
     compute_seconds=0.02,
     removes=b"",
 ):
-    """A peer; without a serial number it has no certificate. It tells when it is removed, and then leaves.
+    """Run a peer. Without a serial number it has no certificate. A removed peer leaves, and returns the sentence.
 
     Args:
-        removes: list that it hands out itself, in the middle of a round
+        removes: list that it pushes itself, in the middle of a round
     """
     with running_dht(initial_peers, line) as dht:
         admission = OPEN if serial is None else admission_of(key, dht.peer_id, serial)
@@ -143,7 +143,7 @@ def test_members_train_together_and_an_outsider_does_not(key):
 
 
 def test_a_forged_certificate_opens_nothing(key):
-    """Somebody makes up an organiser's key of her own for the same run."""
+    """A stranger makes up an organiser's key for the same run."""
     other = Ed25519PrivateKey.generate().private_bytes_raw()
     with Peers() as peers:
         peers.start("a", partial(train, max_steps=12, min_peers=2), key, 1)
@@ -155,7 +155,7 @@ def test_a_forged_certificate_opens_nothing(key):
 
 
 def test_a_removed_member_is_out_within_one_update_and_no_round_is_lost(key):
-    """The organiser is nowhere: what she has signed goes from one member to the others, while a round is under way."""
+    """The organiser is absent: members pass her signed list on while a round is under way."""
     signed = Removals("run", 0, {}).with_removed([3], "it sent noise").signed_by(signer_of(key))
     peer = partial(train, min_peers=3, compute_seconds=0.5)
     with Peers() as peers:
@@ -172,6 +172,6 @@ def test_a_removed_member_is_out_within_one_update_and_no_round_is_lost(key):
 
 
 def _has_left(updates) -> bool:
-    """A third peer was there, and has not been for some updates."""
+    """Whether a third peer was there, and has not been for some updates."""
     numbers = [update.num_peers for update in updates]
     return 3 in numbers and numbers[-4:] == [2] * 4

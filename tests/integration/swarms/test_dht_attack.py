@@ -1,4 +1,4 @@
-"""Thousands of signed records of strangers in the DHT: the run goes on, and who was invited finds it."""
+"""Thousands of signed records of strangers in the DHT: the run goes on, and an invited peer finds it."""
 
 import itertools
 import time
@@ -29,7 +29,7 @@ MANIFESTS, RECORDS = 1200, 2300
 
 
 def cheap_keys():
-    """Sound keys at no cost: each pair of some primes makes one."""
+    """Keys that look sound, at no cost: each pair of some primes makes one."""
     pairs = [rsa.generate_private_key(65537, 2048).private_numbers() for _ in range(35)]
     for p, q in itertools.combinations([prime for pair in pairs for prime in (pair.p, pair.q)], 2):
         modulus, d = p * q, pow(65537, -1, (p - 1) * (q - 1))
@@ -62,7 +62,7 @@ class Flood:
 
 
 def signed(key: str, said: bytes, owners: list[OwnedRecords], expiration_time: float) -> list[tuple[bytes, bytes]]:
-    """The same value by each owner."""
+    """Return records of the same value, one by each owner."""
     records = []
     for owner in owners:
         subkey, value = MSGPackSerializer.dumps(owner.local_public_key), MSGPackSerializer.dumps(said)
@@ -76,7 +76,7 @@ def progress(name: str, step: int) -> PeerProgress:
     return PeerProgress(name, step, 0, 0.0, now - 1, now, False, TRAINING)
 
 
-def test_a_flood_of_records_hides_nobody_who_is_known():
+def test_a_flood_of_records_hides_no_known_peer():
     started = [start_dht(NetworkOptions(host_maddrs=LOOPBACK))]
     try:
         organiser, invited = started[0], tuple(visible_addresses(started[0]))
@@ -91,7 +91,7 @@ def test_a_flood_of_records_hides_nobody_who_is_known():
         ).result(60)
         assert MAX_MANIFESTS / 2 < stored <= MAX_MANIFESTS
 
-        assert publish_manifest(organiser, MANIFEST) in (True, False)  # whether the attacker takes it as well
+        assert publish_manifest(organiser, MANIFEST) in (True, False)  # true if the attacker's node stores it as well
         newcomer = start_dht(NetworkOptions(host_maddrs=LOOPBACK, initial_peers=invited))
         started.append(newcomer)
         assert read_manifests(newcomer, invited) == {"run": MANIFEST}
@@ -116,7 +116,7 @@ def test_a_flood_of_records_hides_nobody_who_is_known():
 
 @pytest.mark.parametrize("is_stock", [True, False])
 def test_a_node_without_a_run_passes_its_records_on(is_stock):
-    """Hivemind's own node stores anything that anybody gives it; that does no harm to what else it has."""
+    """Hivemind's own node stores any record that it is given; that does no harm to its other records."""
     started = []
     try:
         node = (

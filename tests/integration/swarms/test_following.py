@@ -1,4 +1,4 @@
-"""A newcomer whose line is slower than the swarm makes the updates that it has missed, on a state that it has once."""
+"""A joiner whose line is slower than the swarm downloads one state, and then makes the updates that it has missed."""
 
 import time
 from functools import partial
@@ -27,7 +27,7 @@ from tests.helpers.strategy_runs import Plan, Task, assert_same_bits, loader, pa
 from tests.helpers.swarm_peers import FORK_SERVER, Peers, running_dht
 
 
-def test_more_than_the_last_average_is_kept_only_for_those_who_follow():
+def test_more_than_the_last_average_is_kept_only_for_peers_that_follow():
     average_log = AverageLog()
     for step in (1, 2):
         average_log.add(step, b"before", b"after", torch.ones(4))
@@ -47,7 +47,7 @@ def test_more_than_the_last_average_is_kept_only_for_those_who_follow():
 
 
 class Weights(L.Callback):
-    """Those of the swarm after every update, and who has made it; ends when all have been together for some.
+    """The swarm's weights after every update, and the number of its members; ends when all have made some together.
 
     Args:
         newest: shared number, which becomes the step of the swarm
@@ -78,11 +78,11 @@ class Weights(L.Callback):
 def take_part(
     name, initial_peers, line, plan, averaging, num_peers, min_peers=1, slow=False, max_steps=-1, newest=None
 ):
-    """A peer, until all have made four updates together, or so many in all.
+    """Run a peer until all have made four updates together, or so many in all.
 
     Returns:
-        the swarm's weights after each update, and the step at which it joined; its optimizer; how many updates it made
-        up for; how often it downloaded a state
+        the swarm's weights after each update, and the step at which it joined; its optimizer; the number of updates
+        that it made up for; the number of states that it downloaded
     """
     downloads, fetch = [], StateTakeover.download
 
@@ -112,7 +112,7 @@ def take_part(
     ],
     ids=["synchronous", "alone", "overlapped", "local fragments, alone", "largest numbers"],
 )
-def test_who_downloads_slowly_follows(founders, averaging):
+def test_a_joiner_that_downloads_slowly_follows(founders, averaging):
     plan = Plan(batch_norm=averaging.codec.name not in TOO_COARSE_FOR_BUFFERS, compute_seconds=0.03)
     train = partial(take_part, newest=FORK_SERVER.RawValue("q", 0))
     with Peers(timeout_seconds=90) as peers:
@@ -124,22 +124,22 @@ def test_who_downloads_slowly_follows(founders, averaging):
     (weights, joined_at), optimizer, followed, num_downloads = found["z"]
     assert num_downloads == 1
     assert followed >= 3, "updates were made meanwhile"
-    assert min(weights) - joined_at <= MAX_UPDATES, "it took part when others had confirmed what it holds"
+    assert min(weights) - joined_at <= MAX_UPDATES, "it took part when other peers had confirmed its state"
     for name in founders:
         (theirs, _), their_optimizer, *_ = found[name]
         common = theirs.keys() & weights.keys()
         assert len(common) >= 4
         for step in common:
             assert_same_bits(theirs[step], weights[step])
-        if averaging.local_steps is None:  # else each has its own
+        if averaging.local_steps is None:  # with local steps, each peer has its own
             torch.testing.assert_close(their_optimizer, optimizer, rtol=0, atol=0)
 
 
 def listen(name, initial_peers, line, plan, averaging):
-    """A newcomer whose state takes longer than an update; the model counts as a large one.
+    """Run a joiner whose state takes longer to download than an update; the model counts as a large one.
 
     Returns:
-        as `take_part`; the steps of the rounds that it has listened to, and gone on with as its own
+        as `take_part`; the steps of the rounds that it listened to and used as its own
     """
     taken, take = [], Listener.take
 
@@ -153,7 +153,7 @@ def listen(name, initial_peers, line, plan, averaging):
 
 
 @pytest.mark.parametrize("averaging", [Averaging.overlap("fp16"), Averaging.local(1, "fp16")], ids=str)
-def test_who_is_nearly_there_is_in_a_round_before_it_has_the_weights(averaging):
+def test_a_joiner_that_is_nearly_done_is_in_a_round_before_it_has_the_weights(averaging):
     plan = Plan(compute_seconds=0.3)
     with Peers(timeout_seconds=90) as peers:
         for name in "ab":
@@ -174,7 +174,7 @@ def test_who_is_nearly_there_is_in_a_round_before_it_has_the_weights(averaging):
 
 
 def lose_an_average(step: int) -> None:
-    """The parts of this average never arrive, and arrive at the others."""
+    """Make this peer lose the parts of this average; the other peers get them."""
     average = StripedAllReduce.average
 
     async def lost(self, vector, *arguments):
@@ -192,14 +192,14 @@ def train_with_a_loss(name, initial_peers, line, plan):
     return take_part(name, initial_peers, line, plan, Averaging.sync("fp16"), 3, min_peers=3, max_steps=12)
 
 
-def test_who_has_lost_an_average_gets_it_from_another_and_needs_no_state():
-    """In half precision, in which they are kept as long as nothing is lost by that."""
+def test_a_peer_that_has_lost_an_average_gets_it_from_another_and_needs_no_state():
+    """The averages are in half precision, in which they are kept as long as nothing is lost by that."""
     with Peers(timeout_seconds=90) as peers:
         for name in "abc":
             peers.start(name, train_with_a_loss, Plan(compute_seconds=0.03))
         found = peers.results()
     (weights, joined_at), optimizer, followed, num_downloads = found["b"]
-    assert (joined_at, num_downloads) == (0, 0), "everybody begins with the same weights"
+    assert (joined_at, num_downloads) == (0, 0), "all peers begin with the same weights"
     assert followed >= 1
     for name in "ac":
         (theirs, _), their_optimizer, *_ = found[name]
@@ -209,7 +209,7 @@ def test_who_has_lost_an_average_gets_it_from_another_and_needs_no_state():
 
 
 def train_beside_a_slow_answer(name, initial_peers, line):
-    """The first time that there is no further average, this takes a second to find out."""
+    """Train with a search for a further average that takes a second when it first finds none."""
     fetch, waits = UpdateReplay.fetch_averages, []
 
     def fetch_slowly(self, *arguments):
@@ -244,7 +244,7 @@ def test_local_steps_beside_following_do_not_change_the_common_weights():
 
 
 def train_alone(name, initial_peers, line):
-    """Somebody begins to follow now and then, also between the average and the update."""
+    """Peers begin to follow this one now and then, also between the average and the update."""
     looks, shown, kept = cycle([False, True]), [], []
     TransferStatus.is_followed = property(lambda self: next(looks))
     GradientVector.show = lambda self: shown.append(True)

@@ -1,4 +1,4 @@
-"""What Hivemind's transport survives since it was repaired; each of these ended or left something behind before."""
+"""What Hivemind's transport survives with our repairs; each of these cases ended it or left something behind before."""
 
 import asyncio
 import itertools
@@ -105,7 +105,7 @@ NOT_PROTOBUF = b"\xff\xff"
 
 @pytest.mark.parametrize("sent", [b"?", HEADER[:1] + b"\xff" * P2P.HEADER_LEN, HEADER + NOT_PROTOBUF])
 def test_a_stream_that_cannot_be_read_is_one_that_failed(sent):
-    """It raised what no caller expects: whoever followed a leader that sends this looked for no other one."""
+    """Without the repair it raised an error that no caller expects, and a joiner looked for no other leader."""
 
     async def send(stream_info, reader, writer):
         writer.write(sent)
@@ -154,7 +154,7 @@ def test_an_answer_that_is_said_to_stay_for_ever_ends_no_search(end):
 
 
 HOP = "/libp2p/circuit/relay/0.2.0/hop"
-"""The protocol by which somebody asks a relay to connect it with another peer."""
+"""The protocol by which a peer asks a relay to connect it with another peer."""
 
 
 def test_strangers_traffic_is_not_relayed(monkeypatch):

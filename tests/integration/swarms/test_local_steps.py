@@ -1,4 +1,4 @@
-"""Local steps: what a swarm of one computes, what two peers average, and what is kept on top of an average."""
+"""Local steps: what a swarm of one computes, what two peers average, and what stays on top of an average."""
 
 import copy
 from dataclasses import replace
@@ -61,7 +61,7 @@ def test_the_pseudo_gradient_points_back_to_where_the_step_began():
 
 
 def test_a_step_that_is_not_finite_takes_what_it_did_to_the_buffers_with_it():
-    """Those of good local steps stay, and a step that is forgotten goes back to the swarm's, not to the first."""
+    """Buffers of good local steps stay. A forgotten step goes back to the swarm's buffers, not to the first ones."""
     model = nn.BatchNorm1d(1)
     params, mean = list(model.parameters()), model.running_mean
     vector = PseudoGradient(params, [mean, model.running_var], TAKE_OVER)
@@ -105,7 +105,7 @@ def test_an_outer_step_is_nesterovs():
 
 
 def test_an_average_is_used_where_it_is_and_stays_as_it_was():
-    """Neither the momentum nor a local step meanwhile writes into what a round, or a follower's download, may hold."""
+    """Neither the momentum nor a local step meanwhile writes into memory that a round or a download may hold."""
     model = small_model()
     vector = vector_of(model, LocalSteps(4, 0.5, 0.9))
     for _ in range(2):
@@ -161,7 +161,7 @@ def test_what_was_dropped_during_a_round_is_not_undone_when_its_average_comes():
 
 @pytest.mark.parametrize("codec", ["fp16", "int8", "topk"])
 def test_what_rounding_left_out_outlives_a_round_that_failed(codec):
-    """What arrives, and what waits, is what the weights have moved by and what waited before."""
+    """What arrives and what waits add up to the movement of the weights and what waited before."""
     model = small_model()
     vector, feedback = vector_of(model, TAKE_OVER), ErrorFeedback(CODECS[codec](), weights(model).numel())
     generator = torch.Generator().manual_seed(0)
@@ -193,7 +193,7 @@ def test_what_rounding_left_out_outlives_a_round_that_failed(codec):
 
 
 def test_what_waits_to_be_sent_is_not_applied_alone_as_well():
-    """A round failed after it was encoded, and nobody is left: what was left out goes with the next one, once."""
+    """A round failed after encoding, and no other peer is left: what was left out goes with the next round, once."""
     model = small_model()
     vector, feedback = vector_of(model, TAKE_OVER), ErrorFeedback(CODECS["topk"](), weights(model).numel())
     with torch.no_grad():
@@ -278,7 +278,7 @@ class Anchors(L.Callback):
 
 
 class Told(L.Callback):
-    """The test hears of every state that this peer takes over."""
+    """Tells the test about every state that this peer takes over."""
 
     def __init__(self, line):
         self._line = line
@@ -315,7 +315,7 @@ def train_plainly(name, initial_peers, line, plan, target, steps):
 
 
 def test_one_local_step_that_is_taken_over_is_a_plain_trainers():
-    """One peer, one local step for each global update: anchors move by a difference, which rounds once more."""
+    """One peer makes one local step for each global update. Anchors move by a difference, which rounds once more."""
     plan = Plan(optimizer="sgd")
     with Peers() as peers:
         peers.start("a", train_locally, plan, 32, 10, TAKE_OVER, 1, False, "none")
@@ -326,14 +326,14 @@ def test_one_local_step_that_is_taken_over_is_a_plain_trainers():
 
 
 class OuterMomentum(L.Callback):
-    """Keeps what a checkpoint at the beginning of training would have of the outer optimizer."""
+    """Keeps the outer optimizer's state as a checkpoint at the beginning of training would hold it."""
 
     def on_train_start(self, trainer, pl_module):
         self.state = copy.deepcopy(trainer.strategy.optimizer_state(trainer.optimizers[0]).get(OUTER))
 
 
 def train_and_resume(name, initial_peers, line, folder):
-    """Two updates with an outer momentum; another peer goes on from the checkpoint.
+    """Make two updates with an outer momentum, then let another peer resume from the checkpoint.
 
     Returns:
         the outer optimizer's state in the checkpoint, when the first peer began, and when the second did
@@ -384,7 +384,7 @@ def test_two_peers_make_local_steps_and_hold_the_same_anchors(overlap, codec, fr
     local_steps = one.local_steps + other.local_steps
     assert min(one.local_steps, other.local_steps) > 0
     assert local_steps >= 8 * 8, "eight for each update, more while a round is slow"
-    most = 256 / 4 + MICRO_BATCH  # of who has not heard of the other one yet; later half as many
+    most = 256 / 4 + MICRO_BATCH  # for a peer that has not heard of the other one yet; later half as many
     assert MICRO_BATCH <= sum(one.samples.values()) / local_steps < most
     for anchors in (one, other):
         assert torch.equal(anchors.final["net.0.weight"], anchors.weights[8]["net.0.weight"]), "the swarm's, at the end"
@@ -392,7 +392,7 @@ def test_two_peers_make_local_steps_and_hold_the_same_anchors(overlap, codec, fr
 
 
 class UntilChanged(Anchors):
-    """Ends training some updates after the swarm has changed its mode, on all peers at the same one."""
+    """Ends training some updates after the swarm has changed its mode, at the same update on all peers."""
 
     def on_train_batch_end(self, trainer, *arguments):
         super().on_train_batch_end(trainer, *arguments)
@@ -433,14 +433,14 @@ def test_two_peers_change_codec_and_local_steps_at_one_step_and_hold_the_same_an
 
 
 def test_local_steps_that_are_not_finite_count_for_nothing():
-    """Whoever makes them listens, and takes over the swarm's state after some in a row."""
+    """The peer that makes them listens, and takes over the swarm's state after some in a row."""
     plan = Plan(compute_seconds=0.01)
     with Peers() as peers:
         for name, data in (("a", loader), ("b", nan_loader), ("c", loader)):
             peers.start(name, train_locally, plan, 96, 8, LocalSteps(steps=2), 3, True, "none", data)
         peers.until(lambda: "replaced" in peers["b"].messages)
         one, other = peers.results("a", "c").values()
-        peers["b"].kill()  # it trains on, with nothing that could end a step
+        peers["b"].kill()  # it trains on, and nothing could end a step
     assert 3 in one.peers.values(), "it listened"
     for step in one.samples.keys() & other.samples.keys():
         assert one.samples[step] == other.samples[step] == one.own_samples[step] + other.own_samples[step] >= 96

@@ -1,4 +1,4 @@
-"""Models of many families of timm train in a swarm of two, however small the images and the last maps are."""
+"""Models of many families of timm train in a swarm of two, however small the images and the last feature maps are."""
 
 from dataclasses import replace
 
@@ -41,7 +41,7 @@ class Steps(L.Callback):
 
 
 def train_all(name, initial_peers, line, folder) -> dict[str, tuple[int, int, dict]]:
-    """Each model in a run of its own: micro-batch, peers in the last update, and the weights that came out."""
+    """Train each model in a run of its own. Returns the micro-batch, the peers in the last update, and the weights."""
     found = {}
     with running_dht(initial_peers, line) as dht:
         for model in FAMILIES:

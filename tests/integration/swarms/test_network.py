@@ -39,7 +39,7 @@ def options(*initial_peers: str, **others) -> NetworkOptions:
 
 
 def swarm_processes() -> set[int]:
-    """DHT processes and p2pd below this one."""
+    """Return the pids of DHT processes and p2pd below this process."""
     below = descendants(os.getpid())
     return {p.pid for p in below if p.status() != psutil.STATUS_ZOMBIE}
 
@@ -51,7 +51,7 @@ def still_there(processes: list[psutil.Process], timeout_seconds: float = 5) -> 
 
 @pytest.fixture
 def dhts():
-    """A list; what is put into it is stopped after the test."""
+    """A list of DHTs, which are stopped after the test."""
     started = []
     yield started
     for dht in reversed(started):
@@ -66,7 +66,7 @@ def first():
 
 
 def refusal(asked: NetworkOptions, capfd, limit_seconds: float = 30) -> str:
-    """The sentence that `start_dht` refuses with: in time, without a traceback or a process left."""
+    """Return the sentence of the refusal by `start_dht`, which comes in time, without a traceback or a process left."""
     before, start = swarm_processes(), time.monotonic()
     with pytest.raises(InputError) as caught:
         start_dht(asked)
@@ -91,7 +91,7 @@ def test_start_join_store_and_clean_shutdown(first, dhts):
     processes = [psutil.Process(joined.pid), *joined.processes]
     assert [p.name() for p in processes[1:]] == ["p2pd"]
     assert "torch_shm_manager" not in {p.name() for p in descendants(os.getpid())}, "60 MB that no peer needs"
-    assert processes[1].environ()["GOMAXPROCS"] == os.environ.get("GOMAXPROCS", "1"), "and nobody else's"
+    assert processes[1].environ()["GOMAXPROCS"] == os.environ.get("GOMAXPROCS", "1"), "not that of all p2pd"
     connections = processes[1].net_connections("tcp4")
     listens = {each.laddr.port for each in connections if each.status == psutil.CONN_LISTEN}
     called_from = {c.laddr.port for c in connections if c.raddr and c.raddr.port == int(first.split("/")[4])}
@@ -99,7 +99,7 @@ def test_start_join_store_and_clean_shutdown(first, dhts):
     assert called_from
     assert not listens & called_from, "two that call each other at the same moment would make one connection"
     assert any(path.name.startswith("p2pd-") for path in joined.sockets.iterdir())
-    assert stat.S_IMODE(joined.sockets.stat().st_mode) == 0o700, "nobody else can give it orders"
+    assert stat.S_IMODE(joined.sockets.stat().st_mode) == 0o700, "no other user can give it orders"
     start = time.monotonic()
     stop_dht(joined)
     assert time.monotonic() - start < 10
@@ -121,9 +121,9 @@ def test_stop_leaves_nothing_even_of_a_broken_dht(first, dhts, number):
 
 
 def _trainer(pipe):
-    """Life of a trainer process: tells the pids below it, and at each SIGINT its DHT's address."""
+    """Run a trainer process: send the pids below it, and its DHT's address at each SIGINT."""
     os.setsid()
-    MPFuture.reset_backend()  # it shares no lock with the tests, which go on after it was killed
+    MPFuture.reset_backend()  # a lock shared with the tests might stay locked when this process is killed
     dht = start_dht(options())
     signal.signal(signal.SIGINT, lambda *_: pipe.send(visible_addresses(dht)))
     pipe.send([dht.pid, *(p.pid for p in dht.processes)])
@@ -170,7 +170,7 @@ def test_no_peer_at_all_behind_the_address(capfd):
 
 @contextlib.contextmanager
 def busy_peer():
-    """A p2pd that does not answer as a node of the DHT before it is let. Yields its address and what lets it."""
+    """Run a p2pd that answers as a DHT node only once it is allowed to. Yields its address and the permission."""
     address, let, answers = Queue(), threading.Event(), threading.Event()
 
     async def run():
@@ -237,7 +237,7 @@ def test_clocks_that_disagree(dhts, capfd):
 
 
 def test_one_of_the_first_peers_cannot_keep_others_from_starting(first, dhts):
-    """It says that their clocks are off: a liar does so as well."""
+    """The first peer claims that all clocks are off, as a liar could."""
     dhts.append(FastClock(start=True, host_maddrs=LOOPBACK))
     dhts.append(start_dht(options(visible_addresses(dhts[0])[0], first)))
     assert read_manifests(dhts[1], [first]) == {}, "nothing is trained there, and it is a node as any other"
@@ -255,7 +255,7 @@ def test_identity_is_made_once_private_and_one_peer_at_a_time(first, dhts, tmp_p
     assert path.stat().st_mode & 0o777 == 0o600
     peer_id = dhts[0].peer_id
     assert peer_id == prepare_identity(path)
-    both = (first, visible_addresses(dhts[0])[0])  # the first alone may not know yet whom it has just met
+    both = (first, visible_addresses(dhts[0])[0])  # the first alone may not know its newest neighbour yet
     assert "already: stop that peer" in refusal(options(*both, identity_path=path), capfd)
     stop_dht(dhts.pop())
     dhts.append(start_dht(options(first, identity_path=path)))

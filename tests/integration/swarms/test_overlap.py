@@ -1,4 +1,4 @@
-"""Averaging in the background: nothing is counted twice or lost, and the result is that of one process that is late."""
+"""Averaging in the background: nothing is counted twice or lost, and the result is that of one late process."""
 
 from dataclasses import dataclass
 
@@ -30,7 +30,7 @@ class LateUpdate:
 
 
 class LateTask(Task):
-    """Notes the version of the weights that each micro-batch is computed on."""
+    """Notes the version of the weights with which it computes each micro-batch."""
 
     def training_step(self, batch, batch_idx):
         loss = super().training_step(batch, batch_idx)
@@ -82,7 +82,7 @@ def train_late(name, initial_peers, line, plan, target, steps, codec):
 
 
 def replayed(plan: Plan, updates: list[list[LateUpdate]]):
-    """The weights after each update in one process that computes every gradient on the version that the peer had."""
+    """Return the weights after each update in one process that computes each gradient on the peer's version of them."""
     samples, net = Samples(), plan.net()
     optimizer, scheduler = plan.update(net)
     versions = [{name: tensor.clone() for name, tensor in net.state_dict().items()}]
@@ -106,7 +106,7 @@ def replayed(plan: Plan, updates: list[list[LateUpdate]]):
 
 @pytest.mark.parametrize(("codec", "tolerance"), [("none", 2e-6), ("int8", 2e-2)])
 def test_two_overlapped_peers_equal_one_process_that_is_late(codec, tolerance):
-    """Sums differ in their last bits, 8-bit numbers round gradients to 7. Seen after 12 updates: 6e-8, 4e-3."""
+    """Sums differ in their last bits; 8-bit numbers round gradients to 7. Seen after 12 updates: 6e-8, 4e-3."""
     plan = Plan(compute_seconds=0.02)
     with Peers() as peers:
         for name in "ab":

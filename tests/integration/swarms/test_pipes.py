@@ -52,7 +52,7 @@ def test_what_is_larger_than_the_pipe_arrives_in_order_from_any_thread(duplex):
 
 
 class Slow:
-    """A message that is being written until it may go on."""
+    """A message whose writing blocks until it may go on."""
 
     def __init__(self):
         self.has_begun, self.may_go_on = threading.Event(), threading.Event()
@@ -85,7 +85,7 @@ def test_a_process_that_was_forked_while_a_thread_wrote_can_write():
         writing.join(20)
 
 
-def test_of_too_many_members_those_come_who_have_been_in_a_group():
+def test_of_too_many_members_the_proven_ones_are_taken_first():
     me = Member(peer(0), 9.0, False)
     strangers = [Member(peer(number), float(-number), False) for number in range(1, 2048)]
     proven = [Member(peer(number), 5.0, False, proven=True) for number in range(3000, 3010)]
@@ -98,12 +98,12 @@ def test_of_too_many_members_those_come_who_have_been_in_a_group():
 
 
 def one_round_among_many(name, initial_peers, line, vector, samples):
-    """A peer that is told of 2,046 others besides those who are there."""
+    """Run a peer that is told of 2,046 other peers besides the present ones."""
     with running_dht(initial_peers, line) as dht:
         averager = averager_for(vector, dht, "none")
         there = [replace(member, proven=True) for member in meet_everyone(line, dht)]
         others = [Member(peer(number), -1.0, False, awaited=False) for number in range(STRANGERS)]
-        # Also what nobody cuts arrives: at 34 bytes each, these are more than the buffer of a socket.
+        # Lists that no code shortens arrive, too: at 34 bytes each, these are more than the buffer of a socket.
         with patch("swarm.averaging.averager.MAX_GROUP_SIZE", 20_000):
             averager.expect([*map(peer, range(20_000))])
         averager.expect([member.peer_id for member in there])

@@ -1,4 +1,4 @@
-"""The run manifest: what strangers may write into it, how a run is chosen, and that it outlives its first publisher."""
+"""The run manifest: what strangers may write into it, how a run is chosen, and how it outlives its first publisher."""
 
 import dataclasses
 import json
@@ -39,7 +39,7 @@ def rewritten(**changes) -> bytes:
 
 @pytest.fixture
 def dhts():
-    """Two DHT nodes that know each other; what is added is stopped as well."""
+    """Two DHT nodes that know each other; nodes that a test adds are stopped as well."""
     started = [start_dht(NetworkOptions(host_maddrs=("/ip4/127.0.0.1/tcp/0",)))]
     try:
         started.append(join(started[0]))
@@ -55,7 +55,7 @@ def join(dht):
 
 
 def expiration(dht) -> float:
-    """When the last manifest ends, as this node knows it; 0 for no manifest."""
+    """When the last manifest ends that this node knows; 0 for no manifest."""
     found = dht.get(RUNS_KEY, latest=True)
     return max((entry.expiration_time for entry in found.value.values()), default=0) if found else 0
 
@@ -184,7 +184,7 @@ def test_reading_waits_for_the_first_manifest_and_leaves_out_bad_ones(dhts, capl
 
 
 @pytest.mark.parametrize("protocol", [PROTOCOL - 1, PROTOCOL + 1])
-def test_nothing_but_manifests_of_another_protocol_is_said_and_no_empty_swarm(dhts, protocol):
+def test_a_swarm_with_only_manifests_of_another_protocol_does_not_count_as_empty(dhts, protocol):
     first, second = dhts
     addresses = visible_addresses(first)
     assert read_manifests(second, addresses, "mine", timeout_seconds=0.1) == {}
@@ -195,7 +195,7 @@ def test_nothing_but_manifests_of_another_protocol_is_said_and_no_empty_swarm(dh
 
 
 class BrokenDHT:
-    """Counts the records that it does not publish, and what it returns for reads."""
+    """Publishes nothing, counts the attempts, and returns fixed entries for reads."""
 
     owner = subkey_of("broken")
     acquaintances = ()
@@ -236,7 +236,7 @@ def test_hostile_answers_to_a_read_are_no_manifests():
 
 
 def said_by(**manifests: bytes) -> BrokenDHT:
-    """A DHT in which peers of these names have stored these manifests."""
+    """Return a DHT in which peers of these names have stored these manifests."""
     entry = dataclasses.make_dataclass("Entry", ["value"])
     return BrokenDHT(entry({subkey_of(name): entry(data) for name, data in manifests.items()}))
 
@@ -255,7 +255,7 @@ def test_a_stranger_cannot_claim_that_the_run_is_of_another_protocol(protocol, c
     assert read_manifests(said_by(stranger=other, peer=theirs.to_bytes()), FRIEND) == {"theirs": theirs}
 
 
-def test_the_word_of_a_trusted_peer_ends_a_join_only_where_the_run_cannot_be_joined():
+def test_a_trusted_peers_manifest_ends_a_join_only_where_the_run_cannot_be_joined():
     older, theirs = rewritten(protocol=PROTOCOL - 1), manifest("theirs")
     with pytest.raises(OtherProtocolError):
         read_manifests(said_by(friend=older, peer=theirs.to_bytes()), FRIEND, "mine")
@@ -266,7 +266,7 @@ def test_the_word_of_a_trusted_peer_ends_a_join_only_where_the_run_cannot_be_joi
     assert read_manifests(said_by(friend=nameless, peer=theirs.to_bytes()), FRIEND) == {"theirs": theirs}
 
 
-def test_the_manifest_of_who_invited_is_found_behind_any_number_of_others():
+def test_the_inviting_peers_manifest_is_found_behind_any_number_of_others():
     entry = dataclasses.make_dataclass("Entry", ["value"])
     lie = entry(manifest("mine", learning_rate=9.0).to_bytes())
     crowd = {subkey_of(f"liar {number}"): lie for number in range(10_000)}

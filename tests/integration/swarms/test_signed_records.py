@@ -1,4 +1,4 @@
-"""Nobody can speak for another peer, whatever is stored in the DHT."""
+"""No peer can write for another peer, whatever is stored in the DHT."""
 
 import base64
 import random
@@ -44,13 +44,13 @@ def dhts():
 
 
 def key_of(dhts, run_id: str) -> str:
-    """A key that all of them know, since they have its run's manifest."""
+    """Return a key that all nodes know, since they have its run's manifest."""
     manifest = RunManifest(PROTOCOL, run_id, digits())
     assert publish_manifest(dhts[0], manifest)
     return f"{manifest.key_prefix}.addresses"
 
 
-def test_records_say_who_wrote_them(dhts):
+def test_records_name_their_writer(dhts):
     later, key = time.time() + 60, key_of(dhts, "who")
     for dht in dhts:
         assert peer_of(dht.owner) == dht.peer_id
@@ -60,7 +60,7 @@ def test_records_say_who_wrote_them(dhts):
         assert said == {other.peer_id: str(other.peer_id) for other in dhts}
 
 
-def test_nobody_writes_for_another_or_for_nobody(dhts):
+def test_no_peer_writes_for_another_or_without_an_owner(dhts):
     victim, liar, reader = dhts
     later, key = time.time() + 60, key_of(dhts, "mine")
     assert victim.store(key, subkey=victim.owner, value="true", expiration_time=later)
@@ -75,9 +75,9 @@ def test_nobody_writes_for_another_or_for_nobody(dhts):
     [
         ((1, b"\xc1"), 60, None),  # a byte that msgpack never uses
         ((0, b""), 60, None),
-        ((1, b"\xa5ab"), 60, None),  # five letters, of which two came
+        ((1, b"\xa5ab"), 60, None),  # five letters are announced, and two come
         ((2, b"\xc4\x01a"), 60, None),  # two values
-        ((1, b"\xa1\xff"), 60, None),  # text that is none
+        ((1, b"\xa1\xff"), 60, None),  # text that is no UTF-8
         ((1, b"\xd4\x40\x00"), 60, None),  # one of Hivemind's own types
         ((60_000, b"\x91"), 60, None),  # lists in lists
         ((2**17, b"a"), 60, None),  # too large
@@ -87,8 +87,8 @@ def test_nobody_writes_for_another_or_for_nobody(dhts):
         ((1, b"\xc0"), 60, lambda owner: owner + b"more"),
     ],
 )
-def test_a_record_that_nobody_could_read_is_not_stored(dhts, value, seconds, subkey):
-    """Of such a key, Hivemind's readers would wait for ever."""
+def test_an_unreadable_record_is_not_stored(dhts, value, seconds, subkey):
+    """Hivemind's readers would wait for ever for such a key."""
     liar, victim, reader = dhts
     key = key_of(dhts, "shared")
     assert victim.store(key, subkey=victim.owner, value="honest", expiration_time=time.time() + 60)
@@ -100,7 +100,7 @@ def test_a_record_that_nobody_could_read_is_not_stored(dhts, value, seconds, sub
 
 
 def test_a_record_that_can_be_read_is_stored(dhts):
-    """The same way as those above."""
+    """It is stored in the same way as the records above."""
     liar, _, reader = dhts
     key = key_of(dhts, "readable")
     said = Sign(key, liar.owner, (1, b"\xc3"), time.time() + 60)
@@ -113,8 +113,8 @@ def test_a_record_that_can_be_read_is_stored(dhts):
     assert reader.run_coroutine(PushedHere("something else", 10, 2000), return_future=True).result(20) is None
 
 
-def test_who_is_told_nothing_does_not_read_what_it_has_found_before(dhts):
-    """Nobody pushes records to a client-mode peer; what it reads is what there is."""
+def test_a_client_mode_peer_does_not_read_earlier_results_of_a_search(dhts):
+    """No peer pushes records to a client-mode peer; it has to search, and finds what there is."""
     first, second, _ = dhts
     client = start_dht(NetworkOptions(initial_peers=tuple(visible_addresses(first)), client_mode=True))
     try:
@@ -132,7 +132,7 @@ def test_who_is_told_nothing_does_not_read_what_it_has_found_before(dhts):
         stop_dht(client)
 
 
-def test_the_word_of_who_invited_counts_and_otherwise_what_most_say(dhts):
+def test_the_inviting_peers_manifest_counts_and_otherwise_that_of_most_peers(dhts):
     organiser, *liars = dhts
     true = RunManifest(PROTOCOL, "run", digits())
     false = RunManifest(PROTOCOL, "run", replace(digits(), learning_rate=1.0))
@@ -143,7 +143,7 @@ def test_the_word_of_who_invited_counts_and_otherwise_what_most_say(dhts):
     assert read_manifests(liars[0], invited) == {"run": true}
     assert read_manifests(organiser) == {"run": false}
     assert organiser.store(RUNS_KEY, subkey=organiser.owner, value=None, expiration_time=time.time() + 1200)
-    assert read_manifests(organiser, invited) == {"run": false}, "who invited says nothing"
+    assert read_manifests(organiser, invited) == {"run": false}, "the inviting peer has no manifest"
 
 
 def test_a_public_key_names_the_peer_that_libp2p_names():
@@ -171,7 +171,7 @@ E, N = b"\x01\x00\x01", b"\0" + bytes([0x81] * 256)
 @pytest.mark.parametrize(
     "key",
     [
-        ssh_key(b"\x03", N),  # one modulus, and as many owners as there are exponents
+        ssh_key(b"\x03", N),  # one modulus for as many owners as there are exponents
         ssh_key(b"\x01\x00\x03", N),
         ssh_key(b"\0" + E, N),  # the same key once more
         ssh_key(E, b"\0" + N),
@@ -210,7 +210,7 @@ def test_what_strangers_sign_is_checked_so_often_only():
 
 
 def test_a_subkey_that_would_be_passed_on_in_other_bytes_is_refused():
-    """Its signature would be wrong for whoever reads it, and all that comes with it would be thrown away."""
+    """Its signature would be wrong for every reader, which would then discard all that comes with it."""
     validator = OwnedRecords(RSAPrivateKey())
     owner = validator.local_public_key
     for subkey, valid in ((MSGPackSerializer.dumps(owner), True), (b"\xc6" + len(owner).to_bytes(4) + owner, False)):
@@ -218,7 +218,7 @@ def test_a_subkey_that_would_be_passed_on_in_other_bytes_is_refused():
         assert validator.validate(replace(record, value=validator.sign_value(record))) == valid
 
 
-def test_mutated_subkeys_name_a_peer_or_nobody():
+def test_mutated_subkeys_name_another_peer_or_none():
     random.seed(0)
     good = subkey_of("anna")
     assert isinstance(peer_of(good), PeerID)

@@ -38,14 +38,14 @@ TOLERANCE = 2e-6  # absolute, of losses around 1 and weights below 1: about ten 
 
 
 class TimeIsUp(Limit):
-    """From the beginning on."""
+    """Ends training from the beginning on."""
 
     def look(self, trainer):
         trainer.should_stop = True
 
 
 def train_without_time(name, initial_peers, line):
-    """Returns what it has computed before it left."""
+    """Return what it has computed before it left."""
     with running_dht(initial_peers, line) as dht:
         task = Task(Plan())
         trainer_for(SwarmStrategy(16, "test", dht=dht), [TimeIsUp()], max_steps=3).fit(task, loader(1))
@@ -70,7 +70,7 @@ class MicroBatchLosses(L.Callback):
 
 
 def train_alone_twice(name, initial_peers, line, plan, micro_batches, steps):
-    """The same 20 updates by a plain Trainer and by a swarm of one. Returns (losses, weights) of each."""
+    """Make the same 20 updates by a plain Trainer and by a swarm of one. Returns (losses, weights) of each."""
     losses = MicroBatchLosses()
     task = Task(plan)
     options = {"max_steps": steps, "gradient_clip_val": plan.clip}
@@ -88,8 +88,10 @@ def train_alone_twice(name, initial_peers, line, plan, micro_batches, steps):
 
 @pytest.mark.parametrize("batch_norm", [False, True], ids=["layer-norm", "batch-norm"])
 def test_a_swarm_of_one_equals_a_plain_trainer(batch_norm):
-    """The sums differ in their last bit only (a mean of means there, a sum divided by the samples here; with a power of
-    two of micro-batches nothing would differ). Seen: 1.2e-7 in losses, 6e-8 in weights; float32 resolves 6e-8 of 1."""
+    """The sums differ in their last bit only: a mean of means there, a sum divided by the samples here.
+
+    With a power of two of micro-batches nothing would differ. Seen: 1.2e-7 in losses, 6e-8 in weights. float32 resolves
+    6e-8 of 1."""
     with Peers() as peers:
         peers.start("a", train_alone_twice, Plan(batch_norm=batch_norm), 3, 20)
         plain, swarm, plain_weights, swarm_weights = peers.results()["a"]
@@ -102,7 +104,7 @@ def test_a_swarm_of_one_equals_a_plain_trainer(batch_norm):
 
 
 def report_difference(what: str, one, other) -> None:
-    """Shown by `pytest -s`: how much of a tolerance is needed."""
+    """Print how much of a tolerance is needed; `pytest -s` shows it."""
     values = zip(one.values(), other.values(), strict=True) if isinstance(one, dict) else zip(one, other, strict=True)
     print(
         f"{what}: {max((torch.as_tensor(a).double() - torch.as_tensor(b).double()).abs().max() for a, b in values):.1e}"
@@ -150,8 +152,9 @@ def compare_with_replay(found: dict[str, Outcome], plan: Plan, together: bool) -
 
 
 def test_two_peers_equal_one_process_on_the_union_of_their_samples():
-    """The union goes through the model at once here, in micro-batches there: sums differ in their order, so in their
-    last bits. Seen after 20 steps: 1.2e-7 in losses and weights."""
+    """The union goes through the model at once here, in micro-batches there, so sums differ in their last bits.
+
+    Seen after 20 steps: 1.2e-7 in losses and weights."""
     plan = Plan()
     found = train_two(plan, steps=20)
     assert all(update.own_samples < update.samples for update in found["a"].updates)
@@ -159,7 +162,7 @@ def test_two_peers_equal_one_process_on_the_union_of_their_samples():
 
 
 def test_batch_norm_statistics_are_the_mean_over_samples():
-    """After every step both peers hold the mean of what each had, weighted by its samples. Tolerance as above."""
+    """After every step both peers hold the mean of their statistics, weighted by their samples. Tolerance as above."""
     plan = Plan(batch_norm=True)
     found = train_two(plan, steps=10)
     compare_with_replay(found, plan, together=False)
@@ -184,7 +187,7 @@ def test_clipping_follows_averaging():
 
 
 def train_with_checkpoints(name, initial_peers, line, folder):
-    """Six updates with checkpoints, then a new trainer goes on from the last one. Returns what was seen."""
+    """Make six updates with checkpoints, then resume in a new trainer from the last one. Returns the record of both."""
     with running_dht(initial_peers, line) as dht:
         seen = []
         for max_steps, checkpoint in ((6, None), (9, folder / "step=6.ckpt")):
@@ -300,7 +303,7 @@ def refusal(found: list):
 
 
 def try_what_cannot_work(name, initial_peers, line):
-    """Returns one (type, message) for each of `REFUSED`, and names of the processes that were left."""
+    """Return one (type, message) for each of `REFUSED`, and the names of processes that are left."""
     found = []
     for module, codec, options, _ in REFUSED.values():
         with refusal(found):
@@ -337,7 +340,7 @@ def test_an_averaging_has_a_name(name, made):
 
 
 def test_peers_of_two_versions_have_two_namespaces(monkeypatch):
-    """So they never meet: a Trainer with this strategy reads no manifest that could refuse it."""
+    """So they never meet: a Trainer with this strategy reads no manifest by which it could be refused."""
     ours = SwarmStrategy(32, "test.1").namespace
     assert ours == SwarmStrategy(32, "test.1").namespace
     assert "." not in ours, "it has a meaning to hivemind"

@@ -1,4 +1,4 @@
-"""Nobody takes a peer's files or memory away by streams that say nothing or never end."""
+"""No stranger takes a peer's files or memory away by streams that send nothing or never end."""
 
 import asyncio
 import contextlib
@@ -32,7 +32,7 @@ ANNA, BEN, *MANY = (peer_of(subkey_of(f"{number}")) for number in range(200))
 FILES = 1024
 SILENT_STREAMS, HEAVY_STREAMS, HEAVY_BYTES = 2000, 200, 7_900_000
 MOST_BYTES = 120e6
-"""That an attack may take: without limits it took 1,500 MB."""
+"""Memory that an attack may take. Without limits it took 1,500 MB."""
 
 
 # ---- the limits ------------------------------------------------------------------------------------------------------
@@ -85,7 +85,7 @@ def test_more_files_may_be_open():
 
 
 async def opened(stub, name: str = "rpc_first") -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    """A stream to the other side, on which nothing has been said yet."""
+    """Open a stream to the other side, on which nothing has been sent yet."""
     handle = Answers._get_handle_name(None, name)
     _, reader, writer = await stub._p2p.call_binary_stream_handler(stub._peer, handle)
     return reader, writer
@@ -137,7 +137,7 @@ def test_a_request_of_one_message_is_small_and_is_answered():
     between_two(happens)
 
 
-def test_who_has_too_many_streams_is_told_so_and_has_others_again():
+def test_a_peer_with_too_many_streams_is_told_so_and_gets_others_later():
     async def happens(stub, answers):
         streams = [await opened(stub) for _ in range(STREAMS + 1)]
         # One of them is refused: the last to arrive, which need not be the last that was opened.
@@ -158,7 +158,7 @@ def test_who_has_too_many_streams_is_told_so_and_has_others_again():
 
         deadline = time.monotonic() + 20
         while time.monotonic() < deadline:
-            with contextlib.suppress(P2PHandlerError):  # p2pd has not told yet that they are closed
+            with contextlib.suppress(P2PHandlerError):  # p2pd has not reported yet that they are closed
                 async for answer in await stub.rpc_first(one()):
                     assert answer.metadata == b"x"
                     return
@@ -168,11 +168,11 @@ def test_who_has_too_many_streams_is_told_so_and_has_others_again():
     between_two(happens)
 
 
-def test_who_has_too_many_calls_is_told_so():
+def test_a_peer_with_too_many_calls_is_told_so():
     async def happens(stub, answers):
         calls = {asyncio.ensure_future(stub.rpc_wait(DownloadData())) for _ in range(CALLS + 5)}
         refused = set()
-        while len(refused) < 5:  # so all have come before one is answered, and makes room
+        while len(refused) < 5:  # so all have come before one is answered and makes room
             done, _ = await asyncio.wait(calls - refused, timeout=20, return_when=asyncio.FIRST_COMPLETED)
             assert done
             refused |= done
@@ -189,7 +189,7 @@ def test_who_has_too_many_calls_is_told_so():
 
 
 def member(name, initial_peers, line, step_vectors):
-    """A peer whose processes may open 1,024 files. It makes a round whenever it is told."""
+    """Run a peer whose processes may open 1,024 files. It makes a round whenever it is told to."""
     resource.setrlimit(resource.RLIMIT_NOFILE, (FILES, FILES))
     with running_dht(initial_peers, line) as dht:
         averager = averager_for(step_vectors[0][0], dht, "none")
@@ -207,7 +207,7 @@ def member(name, initial_peers, line, step_vectors):
 
 
 def attacker(name, initial_peers, line):
-    """Opens streams to whoever it is told, and keeps them."""
+    """Open streams to the peer that the test names, and keep them."""
     with running_dht(initial_peers, line, client_mode=True) as dht:
         line.put("ready")
         asyncio.run(_attack(dht, line))
@@ -277,7 +277,7 @@ def test_silent_and_heavy_streams_of_an_outsider_stop_no_round():
 
 
 def knocking_twice(name, initial_peers, line):
-    """Knocks at its own averager's door, as somebody else would."""
+    """Send join requests to this peer's own averager, as another peer would."""
     vector, _ = contribution("a", 1000, 0)
     with running_dht(initial_peers, line) as dht, running_dht((), line, client_mode=False) as other:
         averager = averager_for(vector, dht, "none")
@@ -285,7 +285,7 @@ def knocking_twice(name, initial_peers, line):
         averager.shutdown()
 
 
-def test_a_second_knock_ends_the_first():
+def test_a_second_join_request_ends_the_first():
     with Peers(timeout_seconds=60) as peers:
         peers.start("a", knocking_twice)
         peers.results()

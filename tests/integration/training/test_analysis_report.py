@@ -1,4 +1,4 @@
-"""Reports: what is said about cells, valid and failed, against values worked out by hand."""
+"""Reports: their statements about cells, valid and failed, against values worked out by hand."""
 
 import itertools
 import json
@@ -80,7 +80,7 @@ def test_a_report_holds_the_answer_its_figures_and_what_was_left_out(experiment,
 
 
 def test_what_is_said_comes_with_intervals(tmp_path):
-    """At 0 ms nobody is faster for sure, at 100 ms the swarm is."""
+    """At 0 ms neither is faster for sure, at 100 ms the swarm is."""
     for repetition, noise in ((1, 0.9), (2, 1.0), (3, 1.12)):
         for rtt, swarm, ddp in ((0, 2.0, 2.0 * noise), (100, 2.0, 2.5 + 0.1 * noise)):
             for system, seconds in (("swarm", swarm), ("ddp", ddp)):
@@ -97,7 +97,7 @@ def test_what_is_said_comes_with_intervals(tmp_path):
 
 
 def test_ratios_are_in_updates_as_well_as_in_samples(tmp_path):
-    """But not where an update of one is asked to have several times as many samples as that of the other."""
+    """But not where an update of one is asked to have several times as many samples as an update of the other."""
     for repetition, (system, seconds, samples) in product(
         (1, 2, 3),
         (("swarm", 2.2, 600), ("swarm-local", 8.0, 2048), ("ddp", 2.0, 512), ("ddp-every-micro-batch", 0.5, 32)),
@@ -161,7 +161,7 @@ def test_the_answer_says_where_to_use_a_swarm(tmp_path):
 
 
 def test_how_often_cells_ran_is_said_beside_n(tmp_path):
-    """One ran again, and says how often; another one ran again, and its version did not note how often."""
+    """One cell ran again and notes how often; another ran again, and its version did not note how often."""
     earlier = {1: {"earlier_problems": ["late", "late"], "earlier_runs": 2}, 2: {"earlier_problems": ["a", "b"]}}
     for repetition in (1, 2, 3):
         write_run(folder := tmp_path / "again" / f"{repetition}", replace(CELL, repetition=repetition))
@@ -176,7 +176,7 @@ def test_how_often_cells_ran_is_said_beside_n(tmp_path):
 
 
 def test_a_shipped_experiment_asks_in_todays_words(tmp_path):
-    """Those that it was stored with may have been wrong."""
+    """The question that was stored with it may have been wrong."""
     write_run(tmp_path / "cell", CELL, 2.0)
     for command, said in (
         (["run", "learning_rate"], "where both are asked for"),
@@ -219,7 +219,7 @@ def test_times_to_an_accuracy_of_the_same_seed_count_once(tmp_path):
 
 @pytest.mark.parametrize("turns", [(), (100,), (0, 100)])
 def test_it_is_said_where_systems_ran_in_one_order_each_time(tmp_path, turns):
-    """In each setting by itself: what ran in turn at one round-trip time says nothing of another one."""
+    """Each setting counts by itself: systems that took turns at one round-trip time say nothing about another one."""
     for place, (rtt_ms, seed) in enumerate(product((0, 100), (0, 1))):
         systems = ("swarm", "ddp") if seed and rtt_ms in turns else ("ddp", "swarm")
         for late, system in enumerate(systems):
@@ -238,7 +238,7 @@ def test_it_is_said_where_systems_ran_in_one_order_each_time(tmp_path, turns):
 
 
 def test_how_long_validations_took_is_said(tmp_path):
-    """They do not count, so nobody would see that they can take longer than the training."""
+    """Validations do not count, so a reader would not see that they can take longer than the training."""
     cell = replace(CELL, target_accuracy=0.95, paced_samples_per_second=None)
     for repetition, seconds in ((1, 3.0), (2, 9.0)):
         folder = tmp_path / "run" / f"r{repetition}"
@@ -252,7 +252,7 @@ def test_how_long_validations_took_is_said(tmp_path):
 
 
 def test_swarms_that_learnt_without_a_warm_up_are_named(tmp_path):
-    """The version that measured them rounded a quarter of five updates down, and did not note it."""
+    """The version that measured these swarms rounded a quarter of five updates down, and did not note it."""
     own = {"earlier": None, "later": 2, "ddp": 5}
     for name, steps in own.items():
         cell = replace(CELL, system="ddp" if name == "ddp" else "swarm-local", target_accuracy=0.95)
@@ -341,7 +341,7 @@ def test_a_model_is_tested_on_every_setting_that_it_has_not_seen(experiment):
     assert not found.is_trusted(elsewhere), "the same model was predicted badly in another experiment"
 
 
-def test_a_model_of_who_averages_beside_computing_knows_what_waited(tmp_path):
+def test_a_model_of_averaging_beside_computing_counts_no_wait_twice(tmp_path):
     cell = replace(CELL, system="swarm-local", rtt_ms=100)
     write_run(tmp_path / "local" / cell.name, cell, seconds=6.0, waiting=0.7)
     cells = Experiment(read(tmp_path / "local")).valid
@@ -447,7 +447,7 @@ def test_communication_beside_computing_is_not_counted_twice(tmp_path):
     assert part["other"] == pytest.approx(0.1)
 
 
-def test_what_a_death_costs_those_who_are_left(tmp_path):
+def test_a_report_shows_the_cost_of_a_death_for_the_remaining_peers(tmp_path):
     assert survivors_table(Experiment(read_of(tmp_path / "none", CELL))) is None
     cell = replace(CELL, peers=3, kill_at_step=6)
     write_run(tmp_path / "killed" / cell.name, cell, seconds=2.0)
@@ -576,7 +576,7 @@ def test_repetitions_with_the_same_seed_are_one_pair(tmp_path):
 
 
 def test_accuracies_of_one_seed_count_once(tmp_path):
-    """Seeds with 90, 92 and 94 %, each run twice; one that is the only one of its system, run three times."""
+    """Seeds with 90, 92 and 94 %, each run twice, and the only seed of another system, run three times."""
     for seed, repetition in itertools.product(range(3), (1, 2)):
         cell = replace(CELL, repetition=repetition, target_accuracy=0.5, changes={"seed": seed})
         cell = replace(cell, paced_samples_per_second=None)

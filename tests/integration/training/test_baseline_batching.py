@@ -109,7 +109,7 @@ def test_one_line_for_every_node():
 
 
 def test_printing_and_refusing_import_nothing_slow(tmp_path):
-    """Also shows that the file works from any folder."""
+    """It also shows that the file works from any folder."""
     script = str(ROOT / "baseline_ddp" / "train.py")
     printed = subprocess.run(
         [sys.executable, "-X", "importtime", script, "--print-launch"], capture_output=True, text=True, cwd=tmp_path

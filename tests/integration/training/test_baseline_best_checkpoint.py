@@ -29,7 +29,7 @@ OPTION = "--best-checkpoint-url"
 
 @pytest.fixture(scope="module")
 def s3():
-    """moto's server with an empty bucket; its address and the credentials as environment variables."""
+    """moto's server with an empty bucket. Yields its address and the credentials as environment variables."""
     from moto.server import ThreadedMotoServer
 
     server = ThreadedMotoServer("127.0.0.1", free_port(), verbose=False)
@@ -73,7 +73,7 @@ def test_content_and_sha256_arrive(kind, s3, tmp_path):
 
 
 class FlakyFile(RemoteFile):
-    """Breaks in the middle of the first uploads."""
+    """A file whose first uploads break in the middle."""
 
     failures = 2
 
@@ -204,7 +204,7 @@ def test_a_run_copies_its_best_checkpoint(s3, tmp_path):
 
 @pytest.mark.parametrize("lost", ["the address", "the summary"])
 def test_a_best_checkpoint_that_never_arrived_is_copied_when_the_run_is_started_again(tmp_path, lost):
-    """As torchrun does with --max-restarts; without a summary the run has results to make, and nothing to validate."""
+    """torchrun does so with --max-restarts. Without a summary the run has results to make, and nothing to validate."""
     away, log = tmp_path / "away", tmp_path / "log"
     options = [*arguments(tmp_path), "--best-checkpoint-url", f"file://{away}/best.ckpt"]
     with Cluster(1, train_without_uploads, [str(option) for option in options], log=log) as cluster:
@@ -227,7 +227,7 @@ def test_a_best_checkpoint_that_never_arrived_is_copied_when_the_run_is_started_
 
 
 def train_without_uploads(options: list[str]) -> int:
-    """Like `train`, where the address takes a probe and no file."""
+    """Like `train`, but the remote address takes a probe and no file."""
     from baseline_ddp import results, session
 
     def refuse(remote, content):

@@ -1,4 +1,4 @@
-"""Killed at a random update and resumed, a run is the one that was never killed."""
+"""A run that is killed at a random update and resumed equals a run that was never killed."""
 
 import json
 import os
@@ -50,7 +50,7 @@ def arguments(folder: Path, strategy: str, *more: object) -> list[str]:
 
 
 def losses(folder: Path, strategy: str) -> list[tuple[int, float, float]]:
-    """(step, loss, learning rate) of every update, and of every validation, exactly as they were logged."""
+    """Return (step, loss, learning rate) of every update, and of every validation, exactly as they were logged."""
     lines = read_metrics(folder / "run" / f"{strategy}-{PROCESSES[strategy]}" / "metrics.jsonl")
     train_lines = [(line["step"], line["train/loss"], line["train/lr"]) for line in lines if "train/loss" in line]
     return train_lines + [(line["step"], line["val/loss"], line["val/top1"]) for line in lines if "val/loss" in line]
@@ -191,7 +191,7 @@ def test_a_worker_that_torchrun_starts_again_goes_on_with_its_own_run_only(tmp_p
     assert run_cluster(1, options, log=log, environment=restarted) == [2]
     assert "holds a run already: add --resume" in log.read_text()
     assert snapshot.read_bytes() == before
-    os.utime(snapshot)  # since torchrun began, which here is the tests' fork server
+    os.utime(snapshot)  # newer than the start of torchrun, which here is the tests' fork server
     assert run_cluster(1, options, log=log, environment=restarted) == [0], log.read_text()
     assert "Going on from the snapshot of step 2" in log.read_text()
 

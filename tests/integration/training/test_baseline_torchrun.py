@@ -27,7 +27,7 @@ def workers(node: subprocess.Popen) -> list[psutil.Process]:
 
 
 def launch_lines(*options: object) -> list[list[str]]:
-    """What `--print-launch` prints for two nodes, with this interpreter's torchrun."""
+    """Return what `--print-launch` prints for two nodes, with this interpreter's torchrun."""
     cluster = ["--print-launch", "--nnodes", 2, "--nproc-per-node", 1, "--master-addr", "127.0.0.1"]
     command = [sys.executable, "baseline_ddp/train.py", *cluster, "--master-port", free_port(), *options]
     printed = subprocess.run([str(word) for word in command], cwd=ROOT, capture_output=True, text=True, check=True)

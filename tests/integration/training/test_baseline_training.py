@@ -1,4 +1,4 @@
-"""The same 20 updates by one process, DDP, FSDP and a one-peer swarm; and what a run leaves in its folder."""
+"""The same 20 updates by one process, DDP, FSDP and a one-peer swarm; and the contents of a run's folder."""
 
 import json
 import re
@@ -35,7 +35,7 @@ def curve(folder: Path, tag: str) -> list[float]:
 
 
 def train_in_a_swarm(output_dir: str) -> None:
-    """One peer alone, on the baseline's order of samples."""
+    """Train one peer alone, on the baseline's order of samples."""
     from recipe.registry import build_data, build_task
     from recipe.training.trainer import build_trainer
     from swarm.network.dht_options import NetworkOptions, start_dht, stop_dht
@@ -54,7 +54,7 @@ def train_in_a_swarm(output_dir: str) -> None:
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory) -> Path:
-    """Folder of the finished runs single-1, ddp-2, fsdp-2 and swarm-1, and of what they printed."""
+    """The folder of the finished runs single-1, ddp-2, fsdp-2 and swarm-1, and of their output."""
     folder = tmp_path_factory.mktemp("runs")
     recipe = folder / "recipe.json"
     recipe.write_text(RECIPE.to_json())
@@ -82,14 +82,16 @@ def test_a_swarm_of_one_ends_with_the_same_weights(runs):
 
 
 def weights_of(checkpoint: Path) -> dict[str, torch.Tensor]:
-    """Without the keys' biases: softmax ignores what all keys have in common, so the gradient of their bias is rounding
-    noise, which AdamW blows up to full size (4e-4 after 20 steps)."""
+    """Return the weights without the keys' biases.
+
+    Softmax ignores what all keys have in common, so the gradient of their bias is rounding noise, which AdamW
+    amplifies to full size (4e-4 after 20 steps)."""
     weights = torch.load(checkpoint, weights_only=False)["state_dict"]
     return {n: torch.cat(w.chunk(3)[::2]) if n.endswith("qkv.bias") else w for n, w in weights.items()}
 
 
 @pytest.mark.parametrize("name", ["ddp-2", "fsdp-2", "swarm-1"])
-def test_equal_validation_counts_every_sample_once(runs, name):
+def test_a_divided_validation_counts_every_sample_once(runs, name):
     """270 samples in shards of 135 and micro-batches of 8: a sample more or less would change the fractions."""
     for tag in ("val/top1", "val/top5", "val/macro_f1", "val/precision", "val/recall"):
         assert curve(runs / name, tag) == pytest.approx(curve(runs / "single-1", tag), abs=1e-6), tag
@@ -153,7 +155,7 @@ def test_ddp_sends_gradients_once_per_update(tmp_path):
 
 
 def count_hook_calls(arguments: list[str]) -> int:
-    """Updates at which DDP averaged gradients; the small model is one bucket."""
+    """Return the number of updates at which DDP averaged gradients; the small model is one bucket."""
     from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 
     from baseline_ddp.train import main
@@ -172,7 +174,7 @@ def count_hook_calls(arguments: list[str]) -> int:
 
 
 def test_all_metrics_of_a_validation_are_summed_in_one_call(tmp_path):
-    """Each call is a round trip or two over whatever line lies between the processes."""
+    """Each call is a round trip or two over the line between the processes."""
     recipe = tmp_path / "recipe.json"
     recipe.write_text(replace(RECIPE, validate_every_steps=1).to_json())
     arguments = ["--recipe", recipe, "--output-dir", tmp_path, "--run-id", "r", "--batch-size", 8, "--max-steps", 2]
@@ -180,7 +182,7 @@ def test_all_metrics_of_a_validation_are_summed_in_one_call(tmp_path):
 
 
 def count_calls_of_validations(arguments: list[str]) -> list[int]:
-    """Collective calls that the metrics of each validation make."""
+    """Return the number of collective calls that the metrics of each validation make."""
     import torch.distributed as dist
 
     from baseline_ddp.train import main

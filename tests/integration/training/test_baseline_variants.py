@@ -1,4 +1,4 @@
-"""Options of the baseline that change how a recipe is computed, when it stops, and what cannot work."""
+"""Options of the baseline that change how a recipe is computed and when it stops, and options that cannot work."""
 
 import io
 import json
@@ -45,7 +45,7 @@ CPU = torch.device("cpu")
 
 
 def run(folder: Path, processes: int, *more: object, function=train) -> dict:
-    """The summary of a finished run."""
+    """Train, and return the summary of the finished run."""
     recipe = folder / "recipe.json"
     recipe.write_text(RECIPE.to_json())
     options = ["--recipe", recipe, "--output-dir", folder, "--run-id", "run", "--name", "it", "--batch-size", 8, *more]
@@ -152,7 +152,7 @@ def test_weights_and_biases_without_an_account(tmp_path):
 
 
 def train_and_compile_here(options: list[str]) -> int:
-    """torch would start processes to compile in, each of which imports it: on a busy machine that takes minutes."""
+    """Train with compilation in this process. torch would start processes for that, whose imports can take minutes."""
     torch._inductor.config.compile_threads = 1
     return train(options)
 
@@ -217,12 +217,12 @@ def connect(monkeypatch, rank: int, address: tuple[str, int], seconds: float) ->
 
 
 @pytest.mark.parametrize("rank", [0, 1])
-def test_nobody_answers(monkeypatch, rank):
-    """The first process waits for the others, the others for the first."""
+def test_a_missing_process_ends_the_start_in_time(monkeypatch, rank):
+    """The first process waits for the other ones, and they wait for the first."""
     assert connect(monkeypatch, rank, ("127.0.0.1", free_port()), 2) < 10
 
 
-def test_somebody_else_answers(monkeypatch):
+def test_another_program_at_the_address_ends_the_start_in_time(monkeypatch):
     with silent_listener() as address:
         assert connect(monkeypatch, 1, address, 2) < 15
 
@@ -265,7 +265,7 @@ def count_blocking_collectives(arguments: list[str]) -> list[tuple[int, int]]:
     return seen
 
 
-def test_nobody_waits_for_others_within_an_update(tmp_path):
+def test_no_process_waits_for_another_within_an_update(tmp_path):
     recipe = tmp_path / "recipe.json"
     recipe.write_text(RECIPE.to_json())
     options = ["--recipe", recipe, "--output-dir", tmp_path, "--run-id", "run", "--batch-size", 4]

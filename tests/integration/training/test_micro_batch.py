@@ -23,11 +23,11 @@ from tests.helpers.virtual_time import Clock
 
 CPU = torch.device("cpu")
 CLOCK = Clock()
-"""A module that is measured is copied, and would have a clock of its own."""
+"""The one clock of all modules. A measured module is copied, and would copy a clock of its own."""
 
 
 class Slow(nn.Module):
-    """Takes a fixed time for each sample, on a clock that nothing else moves."""
+    """Takes a fixed time for each sample, on a clock that no other code moves."""
 
     def __init__(self, seconds_per_sample: float):
         super().__init__()
@@ -79,7 +79,7 @@ def test_a_fast_device_gets_what_the_recipe_allows():
 
 @pytest.mark.parametrize("is_native", [True, False])
 def test_bfloat16_is_not_imitated(monkeypatch, is_native):
-    """Only what torch says of a GPU is made up: none is here."""
+    """Only torch's statements about a GPU are made up, since there is none here."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: is_native or including_emulation)
     assert precision_on("auto", "bf16-mixed") == ("bf16-mixed" if is_native else "32")
@@ -92,7 +92,7 @@ def test_one_sample_is_the_least(clock):
 
 
 class SlowNorm(Slow):
-    """Normalises what it sees over the micro-batch, which one sample alone does not allow."""
+    """Normalises its outputs over the micro-batch, which one sample alone does not allow."""
 
     def __init__(self, seconds_per_sample: float):
         super().__init__(seconds_per_sample)

@@ -1,4 +1,4 @@
-"""A plain Trainer on a recipe: what is logged and when, and that digits are learnt."""
+"""A plain Trainer on a recipe: what it logs and when, and that it learns digits."""
 
 import warnings
 from dataclasses import replace
@@ -33,7 +33,7 @@ def train(recipe, tmp_path, batch_size=8, **options):
 
 
 class Validations(L.Callback):
-    """And a clock that stands still except within micro-batches, validations and what follows these."""
+    """Notes validations. As a clock it stands still except within micro-batches, validations and what follows these."""
 
     def __init__(self):
         self.steps, self.seconds = [], 0.0
@@ -145,7 +145,7 @@ def test_an_option_of_lightning_that_is_none_leaves_the_recipe_s_own(tmp_path):
     assert (trainer.precision, trainer.gradient_clip_val) == ("bf16-mixed", 0.5)
 
 
-def test_a_run_prints_nothing_that_nobody_acts_on(tmp_path, capfd):
+def test_a_run_without_problems_prints_nothing(tmp_path, capfd):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         train(small_recipe(total_steps=2), tmp_path)

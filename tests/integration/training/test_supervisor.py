@@ -1,4 +1,4 @@
-"""Whether a peer notices that one of its processes has died, and takes nothing else for that."""
+"""A peer notices that one of its processes has died, and takes nothing else for such a death."""
 
 import subprocess
 import sys
@@ -56,7 +56,7 @@ def test_after_another_error_parts_end_because_they_should(part, tmp_path):
     assert supervisor.found is None
 
 
-def test_who_leaves_misses_none_of_its_parts(part, tmp_path):
+def test_a_peer_that_leaves_misses_none_of_its_parts(part, tmp_path):
     leaves = threading.Event()
     supervisor, told = supervisor_of(part, tmp_path, leaves)
     leaves.set()

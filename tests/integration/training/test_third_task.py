@@ -1,4 +1,4 @@
-"""A third task is a file and a line, as docs/howto/own-task.md shows them."""
+"""A third task takes a file and a line, as docs/howto/own-task.md shows."""
 
 import json
 import re
