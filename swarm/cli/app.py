@@ -1,4 +1,4 @@
-"""The command `swarm`: each of its words runs one program, whose modules are imported only then."""
+"""The command `swarm`: each of its subcommands runs one program, whose modules are imported only then."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ EVERYBODY = {
     "bench": ("bench", "main", "BenchOptions", "Measure what the swarm costs against a plain Trainer."),
 }
 COMMANDS = VOLUNTEERS | ORGANISERS | EVERYBODY
-"""Of each word: its module in `swarm.cli`, the function and its options in there, and what it does."""
+"""Each subcommand: its module in `swarm.cli`, the function and the class of options there, and what it does."""
 SHELLS = ("bash", "zsh")
 COMPLETION = "completion"
 
@@ -58,7 +58,7 @@ def usage() -> str:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run a command; returns its exit status, 2 if there is no such command."""
+    """Runs a subcommand and returns its exit status: 2 if there is no such subcommand."""
     end_silently()  # Ctrl-C while modules are imported
     name, *rest = (sys.argv[1:] if arguments is None else arguments) or ["--help"]
     if name in ("-h", "--help"):
@@ -109,5 +109,5 @@ def _print_completion(arguments: list[str]) -> int:
 
 
 def program() -> None:
-    """What the installed command runs."""
+    """What the installed command `swarm` runs."""
     run_to_end(main)

@@ -62,8 +62,8 @@ class InviteOptions:
     days: Annotated[float, arg("DAYS")] = 30.0
     """How long the invitation can be used; with --peer-id, how long the certificate counts."""
     roles: RoleName = "everything"
-    """What these members may do. everything: all of it; train: train, but never be called by other peers; helper: help,
-    but never train."""
+    """What these members may do. everything: all of it; train: train, but never be called by other peers; helper: be a
+    helper, which never trains."""
     peer_id: Annotated[str | None, arg("QM...", "none: they become members when they join")] = None
     """Instead of an invitation, make a certificate for the peer with this id: for a volunteer who cannot reach your
     enrolment port."""
