@@ -1,7 +1,7 @@
 """Train a small model with several peers on this machine, each a process of its own, and show them in a live table.
 
-    swarm demo --peers 3
-    swarm demo --peers 3 --target-accuracy 0.95 --learning-rate 1e-3   # nearly any option of swarm.peer
+swarm demo --peers 3
+swarm demo --peers 3 --target-accuracy 0.95 --learning-rate 1e-3   # nearly any option of swarm.peer
 """
 
 from __future__ import annotations
@@ -146,7 +146,7 @@ class LocalSwarm:
         return self._report()
 
     def _train(self) -> None:
-        """Show the peers until all have ended, or one fails before any has contributed: the others would wait for it."""
+        """Show the peers until all have ended, or one fails before any contributes: the others would wait for it."""
         first, *others = self.peers
         first.start(())
         deadline = time.monotonic() + START_SECONDS

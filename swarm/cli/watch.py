@@ -333,7 +333,7 @@ class Display:
 
 
 def say_at_once(line: str) -> None:
-    """Print a line without delay, also into a file or a pipe: a reader may wait for it, or a signal end this program."""
+    """Print a line without delay, also into a pipe or a file: a reader may wait for it, or a signal end the program."""
     print(line, flush=True)
 
 
