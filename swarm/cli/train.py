@@ -77,7 +77,7 @@ class StartPatience(PatienceOptions):
 
 @dataclass(frozen=True)
 class StartMembership(MembershipOptions):
-    """Who may take part."""
+    """Which peers may take part."""
 
     by_invitation: bool = True
     """Only members take part: people with an invitation of yours. You can remove them again. Without this, anyone with

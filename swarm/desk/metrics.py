@@ -1,4 +1,4 @@
-"""The run as metrics for Prometheus, with at most `MAX_PEERS` peers of their own: labels of strangers cost memory."""
+"""The run as metrics for Prometheus. At most `MAX_PEERS` peers have metrics of their own: each label costs memory."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ MAX_PEERS = 200
 
 
 def metrics_text(swarm: SwarmReport, peers: Iterable[PeerReport]) -> bytes:
-    """What `/metrics` answers.
+    """The answer of `/metrics`.
 
     Args:
-        peers: the fastest first
+        peers: of the run, the fastest first
     """
     registry = CollectorRegistry(auto_describe=False)
     registry.register(_Metrics(swarm, [peer for peer in peers if peer.state == "here"][:MAX_PEERS]))
@@ -75,7 +75,7 @@ class _Metrics:
 
 
 def _gauge(name: str, text: str, value: float | None) -> GaugeMetricFamily:
-    """Without a sample as long as nobody knows the value."""
+    """A gauge; without a sample as long as its value is not known."""
     gauge = GaugeMetricFamily(name, text)
     if value is not None:
         gauge.add_metric([], value)

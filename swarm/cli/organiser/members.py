@@ -1,4 +1,4 @@
-"""See who is a member of your run, who was removed, and which invitations are open.
+"""See the members of your run, also those that were removed, and the invitations that are open.
 
     swarm members
     swarm members --json > members.json
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class MembersOptions:
-    """Show who is a member of your run, who was removed, and which invitations are open."""
+    """Show the members of your run, also those that were removed, and the invitations that are open."""
 
     json: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
     """Print JSON instead of a table: with whole peer ids, and with times in seconds since 1970."""
