@@ -95,8 +95,8 @@ class Door:
     def address_at(self, host: str) -> str:
         """Address of the desk for a browser that has called this host, without a slash at its end.
 
-        A stranger can make a browser call the desk by any name. So only the host of the page's URL and the names of this
-        machine count.
+        A stranger can make a browser call the desk by any name. So only the host of the page's URL and the names of
+        this machine count.
 
         Args:
             host: the request's header `Host`
@@ -122,8 +122,8 @@ class Door:
     def knock(self, secret: str, address: str, host: str) -> tuple[str, Visit]:
         """Begin or continue the log-in of a browser. Returns a new secret, and what the browser has to show.
 
-        The challenge is a new one, unless the browser waits already. Its old secret counts no more: another page on this
-        host may have planted it, and the maker of that page knows it.
+        The challenge is a new one, unless the browser waits already. Its old secret counts no more: another page on
+        this host may have planted it, and the maker of that page knows it.
 
         Args:
             secret: that the browser was given before; empty if none

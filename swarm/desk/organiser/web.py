@@ -51,7 +51,8 @@ class OrganisersPages:
         self._one_at_a_time = asyncio.Lock()
         self._of_address = TokenBuckets(TRIES_AT_ONCE, TRIES_A_SECOND)
         self._of_all = TokenBucket(10 * TRIES_AT_ONCE, 10 * TRIES_A_SECOND)
-        self._run = hashlib.sha256(newest().card.key.encode()).hexdigest()[:8]  # in names of cookies, which are the same for all ports of a host
+        # a part of cookies' names: browsers send the cookies of a host to all its ports, where other desks may be
+        self._run = hashlib.sha256(newest().card.key.encode()).hexdigest()[:8]
 
     def add_to(self, app: FastAPI) -> None:
         """Serve these pages in this application."""
