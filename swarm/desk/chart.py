@@ -83,6 +83,7 @@ def levels(lowest: float, highest: float, from_zero: bool) -> tuple[float, float
     low = min(0.0, lowest) if from_zero else lowest
     span = max(highest - low if highest > low else abs(highest), LEAST_SPAN) if highest or low else 1.0
     magnitude = 10 ** math.floor(math.log10(span / 4))
+    # the smallest round size of which four steps cover the span
     size = next(nice * magnitude for nice in NICE if nice * magnitude * 4 >= span * (1 - 1e-9))
     begin = math.floor(low / size + 1e-9) * size
     steps = max(2, math.ceil((highest - begin) / size - 1e-9))

@@ -69,7 +69,7 @@ class Connection(H11Protocol):
             self._make_place()
 
     def _make_place(self) -> None:
-        """Close a connection of the address that has most: the oldest, but rather one that waits for no answer.
+        """Close one connection of the address that has most: the oldest that waits for no answer, or else the oldest.
 
         So a few addresses cannot keep other visitors out by taking all places.
         """

@@ -31,7 +31,7 @@ LOWER_SECONDS = 60.0
 UNSEEN_SECONDS = 60.0
 """Longest time between two looks for which peers get credit. Updates after a longer gap are credited to no peer."""
 CREDIT_TIMES = 3.0
-"""How many times what they say they compute peers can have given between two looks. Records are seconds old."""
+"""Between two looks, peers get credit for at most so many times what they say they compute: records are seconds old."""
 MAX_POINTS, MAX_EVENTS, MAX_PEERS, MAX_ADVANCES, MAX_TESTS = 1000, 200, 4096, 50, 1000
 TRAFFIC_SECONDS = 30.0
 """Time over which the swarm's traffic is averaged: rounds send in bursts."""
@@ -220,7 +220,7 @@ class History:
     def _credit(self, here: list[PeerSeen], updates: int, seconds: float) -> None:
         """Credit the peers with the samples of new updates, in proportion to their paces: all compute equally long.
 
-        They get about as many samples as they can compute in that time, at most.
+        The samples are at most `CREDIT_TIMES` times what the peers say they compute in that time, and a target batch.
 
         Args:
             here: peers that compute
@@ -236,8 +236,8 @@ class History:
     def _note_tests(self) -> None:
         """Note each peer's newest test once.
 
-        If there are too many, every second test goes of the peer that has most: a peer can say that it tests all the
-        time.
+        If there are too many, every second test of the peer that has most is dropped: a liar displaces its own ones
+        first.
         """
         last = {test.peer_id: test.step for test in self.tests}
         for peer_id, peer in self.peers.items():
@@ -346,7 +346,7 @@ class History:
             return None
         (first_at, first), (last_at, last) = self._advances[0], self._advances[-1]
         usual = (last_at - first_at) / (len(self._advances) - 1)
-        ends = now if now - last_at > 2 * usual else last_at
+        ends = now if now - last_at > 2 * usual else last_at  # an update is overdue: the pace falls from now on
         return 60 * (last - first) / (ends - first_at) if ends - first_at >= PACE_SECONDS else None
 
     @property

@@ -101,7 +101,7 @@ def choose(peers: Sequence[PeerReport], query: PeerQuery) -> PeerPage:
     known = [peer for peer in found if compared(peer) is not None]
     known.sort(key=compared, reverse=not query.is_rising)
     ordered = [*known, *(peer for peer in found if compared(peer) is None)]
-    ordered.sort(key=lambda peer: peer.state != "here")
+    ordered.sort(key=lambda peer: peer.state != "here")  # a stable sort: the order within each half stays
     pages = max(1, -(-len(ordered) // PAGE_ROWS))
     page = min(query.page, pages)
     begin = PAGE_ROWS * (page - 1)

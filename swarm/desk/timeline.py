@@ -148,6 +148,7 @@ class Timeline:
         if self.cells and not 0 <= now - self.cells[-1] < CELLS * CELL_SECONDS:
             self.cells, self.updates, self.strips = [], [], {}
         begin = now - now % CELL_SECONDS
+        # cells that went by without a look get no updates, and an unknown state of all peers
         missed = range(1, int((begin - self.cells[-1]) / CELL_SECONDS)) if self.cells else ()
         self.cells += [self.cells[-1] + number * CELL_SECONDS for number in missed] + [begin]
         self.cells = self.cells[-CELLS:]

@@ -136,7 +136,7 @@ class Door:
             visit = Visit(new_challenge(), address, host, now + LOGIN_SECONDS)
         visit.host = host
         while len(self._visits) >= MAX_VISITS:
-            del self._visits[next(iter(self._visits))]  # the oldest one: a dict keeps the order
+            del self._visits[next(iter(self._visits))]  # a dict keeps the order: the one that knocked first
         secret = secrets.token_urlsafe(SECRET_BYTES)
         self._visits[_digest(secret)] = visit
         return secret, visit
