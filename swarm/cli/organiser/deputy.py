@@ -7,8 +7,8 @@
 Give Ben ben.key, ben.key.warrant, and a copy of the folder of the run in OUTPUT_DIR/organiser. Leave out of the copy
 your own key, and first_line.json, which holds an invitation. Ben adds --organiser-key ben.key to his commands. On a
 machine of his own he can remove members, steer the run, and make certificates (swarm invite --peer-id), as far as his
-rights go.
-Join lines of swarm invite count only if they are made at the machine that enrols, whose books have their invitations.
+rights go. Join lines of swarm invite count only if they are made at the machine that enrols, whose books have their
+invitations.
 """
 
 from __future__ import annotations
