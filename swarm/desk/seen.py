@@ -110,17 +110,16 @@ class PeerSeen:
     def _count(self, told: Profile, seconds: float) -> None:
         """Add what the peer has sent and received since its record before.
 
-        A peer counts from its own start on, so its numbers begin at 0 again when it is started again.
+        A peer counts from its own start on, so its numbers begin at 0 again when it is started again. What it says it
+        has sent before its first record counts as it is: the desk has not seen how long that took.
 
         Args:
-            seconds: since the record before
+            seconds: since the record before; infinite if this is the first one
         """
-        if (last := self.profile) is None:
-            self.sent, self.received = told.sent, told.received
-            return
+        last = self.profile or Profile()
         sent = told.sent - last.sent if told.sent >= last.sent else told.sent
         received = told.received - last.received if told.received >= last.received else told.received
-        most = int(MOST_BYTES_A_SECOND * seconds)
+        most = int(min(MOST_BYTES_A_SECOND * seconds, MAX_TRAFFIC_BYTES))
         self.sent = min(self.sent + min(sent, most), MAX_TRAFFIC_BYTES)
         self.received = min(self.received + min(received, most), MAX_TRAFFIC_BYTES)
 
