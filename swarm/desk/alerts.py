@@ -76,18 +76,19 @@ class Alerts:
             title: of the message
         """
         now = self._clock()
+        if self._sending is not None and self._sending[2].done():
+            self._settle(*self._sending)
+            self._sending = None
         for finding in found:
             matter = self._matters.setdefault(finding.kind, _Matter(finding, now, now))
             matter.finding, matter.seen_at = finding, now
         for kind in set().union(*(UNKNOWN_WHILE.get(finding.kind, ()) for finding in found)):
             if kind in self._matters and self._matters[kind].is_told:
                 self._matters[kind].seen_at = now  # hidden by something worse, which does not mean that it is over
+        on_its_way = self._sending and self._sending[0]
         for kind, matter in [*self._matters.items()]:
-            if not matter.is_told and matter.seen_at < now:
+            if not matter.is_told and kind != on_its_way and matter.seen_at < now:
                 del self._matters[kind]
-        if self._sending is not None and self._sending[2].done():
-            self._settle(*self._sending)
-            self._sending = None
         if len(self._places) and self._sending is None and now >= self._quiet_until:
             self._send_next(now, title)
 
@@ -127,6 +128,6 @@ class Alerts:
             )
             self._quiet_until = self._clock() + RETRY_SECONDS
         elif is_over:
-            self._matters.pop(kind, None)
-        elif kind in self._matters:
+            del self._matters[kind]
+        else:
             self._matters[kind].is_told = True

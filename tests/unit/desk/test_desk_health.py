@@ -184,11 +184,15 @@ class Mailbox:
     def __init__(self):
         self.received: list[dict] = []
         self.status = 200
+        self.answers = threading.Event()
+        """Cleared: whatever is sent waits until it is set again."""
+        self.answers.set()
         mailbox = self
 
         class Handler(BaseHTTPRequestHandler):
             def do_POST(self):
                 body = self.rfile.read(int(self.headers["content-length"]))
+                mailbox.answers.wait()
                 if mailbox.status == 200:
                     mailbox.received.append(json.loads(body))
                 self.send_response(mailbox.status)
@@ -210,6 +214,7 @@ class Mailbox:
         return [message["message"] for message in self.received]
 
     def close(self) -> None:
+        self.answers.set()
         self.server.shutdown()
         self.thread.join()
         self.server.server_close()
@@ -246,6 +251,24 @@ def test_each_matter_is_told_once_and_once_more_when_it_is_over(another, mailbox
     assert mailbox.texts == [*told, f"Is well again. It was: {told[0]}"]
     assert [message["type"] for message in mailbox.received] == ["failure", "success"]
     assert {message["title"] for message in mailbox.received} == {"Swarm letters"}
+    run.alerts.stop()
+
+
+def test_what_ends_while_its_message_is_on_its_way_is_well_again(another, mailbox):
+    run = another(urls=(mailbox.url,))
+    mailbox.answers.clear()
+    run.look()
+    run.look(after=SURE_SECONDS)
+    for step in range(1, 4):
+        run.look(run.record("ada", step), run.record("ben", step))
+    mailbox.answers.set()
+    run.alerts.wait()
+    told = "No peer trains: the desk finds no peer in the run."
+    assert mailbox.texts == [told]
+    for step in range(4, 4 + int(SETTLED_SECONDS)):
+        run.look(run.record("ada", step), run.record("ben", step))
+        run.alerts.wait()
+    assert mailbox.texts == [told, f"Is well again. It was: {told}"]
     run.alerts.stop()
 
 
