@@ -188,7 +188,11 @@ class Timeline:
         self._lost.clear()
 
     def _see_failures(self, peers: Mapping[str, PeerSeen], step: int, updates: int) -> None:
-        """Note failed rounds of the updates that were made since the last look, and of the next two."""
+        """Note failed rounds of the updates that were made since the last look, and of the next two.
+
+        Failures of later updates are forgotten: the run went back to an earlier one.
+        """
+        self._failed = {key: failure for key, failure in self._failed.items() if key[0] <= step + NEXT_STEPS}
         for peer in peers.values():
             failed = peer.failed
             if failed is None or peer.state != "here" or not step - updates < failed.step <= step + NEXT_STEPS:

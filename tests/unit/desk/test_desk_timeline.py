@@ -118,6 +118,15 @@ def test_an_update_says_why_rounds_before_it_were_in_vain(seen):
     assert said == {"why": "<b>cy</b> did not send in time", "times": 2, "said_by": ["ada", "cy", "ben"]}
 
 
+def test_a_run_that_goes_back_forgets_why_later_rounds_were_in_vain(seen):
+    seen.train("ada", steps=range(50, 53))
+    seen.look(seen.record("ada", 52, failed=FailedRound(53, 1, "ben did not send in time")))
+    assert [failure.why for failure in seen.history.timeline.trying] == ["ben did not send in time"]
+    seen.train("ada", steps=range(20, 25), seconds=20)
+    assert seen.history.step == 24
+    assert not seen.history.timeline.trying
+
+
 def test_strangers_cannot_fill_the_page_with_reasons(seen):
     seen.train("ada", steps=range(1, 4))
     for look in range(3):
