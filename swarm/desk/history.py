@@ -200,6 +200,7 @@ class History:
         if self.lower_since is not None and now - self.lower_since > LOWER_SECONDS:
             self.note(f"The run went back from update {self.step:,} to {step:,}.", now)
             self.step, self.lower_since, self.finite_at_step = step, None, min(self.finite_at_step, step)
+            self.tests = [test for test in self.tests if test.step <= step]  # later weights exist no longer
             self._advances.clear()
 
     def _rest(self, now: float, is_paused: bool) -> None:

@@ -213,6 +213,15 @@ def test_tests_of_the_weights_are_a_curve(seen):
     assert [(test["step"], test["name"]) for test in tests] == [(50, "<i>ada</i>"), (60, "ben"), (60, "cy")]
 
 
+def test_a_run_that_goes_back_is_tested_anew(seen):
+    for step in (20, 52):
+        seen.look(seen.record("ada", step, tested=Score(step, 0.5, 1.0)))
+    seen.train("ada", steps=range(20, 25), seconds=20)
+    assert seen.history.step == 24
+    seen.look(seen.record("ada", 30, tested=Score(30, 0.6, 1.0)))
+    assert [(test.step, test.accuracy) for test in seen.history.tests] == [(20, 0.5), (30, 0.6)]
+
+
 def test_one_that_tells_of_many_tests_loses_its_own(seen, monkeypatch):
     monkeypatch.setattr("swarm.desk.history.MAX_TESTS", 10)
     seen.look(seen.record("ada", 1, tested=Score(1, 0.5, 1.0)), seen.record("zoe", 1))
