@@ -149,9 +149,14 @@ class Desk:
         )
 
     def _disk(self) -> list[Finding]:
-        if self._trouble:
-            return [Finding("disk", "warning", f"The desk cannot save its history ({self._trouble}): free some space.")]
-        free = shutil.disk_usage(self._path.parent).free
+        free, trouble = LEAST_FREE_BYTES, self._trouble
+        try:
+            free = shutil.disk_usage(self._path.parent).free
+        except OSError as error:  # the folder was deleted, for example
+            trouble = trouble or error.strerror or "unknown error"
+        if trouble:
+            text = f"The desk cannot save its history ({trouble}): check its folder and its disk."
+            return [Finding("disk", "warning", text)]
         if free >= LEAST_FREE_BYTES:
             return []
         return [Finding("disk", "warning", f"The desk's own disk is nearly full: {free / 2**20:,.0f} MiB are free.")]

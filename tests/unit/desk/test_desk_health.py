@@ -157,7 +157,23 @@ def test_the_own_disk(seen, monkeypatch, tmp_path):
     seen.path.mkdir()
     seen.desk.save()
     seen.train("ada", "ben", steps=range(8, 10))
-    assert sentence(seen) == ("warning", "The desk cannot save its history (Is a directory): free some space.")
+    told = "The desk cannot save its history (Is a directory): check its folder and its disk."
+    assert sentence(seen) == ("warning", told)
+
+
+def test_a_folder_that_is_deleted_does_not_end_the_desk(another, tmp_path):
+    folder = tmp_path / "letters"
+    folder.mkdir()
+    run = another("letters/desk.json")
+    run.train("ada", "ben", steps=range(8))
+    folder.rmdir()
+    run.train("ada", "ben", steps=range(8, 10))
+    told = "The desk cannot save its history (No such file or directory): check its folder and its disk."
+    assert sentence(run) == ("warning", told)
+    folder.mkdir()
+    run.desk.save()
+    run.train("ada", "ben", steps=range(10, 12))
+    assert sentence(run)[0] == "good"
 
 
 def test_certificates_that_nobody_renews(seen):
