@@ -6,6 +6,7 @@ Everything is kept in memory only. Of a browser's secret, only the digest is kep
 from __future__ import annotations
 
 import hashlib
+import re
 import secrets
 import time
 from collections.abc import Callable, Collection
@@ -19,6 +20,8 @@ from swarm.protocol.certificates import Authority, NotSigned
 SESSION_SECONDS = 12 * 3600.0
 MAX_VISITS, MAX_SESSIONS = 256, 16
 SECRET_BYTES = 32
+HTTPS_PORT = 443
+"""Port that browsers leave out of the header `Host`."""
 THIS_MACHINE = ("localhost", "127.0.0.1", "::1")
 
 
@@ -239,6 +242,11 @@ def _digest(secret: str) -> str:
 
 
 def _checked(page_url: str) -> str:
+    """The page's URL as browsers write it: in small letters, without port 443, and without a slash at its end.
+
+    Raises:
+        InputError: the URL cannot be used
+    """
     try:
         parts = urlsplit(page_url)
         has_port = parts.port is None or parts.port > 0
@@ -247,4 +255,7 @@ def _checked(page_url: str) -> str:
     plain = not (parts.query or parts.fragment or parts.username or parts.password)
     if not (has_port and plain and parts.scheme == "https" and parts.hostname) or len(page_url) > MAX_ADDRESS_LENGTH:
         raise InputError("--page-url has to be like https://desk.example.org: elsewhere, others could read along.")
-    return f"https://{parts.netloc.lower()}{parts.path.rstrip('/')}"
+    host = parts.netloc.lower()
+    if parts.port in (None, HTTPS_PORT):
+        host = re.sub(r":\d*$", "", host)
+    return f"https://{host}{parts.path.rstrip('/')}"

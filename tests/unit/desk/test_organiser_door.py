@@ -391,6 +391,22 @@ def test_an_address_that_is_not_safe_is_refused(url):
 
 
 @pytest.mark.parametrize(
+    ("url", "host"),
+    [
+        ("https://desk.example.org:443", "desk.example.org"),
+        ("https://Desk.Example.org:/", "desk.example.org"),
+        ("https://[2001:db8::443]:443/desk", "[2001:db8::443]"),
+        ("https://[2001:db8::443]", "[2001:db8::443]"),
+        ("https://desk.example.org:8443", "desk.example.org:8443"),
+    ],
+)
+def test_a_browser_is_known_by_the_host_that_it_calls(url, host):
+    """Browsers leave out the usual port."""
+    door = Door(AUTHORITY, url)
+    assert door.address_at(host) == door.page_url == f"https://{host}{'/desk' * url.endswith('/desk')}"
+
+
+@pytest.mark.parametrize(
     ("host", "shown", "for_others"),
     [
         ("0.0.0.0", "127.0.0.1", True),
