@@ -139,7 +139,8 @@ class Door:
             visit = Visit(new_challenge(), address, host, now + LOGIN_SECONDS)
         visit.host = host
         while len(self._visits) >= MAX_VISITS:
-            del self._visits[next(iter(self._visits))]  # a dict keeps the order: the one that knocked first
+            # the one that knocked first, as a dict keeps the order; strangers push out no browser that was let in
+            del self._visits[min(self._visits, key=lambda digest: self._visits[digest].is_let_in)]
         secret = secrets.token_urlsafe(SECRET_BYTES)
         self._visits[_digest(secret)] = visit
         return secret, visit

@@ -371,6 +371,11 @@ def test_what_strangers_leave_behind_is_bounded():
     visits = [door.knock("", ADDRESS, "203.0.113.5") for _ in range(MAX_VISITS + 9)]
     states = [door.state_of(secret) for secret, _ in visits]
     assert states == 9 * ["over"] + MAX_VISITS * ["waiting"]
+    secret, visit = visits[9]
+    door.let_in(visit.challenge, Login("letters", ADDRESS, visit.challenge, int(time.time())).signed_by(ORGANISER))
+    visits += [door.knock("", ADDRESS, "203.0.113.5") for _ in range(MAX_VISITS + 9)]
+    assert door.state_of(secret) == "in", "strangers do not push out a browser that was let in"
+    assert [door.state_of(secret) for secret, _ in visits].count("waiting") == MAX_VISITS - 1
     entered = []
     for secret, visit in visits[-MAX_SESSIONS - 1 :]:
         login = Login("letters", ADDRESS, visit.challenge, int(time.time()))
