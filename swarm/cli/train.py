@@ -44,6 +44,8 @@ class JoinOptions:
 
     addresses: tyro.conf.Positional[Annotated[tuple[str, ...], arg("ADDRESS ...", "the variable INITIAL_PEERS")]] = ()
     """The join line that the organiser has sent, or addresses of peers as they print them."""
+    initial_peers: Annotated[tuple[str, ...], arg("ADDRESS ...", "none")] = ()
+    """Another way to give ADDRESS, as other programs name it."""
     certificate: Annotated[str | None, arg("TEXT", "the organiser is asked for one")] = None
     """Your certificate, if the organiser has made one for this peer (swarm invite --peer-id)."""
     run_id: Annotated[str | None, arg("NAME", "the only one there")] = None
@@ -64,7 +66,8 @@ class JoinOptions:
     def as_peer(self) -> PeerOptions:
         """The same options as `python -m swarm.peer` reads them."""
         same = {item.name: getattr(self, item.name) for item in fields(self) if item.name != "addresses"}
-        return PeerOptions(initial_peers=self.addresses or None, **same)
+        same["initial_peers"] = (*self.addresses, *self.initial_peers) or None
+        return PeerOptions(**same)
 
 
 @dataclass(frozen=True)
@@ -164,9 +167,7 @@ def _read_join(arguments: list[str]) -> PeerOptions:
     Raises:
         InputError: there is no address to join
     """
-    # other programs name the addresses --initial-peers: without that word, they are the positional ones here
-    words = [word for word in arguments if word.replace("_", "-") != "--initial-peers"]
-    options = read_options(JoinOptions, words, "swarm join").as_peer
+    options = read_options(JoinOptions, arguments, "swarm join").as_peer
     if options.initial_peers is None and VARIABLE not in os.environ and not options.resume:
         raise InputError(
             "swarm join needs a join line or an address: paste the one that the organiser sent, as in swarm join "
