@@ -88,7 +88,7 @@ def _enrol(options: EnrolOptions, say: Callable[[str], None], wait: Callable[[],
         try:
             with _sigterm_is_ctrl_c():
                 if port != named:
-                    folder.note_contact(authority.organiser, folder.addresses, port, folder.public_ip)
+                    folder.note_enrolment_port(port)
                 say(_where(folder, port, named))
                 invitations = registry.invitations()
                 say(_how_many(len(invitations), sum(invitation.uses_left for invitation in invitations)))
