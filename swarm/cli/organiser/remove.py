@@ -83,6 +83,7 @@ class Change:
         who: the member as a person knows it: a part of a sentence
         why: the reason, which the member is told
         restores: whether the member may take part again
+        closes: whether the member's invitation is closed as soon as the list is signed
     """
 
     registry: Registry
@@ -93,6 +94,7 @@ class Change:
     who: str
     why: str
     restores: bool
+    closes: bool
 
     @cached_property
     def signed(self) -> bytes:
@@ -103,7 +105,10 @@ class Change:
         """
         if self.restores:
             return self.registry.restore([self.serial], self.signer, self.authority)
-        return self.registry.remove([self.serial], self.why, self.signer, self.authority)
+        signed = self.registry.remove([self.serial], self.why, self.signer, self.authority)
+        if self.closes:
+            self.registry.close_invitation_of(self.serial)
+        return signed
 
     def made(self) -> str:
         """Sign the list, if that is not done yet, and return a sentence that says what has happened.
@@ -130,8 +135,6 @@ def _remove(options: RemoveOptions, say: Callable[[str], None]) -> int:
     options.check()
     lookout = None if options.offline else Lookout.of(options.initial_peers, options.organiser)
     change = _change(options, options.organiser.opened())
-    if options.close:
-        change.registry.close_invitation_of(change.serial)
     status = _make(change, lookout, say)
     if options.close and change.is_foreign:
         say("Its invitation is in the books with which it was let in: close it there.")
@@ -203,7 +206,7 @@ def _change(options: RemoveOptions, folder: OrganiserFolder) -> Change:
     why = options.why or registry.why_removed(serial) or ""  # the same command again keeps the reason
     signer = folder.signer()
     check_right(signer, authority, Right.REMOVE)
-    return Change(registry, signer, authority, serial, is_foreign, who, why, options.restore)
+    return Change(registry, signer, authority, serial, is_foreign, who, why, options.restore, options.close)
 
 
 def _foreign_serial(registry: Registry, who: str, restores: bool) -> int | None:

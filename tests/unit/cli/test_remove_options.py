@@ -104,6 +104,17 @@ def test_nothing_is_signed_while_the_clock_is_off(her_run, refusal, monkeypatch,
     assert "172800 s" in refusal(control.main, her_run.options("pause"))
 
 
+def test_an_invitation_is_closed_only_if_the_list_is_signed(her_run, refusal, monkeypatch):
+    ada = her_run.add("ada", uses=3)
+    registry, arguments = her_run.folder.registry, her_run.options("ada", "--close")
+    with monkeypatch.context() as patch:
+        clocks_differ(patch, DAY)
+        assert refusal(main, arguments).startswith("Nothing was signed")
+    assert registry.uses_left_of(ada.serial) == 2
+    ran([*arguments, "--offline"])
+    assert registry.uses_left_of(ada.serial) == 0
+
+
 def test_a_clock_that_is_off_by_a_minute_keeps_nobody_from_signing(her_run, monkeypatch):
     ada = her_run.add("ada")
     clocks_differ(monkeypatch, 60)
