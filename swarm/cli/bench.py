@@ -253,7 +253,7 @@ def _answer(found: dict[str, tuple[int, Connection]], contestant: str) -> float:
     try:
         answer = found[contestant][1].recv()
     except (EOFError, ConnectionError):
-        raise InputError(f"The {contestant} ended early: is there enough memory? What it said is above.") from None
+        raise InputError(f"The {contestant} ended early: is there enough memory? Its output is above.") from None
     if isinstance(answer, Exception):
         raise answer
     return answer

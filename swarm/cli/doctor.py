@@ -185,7 +185,7 @@ def check_enrolment(line: JoinLine, output_dir: Path) -> Check:
         return Check("enrolment", "ok", f"answers at {answering[0]}")
     tried = ", ".join(f"{endpoint} ({trouble})" for endpoint, trouble in found.items())
     if line.token and not any(output_dir.expanduser().glob(f"{line.run_id}/*/{RunFolder('').membership.name}")):
-        fix = "ask the organiser to switch her machine on; if you are a member, give the --output-dir of before"
+        fix = "ask the organiser to switch her machine on; if you are a member, give the same --output-dir as before"
         return Check("enrolment", "failed", tried, fix)
     return Check(
         "enrolment",

@@ -106,7 +106,7 @@ class Alerts:
             if not matter.is_told and now - matter.since >= SURE_SECONDS:
                 return self._send(kind, title, matter.finding.text, is_over=False)
             if matter.is_told and now - matter.seen_at >= SETTLED_SECONDS:
-                return self._send(kind, title, f"Is well again. It was: {matter.finding.text}", is_over=True)
+                return self._send(kind, title, f"This is over: {matter.finding.text}", is_over=True)
         return None
 
     def _send(self, kind: str, title: str, text: str, is_over: bool) -> None:

@@ -125,7 +125,7 @@ class Desk:
             for _, order in sorted(after - before, key=lambda found: found[0]):
                 self.history.note(f"The organiser ordered: {order}.", self._clock())
             for _, order in sorted(before - after, key=lambda found: found[0]):
-                self.history.note(f"An order of a deputy who was revoked fell away: {order}.", self._clock())
+                self.history.note(f"An order no longer counts, as its deputy was revoked: {order}.", self._clock())
         self._orders, self._knows_orders = orders, True
 
     def _plan(self) -> Plan:

@@ -131,7 +131,7 @@ def _still(history: History, still_minutes: float, now: float) -> Finding | None
     if all(peer.helps for peer in history.here):
         return Finding("still", "warning", "Only helpers are here: the run waits for a training peer.")
     if all(peer.phase == WAITING for peer in history.here):
-        text = "The peers that are here wait for more to come: the run has not begun, or they need company to go on."
+        text = "The peers that are here wait for more peers: the run has not begun, or too few are left to go on."
         return Finding("still", "warning", text)
     seconds = history.still_seconds(now)
     if seconds < 60 * still_minutes:
@@ -141,7 +141,7 @@ def _still(history: History, still_minutes: float, now: float) -> Finding | None
 
 def _loss(history: History) -> Finding | None:
     if history.step is not None and history.step - history.finite_at_step >= LOST_UPDATES:
-        return Finding("loss", "bad", "The loss is not finite: no peer has a number for it any more.")
+        return Finding("loss", "bad", "The loss is not finite: no peer states a number any more.")
     loss, lowest = history.loss, history.lowest_loss
     if loss is not None and lowest is not None and loss_has_risen(loss, lowest):
         return Finding("loss", "bad", f"The loss has risen from {lowest:.3f} to {loss:.3f}.")

@@ -176,7 +176,7 @@ class History:
                 peer.state = "left"
                 left.append(peer.name)
         if lost:
-            self.note(f"{_list(lost)} {_were(lost)} lost: no word for more than {LOST_SECONDS:.0f} s.", now)
+            self.note(f"{_list(lost)} {_were(lost)} lost: no record for more than {LOST_SECONDS:.0f} s.", now)
         if left:
             self.note(f"{_list(left)} left.", now)
 

@@ -35,7 +35,7 @@ SAID: dict[Level, str] = {
 }
 SAID_OF: dict[Kind, str] = {
     "deaf": "the swarm does not answer",
-    "nobody": "nobody trains",
+    "nobody": "no peer trains",
     "still": "no update is made",
     "loss": "the loss is not as it should be",
     "reachable": "too few peers can be called",

@@ -94,24 +94,26 @@ class SwarmReport(BaseModel):
     dataset: str
     by_invitation: bool
     level: Level
-    sentence: str = Field(description="whether the run is well, and if not, why")
+    sentence: str = Field(description="says whether the run is well, and if not, why")
     findings: list[Finding]
     step: int | None
     total_steps: int
     is_over: bool
-    is_paused: bool = Field(description="by its organiser")
-    seconds_left: float | None = Field(description="at the pace of the last updates")
+    is_paused: bool = Field(description="whether the organiser has paused the run")
+    seconds_left: float | None = Field(description="time to the end of the run, at the pace of the last updates")
     target_batch_size: int
     loss: float | None
     lowest_loss: float | None
-    accuracy: float | None = Field(description="0 to 1")
+    accuracy: float | None = Field(description="median of the peers' last validations, 0 to 1")
     samples_per_second: float
     updates_per_minute: float | None
-    bytes_per_second: float | None = Field(description="that all peers together send, over the last half minute")
-    sent_bytes: int = Field(description="by all peers that the desk has seen, since each of them started")
+    bytes_per_second: float | None = Field(
+        description="bytes per second that all peers together send, over the last half minute"
+    )
+    sent_bytes: int = Field(description="bytes sent by all peers that the desk has seen, since each of them started")
     num_peers: int
-    num_full_peers: int = Field(description="that others can call")
-    updated_at: float | None = Field(description="when the desk has seen the last update")
+    num_full_peers: int = Field(description="number of peers that other peers can call")
+    updated_at: float | None = Field(description="when the desk saw the last update")
     watched_since: float
 
 
@@ -119,27 +121,29 @@ class PeerReport(BaseModel):
     """A peer, as it describes itself in its last progress record."""
 
     peer_id: str
-    name: str = Field(description="as it calls itself: anybody can choose any name")
+    name: str = Field(description="chosen by the peer: several peers may have the same name")
     state: State
     phase: str
     role: Literal["server-mode", "client-mode", "helper"]
     reachable: bool
-    reached: str = Field(description="how others call it, or that they cannot; as it says")
-    device: str | None = Field(description="on which it computes; null if it does not say")
-    version: str | None = Field(description="of its software")
+    reached: str = Field(description="how other peers call it, or that they cannot, as it says")
+    device: str | None = Field(description="device on which it computes; null if it does not say")
+    version: str | None = Field(description="version of its software; null if it does not say")
     step: int
     samples_per_second: float
-    share: float | None = Field(description="of the samples that the swarm makes now, 0 to 1")
+    share: float | None = Field(description="its part of the samples that all peers compute now, 0 to 1")
     loss: float | None
     accuracy: float | None
     upload_bytes_per_second: float | None = Field(
-        description="that it has sent in the fastest of its latest averages: its line carries at least that"
+        description="bytes per second it sent in the fastest of its latest averages: its line carries at least that"
     )
-    sent_bytes: int | None = Field(description="for rounds, states and ledgers, since it started first")
+    sent_bytes: int | None = Field(description="bytes sent for rounds, states and ledgers, since its first start")
     received_bytes: int | None
     joined_at: float
-    seen_at: float = Field(description="when the desk last got a new record of it")
-    claimed_samples: float = Field(description="in all updates that the desk has seen, by the pace that it claims")
+    seen_at: float = Field(description="when it wrote its newest record, by the desk's clock")
+    claimed_samples: float = Field(
+        description="its samples in all updates that the desk has seen, by the pace that it claims"
+    )
 
 
 class PeersReport(BaseModel):
@@ -155,7 +159,7 @@ class HistoryReport(BaseModel):
     time: float
     points: list[Point]
     events: list[Event]
-    tests: list[Test] = Field(description="on the test samples, as the peers say that made them")
+    tests: list[Test] = Field(description="results on the test samples, as stated by the peers that made the tests")
 
 
 class Strip(BaseModel):
@@ -163,7 +167,7 @@ class Strip(BaseModel):
 
     peer_id: str
     name: str
-    states: str = Field(description="a letter for each cell, of which `letters` has the meaning; a space: not known")
+    states: str = Field(description="a letter for each cell, as `letters` explains it; a space: not known")
 
 
 class TimelineReport(BaseModel):
@@ -173,10 +177,10 @@ class TimelineReport(BaseModel):
     began_at: float | None = Field(description="when the first cell began")
     cell_seconds: float
     letters: dict[str, str]
-    updates: list[int] = Field(description="made in each cell")
+    updates: list[int] = Field(description="number of updates made in each cell")
     strips: list[Strip]
     rounds: list[Round]
-    trying: list[Failure] = Field(description="why the next update was not made yet, as peers say")
+    trying: list[Failure] = Field(description="why rounds of the next updates have failed so far, as peers say")
 
 
 def swarm_report(card: RunCard, run: Plan, history: History, found: Sequence[Finding], now: float) -> SwarmReport:

@@ -58,11 +58,11 @@ class ControlOptions:
         """Raises InputError: options that do not go together"""
         wanted = WITH_VALUE.get(self.what)
         if wanted and self.value is None:
-            raise InputError(f"How much? Give swarm control {self.what} {wanted}.")
+            raise InputError(f"swarm control {self.what} needs a value: swarm control {self.what} {wanted}.")
         if not wanted and self.value is not None:
             raise InputError(f"swarm control {self.what} takes no value: leave out {self.value:g}.")
         if self.at_step is not None and self.what in (SHOW, "resume"):
-            raise InputError(f"swarm control {self.what} is about where the run stands: leave out --at-step.")
+            raise InputError(f"swarm control {self.what} is about the present step: leave out --at-step.")
         if self.json and self.what != SHOW:
             raise InputError("--json goes with swarm control show: leave it out.")
 

@@ -98,8 +98,8 @@ def _revoke(options: DeputyOptions, folder: OrganiserFolder, say: Callable[[str]
     key, rights, end = _deputy(options.file.expanduser(), folder)
     if Right.CONTROL not in rights:
         raise InputError(
-            f"{options.file.name} may not order anything, and only that can be taken back. What it may sign of members "
-            f"counts until {date(end)}: remove the members that it lets in (swarm remove)."
+            f"{options.file.name} has no right to give orders, and only that right can be taken back. What it may "
+            f"sign of members counts until {date(end)}: remove the members that it lets in (swarm remove)."
         )
     signer = folder.signer()
     if signer.warrant:
@@ -108,7 +108,7 @@ def _revoke(options: DeputyOptions, folder: OrganiserFolder, say: Callable[[str]
         from swarm.membership.control.revoking import revoke_deputy
 
         done = revoke_deputy(dht, manifest, signer, key)
-    say(f"{options.file.name} orders nothing any more in run {folder.run_id}. The list {handed_to(done.num_peers)}")
+    say(f"{options.file.name} can give no orders any more in run {folder.run_id}. The list {handed_to(done.num_peers)}")
     for orders, what in ((done.kept, "still counts"), (done.dropped, "does not count any more")):
         for order in orders:
             say(f"- {order}: {what}")

@@ -116,7 +116,7 @@ def _invite(options: InviteOptions, say: Callable[[str], None]) -> None:
     if options.close:
         closed = registry.close_invitations()
         what = "1 invitation" if closed == 1 else f"{closed} invitations"
-        say(f"{what} of run {folder.run_id} can be used no more. Members stay members.")
+        say(f"{what} of run {folder.run_id} can no longer be used. Members stay members.")
         _warn_of_a_copy(folder, say, way_out="")
         return
     folder.join_line()  # before anything is written: there is no join line if no peer has started the run yet

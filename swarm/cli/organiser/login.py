@@ -79,7 +79,9 @@ def _taken_apart(url: str) -> tuple[str, str]:
         host = None
     is_code = len(challenge) == CHALLENGE_LETTERS and set(challenge) <= set("0123456789abcdef")
     if not (found and host and is_code and parts.scheme in ("http", "https")):
-        raise InputError("That is no line of a desk: open its page, choose Organiser, and copy the line that it shows.")
+        raise InputError(
+            "This is no line of a desk's page: open that page, choose Organiser, and copy the line that it shows."
+        )
     if parts.scheme == "http" and host not in THIS_MACHINE:
         raise InputError(f"{address} has no certificate, so others could take the log-in over: use https.")
     return address, challenge
@@ -108,7 +110,9 @@ def _answer(request: Request) -> str:
         raise InputError(said if error.code in (403, 429) and said else f"No desk answers there ({error}).") from None
     except (URLError, OSError, ValueError) as error:
         reason = getattr(error, "reason", error)
-        raise InputError(f"{request.host} does not answer ({reason}): is the desk there, and the line whole?") from None
+        raise InputError(
+            f"{request.host} does not answer ({reason}): check that the desk runs, and that the line is complete."
+        ) from None
 
 
 def _line(said: bytes) -> str:

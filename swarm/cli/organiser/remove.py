@@ -43,7 +43,7 @@ FIRST_SERIAL = 10**12
 class RemoveOptions:
     """Remove a member from your run: from then on the other members refuse what it sends, and its peer leaves."""
 
-    who: tyro.conf.Positional[Annotated[str, arg("WHO")]]
+    who: tyro.conf.Positional[Annotated[str, arg("MEMBER")]]
     """Name, peer id or serial number of a member; swarm members --json shows them. A member that a deputy has let in on
     another machine is not listed there: give its serial number, which swarm ledger verify shows."""
     why: Annotated[str, arg("TEXT", "no reason given")] = ""
@@ -180,7 +180,7 @@ def _make(change: Change, lookout: Lookout | None, say: Callable[[str], None]) -
     say(
         f"The new list {handed_to(num_peers)}"
         if num_peers
-        else "No peer trains there now: the new list lies there for an hour, and goes out again when your peer starts."
+        else "No peer trains there now: the DHT keeps the list for an hour, and your peer hands it out when it starts."
     )
     return 0
 
@@ -234,8 +234,8 @@ def _foreign_serial(registry: Registry, who: str, restores: bool) -> int | None:
     if called_so := [str(member.peer_id) for member in found if (member.why_removed is not None) == restores]:
         done = "restored" if restores else "removed"
         raise InputError(
-            f"{who} is the name of a member in your books, and may be the number of one who is not there: give a peer "
-            f"id, {listed(called_so)}. Once that one is {done}, {who} means the number."
+            f"{who} is the name of a member in your books, and may be the number of a member that is not in "
+            f"them: give a peer id, {listed(called_so)}. Once that member is {done}, {who} means the number."
         )
     return serial
 

@@ -43,8 +43,8 @@ class Command:
 
 
 COMMANDS = (
-    Command(What.PAUSE, "Pause", "Nobody computes from that update on, until you resume."),
-    Command(What.RESUME, "Resume", "All compute again, as if nothing had happened."),
+    Command(What.PAUSE, "Pause", "No peer computes from that update on, until you resume the run."),
+    Command(What.RESUME, "Resume", "All peers compute again, as before the pause."),
     Command(What.END, "End", "The run is over at that update, and its peers end."),
     Command(What.EXTEND, "Extend", "The run gets so many updates in all.", "Updates in all", 1, MAX_TOTAL_STEPS),
     Command(

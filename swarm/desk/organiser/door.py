@@ -108,7 +108,7 @@ class Door:
             Refused: no browser can log in at this host, or the run has no organiser
         """
         if self._authority is None:
-            raise Refused("This run has no organiser: nobody can give it orders.")
+            raise Refused("This run has no organiser, so it takes no orders.")
         if self.page_url is not None and host.lower() == urlsplit(self.page_url).netloc:
             return self.page_url
         try:
@@ -119,7 +119,7 @@ class Door:
             return f"http://{host}"
         there = f"at {self.page_url} or " if self.page_url else ""
         raise Refused(
-            f"The organiser logs in {there}on the desk's own machine, as localhost (--page-url says where else)."
+            f"You can log in {there}on the desk's own machine, as localhost. --page-url names another address."
         )
 
     def knock(self, secret: str, address: str, host: str) -> tuple[str, Visit]:
@@ -154,7 +154,7 @@ class Door:
         for visit in self._visits.values():
             if visit.challenge == challenge and not visit.is_let_in and visit.ends_at > self._clock():
                 return visit
-        raise Refused("No browser waits with this code: it counts for two minutes and once, so load the page again.")
+        raise Refused("No browser waits with this code. A code counts once, and for two minutes: load the page again.")
 
     def let_in(self, challenge: str, data: bytes, revoked: Collection[bytes] = ()) -> Visit:
         """Take a signed log-in for the browser that shows this challenge, which may enter from then on.
@@ -167,7 +167,7 @@ class Door:
             Refused: the log-in does not count, or is for another desk or another browser
         """
         if self._authority is None:
-            raise Refused("This run has no organiser: nobody can give it orders.")
+            raise Refused("This run has no organiser, so it takes no orders.")
         try:
             login = Login.read(data, self._authority, self._clock())
         except NotSigned as error:

@@ -137,7 +137,7 @@ class OrganisersPages:
         controls, command, value = self._meant(fields)
         step = fields.get("step", "")
         if not (step.isdecimal() and len(step) <= MAX_STEP_LETTERS):
-            raise Refused("From which update it counts is not a number: load the organiser's page again.")
+            raise Refused("The update from which the order counts is not a number: load the organiser's page again.")
         order = await self._in_turn(lambda: controls.give(command.what, value, int(step)))
         _say(f"Ordered from the browser at {_host(request)}: {order}.")
         return _elsewhere("organiser")
@@ -283,9 +283,9 @@ async def _body(request: Request, most_bytes: int) -> bytes:
         async for piece in request.stream():
             body += piece
             if len(body) > most_bytes:
-                raise Refused("That is too long.")
+                raise Refused("The request is too long.")
     except ClientDisconnect:
-        raise Refused("The rest has not come.") from None
+        raise Refused("The request is not complete.") from None
     return body
 
 

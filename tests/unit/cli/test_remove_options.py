@@ -192,13 +192,13 @@ def test_who_is_called_as_a_number_protects_nobody_with_that_number(her_run, ref
         her_run.options(str(eve.peer_id), "--offline"),
     )
     assert refusal(main, by_number) == (
-        "1764000000000 is the name of a member in your books, and may be the number of one who is not there: give a "
-        f"peer id, {eve.peer_id}. Once that one is removed, 1764000000000 means the number."
+        "1764000000000 is the name of a member in your books, and may be the number of a member that is not in "
+        f"them: give a peer id, {eve.peer_id}. Once that member is removed, 1764000000000 means the number."
     )
     ran(by_peer_id)
     ran(by_number)
     assert list_of(her_run).keys() == {eve.serial, 1764000000000}
-    assert f"give a peer id, {eve.peer_id}. Once that one is restored" in refusal(main, [*by_number, "--restore"])
+    assert f"give a peer id, {eve.peer_id}. Once that member is restored" in refusal(main, [*by_number, "--restore"])
     ran([*by_peer_id, "--restore"])
     ran([*by_number, "--restore"])
     assert list_of(her_run) == {}

@@ -103,7 +103,7 @@ def test_an_update_says_why_rounds_before_it_were_in_vain(seen):
     others = [seen.record("ben", 3, failed=own), seen.record("cy", 3, failed=FailedRound(3, 9, "long ago"))]
     seen.look(seen.record("ada", 3, failed=once), *others)
     page = seen.web.get("/live").text
-    assert "Not made yet. ✕ 1 round in vain: <bdi>&lt;b&gt;cy&lt;/b&gt; did not send in time</bdi> (says" in page
+    assert "Not made yet. ✕ 1 round failed: <bdi>&lt;b&gt;cy&lt;/b&gt; did not send in time</bdi> (says" in page
     assert "long ago" not in page, "that update was made"
     seen.look(seen.record("ada", 3, failed=twice), seen.record("cy", 3, failed=once), *others[:1])
     assert len(seen.history.timeline.trying) == 2
