@@ -1,4 +1,4 @@
-"""The command `swarm`: each of its words runs one program, whose modules are imported only then."""
+"""The command `swarm`: each of its subcommands runs one program, whose modules are imported only then."""
 
 from __future__ import annotations
 
@@ -9,9 +9,14 @@ from recipe.interrupts import end_silently, run_to_end
 
 VOLUNTEERS = {
     "join": ("train", "join", "JoinOptions", "Join a swarm: swarm join ADDRESS"),
-    "doctor": ("doctor", "program", "DoctorOptions", "See whether this machine can join, and what to do if not."),
+    "doctor": ("doctor", "program", "DoctorOptions", "Check whether this machine can join, and say what to do if not."),
     "demo": ("demo", "main", "DemoOptions", "Three peers on this machine train a small model together."),
-    "identity": ("identity", "main", "IdentityOptions", "See your identity, back it up, move it elsewhere."),
+    "identity": (
+        "identity",
+        "main",
+        "IdentityOptions",
+        "Show your identity, back it up, or move it to another machine.",
+    ),
 }
 ORGANISERS = {
     "start": ("train", "start", "StartOptions", "Start a new swarm; it prints the line with which others join."),
@@ -21,7 +26,12 @@ ORGANISERS = {
         "InviteOptions",
         "Invite people into your run: print the line with which they join.",
     ),
-    "members": ("organiser.members", "main", "MembersOptions", "See who is a member of your run, and who is invited."),
+    "members": (
+        "organiser.members",
+        "main",
+        "MembersOptions",
+        "List the members of your run, and the open invitations.",
+    ),
     "remove": ("organiser.remove", "main", "RemoveOptions", "Remove a member, or readmit one."),
     "control": ("organiser.control", "main", "ControlOptions", "Pause your run, end it, or steer it in other ways."),
     "enrol": (
@@ -35,13 +45,18 @@ ORGANISERS = {
     "login": ("organiser.login", "main", "LoginOptions", "Log in at the desk of your run, to give orders there."),
 }
 EVERYBODY = {
-    "watch": ("watch", "main", "WatchOptions", "See who trains in a swarm, and how far they are."),
-    "ledger": ("ledger", "main", "LedgerOptions", "See who gave what, as the peers have signed it."),
-    "export": ("export", "main", "ExportOptions", "Use the weights of a run: for timm, the Hugging Face hub and ONNX."),
-    "bench": ("bench", "main", "BenchOptions", "Measure what the swarm costs against a plain Trainer."),
+    "watch": ("watch", "main", "WatchOptions", "Show which peers train in a swarm, and how far they are."),
+    "ledger": ("ledger", "main", "LedgerOptions", "Show what each peer gave, as the peers have signed it."),
+    "export": (
+        "export",
+        "main",
+        "ExportOptions",
+        "Write the weights of a run for timm, the Hugging Face hub and ONNX.",
+    ),
+    "bench": ("bench", "main", "BenchOptions", "Measure what a swarm costs, compared with a plain Trainer."),
 }
 COMMANDS = VOLUNTEERS | ORGANISERS | EVERYBODY
-"""Of each word: its module in `swarm.cli`, the function and its options in there, and what it does."""
+"""Each subcommand: its module in `swarm.cli`, the function and the class of options there, and what it does."""
 SHELLS = ("bash", "zsh")
 COMPLETION = "completion"
 
@@ -58,7 +73,7 @@ def usage() -> str:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run a command; returns its exit status, 2 if there is no such command."""
+    """Runs a subcommand and returns its exit status: 2 if there is no such subcommand."""
     end_silently()  # Ctrl-C while modules are imported
     name, *rest = (sys.argv[1:] if arguments is None else arguments) or ["--help"]
     if name in ("-h", "--help"):
@@ -109,5 +124,5 @@ def _print_completion(arguments: list[str]) -> int:
 
 
 def program() -> None:
-    """What the installed command runs."""
+    """What the installed command `swarm` runs."""
     run_to_end(main)

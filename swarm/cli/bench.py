@@ -1,13 +1,13 @@
-"""What the swarm's machinery costs one peer: plain Trainer and one-peer swarm take turns, update by update.
+"""Measure what the swarm's machinery costs one peer: a plain Trainer and a swarm of one peer take turns.
 
     swarm bench
     swarm bench --pairs 60 --batch-size 32
     swarm bench --device cuda --model vit_base_patch16_224 --image-size 224 --precision bf16-mixed --batch-size 64
 
-Both train the same recipe on the same samples, each in a process of its own; while one makes its updates the other
+Both train the same recipe on the same samples, each in a process of its own. While one makes its updates, the other
 waits. A machine whose speed drifts slows both alike, so the ratio of two neighbouring turns is what matters, not their
-seconds. What the swarm's other processes do meanwhile slows both turns; the last line of the table says how much that
-is. OUTPUT_DIR/bench-TIME/bench.json holds every turn, the machine, the commit and the command.
+seconds. The swarm's other processes slow both turns, so the ratio does not show them: the last line of the table says
+how many cores they take. OUTPUT_DIR/bench-TIME/bench.json holds every turn, the machine, the commit and the command.
 """
 
 from __future__ import annotations
@@ -54,30 +54,30 @@ PLAIN, SWARM = "plain Trainer", "one-peer swarm"
 
 @dataclass(frozen=True)
 class BenchOptions:
-    """Compare a plain Trainer with a one-peer swarm."""
+    """Measure what the swarm costs one peer: compare a plain Trainer with a swarm of one peer."""
 
     recipe: str = "synthetic"
-    """Preset to train."""
+    """Name of the preset that both train."""
     pairs: int = 40
-    """Turns of each."""
+    """Number of turns of each of the two."""
     updates: int = 2
     """Global updates per turn."""
     batch_size: int = 16
-    """Micro-batch, in samples."""
+    """Samples per micro-batch."""
     micro_batches: int = 4
     """Micro-batches per global update."""
     threads: int = 1
-    """Threads of torch."""
+    """Threads with which torch computes, in each of the two."""
     device: Literal["cpu", "cuda"] = "cpu"
-    """Where both compute."""
+    """Device on which both compute."""
     compile: bool = False
-    """Both compile the model with torch.compile."""
+    """Compile the model with torch.compile in both."""
     output_dir: Annotated[Path, arg("FOLDER")] = Path("runs")
     """Folder for bench-TIME/bench.json, the result."""
     overrides: Annotated[RecipeOverrides, tyro.conf.arg(name="recipe"), tyro.conf.FlagConversionOff] = field(
         default_factory=RecipeOverrides
     )
-    """Changes to the preset. The target batch size is that of --micro-batches, whatever is given."""
+    """Changes to the preset. The target batch size is always --batch-size times --micro-batches."""
 
     def check(self) -> None:
         """Raises InputError: a value cannot work."""
@@ -90,7 +90,11 @@ class BenchOptions:
         self.trained()
 
     def trained(self) -> Recipe:
-        """Raises InputError: there is no such preset, or its fields cannot be these."""
+        """The recipe that both train.
+
+        Raises:
+            InputError: there is no such preset, or its fields cannot be these
+        """
         recipe = apply_overrides(preset(self.recipe), self.overrides)
         return replace(recipe, target_batch_size=self.batch_size * self.micro_batches)
 
@@ -100,8 +104,8 @@ class Turns:
     """What was measured.
 
     Args:
-        seconds: of each turn of a contestant, shape [pairs]
-        cores_beside: of the processes that a peer has beside the one that trains
+        seconds: what each turn took, by contestant, shape [pairs]
+        cores_beside: cores that the peer's other processes took, beside the one that trains
     """
 
     seconds: dict[str, list[float]] = field(default_factory=lambda: {PLAIN: [], SWARM: []})
@@ -121,10 +125,11 @@ class Turns:
 
 
 class TakeTurns(L.Callback):
-    """Trains when it is told to, and says how long its turn took, in seconds.
+    """Lets a contestant train only in its turns, and sends the seconds that each turn took.
 
     Args:
-        line: to the one who tells
+        line: pipe to the process that measures
+        options: of the benchmark
     """
 
     def __init__(self, line: Connection, options: BenchOptions) -> None:
@@ -145,9 +150,15 @@ class TakeTurns(L.Callback):
 
 
 def contest(contestant: str, options: BenchOptions, folder: Path, line: Connection) -> None:
-    """Train in this process; what a person gave and cannot work is sent instead of a turn's seconds."""
+    """Train in this process, turn by turn. An `InputError` is sent in place of a turn's seconds.
+
+    Args:
+        contestant: `PLAIN` or `SWARM`
+        folder: for run folders
+        line: pipe to the process that measures
+    """
     die_with_parent()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # who measures hears it, and hangs up
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the process that measures gets Ctrl-C as well, and closes the line
     torch.set_num_threads(options.threads)
     dht = None
     try:
@@ -155,7 +166,7 @@ def contest(contestant: str, options: BenchOptions, folder: Path, line: Connecti
             dht = start_dht(NetworkOptions(host_maddrs=("/ip4/127.0.0.1/tcp/0",)))
         train(options, folder / contestant, TakeTurns(line, options), dht)
     except (EOFError, ConnectionError):
-        pass  # nobody wants the rest
+        pass  # the process that measures has closed the line
     except InputError as error:
         with suppress(ConnectionError):
             line.send(error)
@@ -165,7 +176,11 @@ def contest(contestant: str, options: BenchOptions, folder: Path, line: Connecti
 
 
 def train(options: BenchOptions, folder: Path, turns: TakeTurns, dht) -> None:
-    """All updates, with a plain Trainer that accumulates if there is no DHT."""
+    """Make all updates, as a swarm of one peer.
+
+    Args:
+        dht: of this peer; None: train with a plain Trainer, which accumulates the gradients of the micro-batches
+    """
     recipe = options.trained()
     trainer = build_trainer(
         recipe,
@@ -189,7 +204,7 @@ def _strategy(recipe: Recipe, dht) -> SwarmStrategy:
 
 @contextmanager
 def contestants(options: BenchOptions) -> Iterator[dict[str, tuple[int, Connection]]]:
-    """Process and line of each; they are ready when their first message is there."""
+    """Process id and pipe of each contestant, until the block ends. A contestant's first message says it is ready."""
     spawn = multiprocessing.get_context("spawn")
     with tempfile.TemporaryDirectory() as folder:
         processes, found = [], {}
@@ -212,7 +227,7 @@ def contestants(options: BenchOptions) -> Iterator[dict[str, tuple[int, Connecti
 
 
 def compare(options: BenchOptions) -> Turns:
-    """The order within a pair alternates.
+    """Let both contestants train in turns; the order within a pair alternates.
 
     Raises:
         InputError: a value cannot work, or a contestant died
@@ -226,7 +241,7 @@ def compare(options: BenchOptions) -> Turns:
         began, cpu_seconds = time.perf_counter(), cpu_seconds_beside(swarm_pid)
         for pair in progress.track(range(options.pairs), description="measuring"):
             for contestant in (PLAIN, SWARM) if pair % 2 == 0 else (SWARM, PLAIN):
-                if pair == options.pairs - 1 and contestant == SWARM:  # after it, it leaves
+                if pair == options.pairs - 1 and contestant == SWARM:  # its last turn: after it the peer leaves
                     used = cpu_seconds_beside(swarm_pid) - cpu_seconds
                     turns.cores_beside = used / (time.perf_counter() - began)
                 found[contestant][1].send("go")
@@ -238,19 +253,27 @@ def _answer(found: dict[str, tuple[int, Connection]], contestant: str) -> float:
     try:
         answer = found[contestant][1].recv()
     except (EOFError, ConnectionError):
-        raise InputError(f"The {contestant} ended early: is there enough memory? What it said is above.") from None
+        raise InputError(f"The {contestant} ended early: is there enough memory? Its output is above.") from None
     if isinstance(answer, Exception):
         raise answer
     return answer
 
 
 def cpu_seconds_beside(pid: int) -> float:
-    """Of the processes below one."""
+    """Seconds of computing that all descendants of a process have used, together.
+
+    Args:
+        pid: of that process, which is not counted itself
+    """
     return sum(times.user + times.system for times in (process.cpu_times() for process in descendants(pid)))
 
 
 def result_table(turns: Turns, options: BenchOptions) -> Table:
-    """Seconds per update of both, the mean of the ratios with its 95 % interval, and what runs beside."""
+    """A table of the result.
+
+    It has seconds per update of both, the ratios with the 95 % interval of their mean, and the cores of the swarm's
+    other processes.
+    """
     ratios, (low, high) = turns.ratios, turns.interval
     micro_batch_ms = 1000 * np.median(turns.seconds[PLAIN]) / (options.updates * options.micro_batches)
     device = torch.cuda.get_device_name() if options.device == "cuda" else "CPU"
@@ -274,10 +297,10 @@ def result_table(turns: Turns, options: BenchOptions) -> Table:
 
 
 def content(turns: Turns, options: BenchOptions, environment: dict[str, Any]) -> dict[str, Any]:
-    """Of `bench.json`: `seconds` are those of each turn, and `interval` is that of the mean of the `ratios`.
+    """The content of `bench.json`: `seconds` has each turn, and `interval` is that of the mean of the `ratios`.
 
     Args:
-        environment: as `describe_environment` says it
+        environment: what `describe_environment` returns
     """
     own = {name: value for name, value in asdict(options).items() if name not in ("recipe", "overrides", "output_dir")}
     found = {"seconds": turns.seconds, "ratios": turns.ratios.tolist(), "mean_ratio": float(turns.ratios.mean())}

@@ -1,4 +1,4 @@
-"""What a machine needs to take part, apart from the network: each check says what it found and how to mend it."""
+"""Checks of what a machine needs to take part, apart from the network. Each says what it found and how to mend it."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ GIB = 2**30
 PACKAGES = ("torch", "torchvision", "hivemind", "timm", "lightning", "torchmetrics", "numpy")
 SHARED_MEMORY = Path("/dev/shm")
 IMAGES_AT_ONCE = 1000
-"""That are decoded before anything is said about them."""
+"""Images that are decoded before their results are reported."""
 TELL_SECONDS = 10.0
 
 
@@ -39,10 +39,10 @@ class Check:
     """One line of the doctor's table.
 
     Args:
-        name: what was looked at
-        state: joining works, works but badly, or fails
+        name: what was checked
+        state: ok: joining works; warning: it works, but badly; failed: it fails
         found: what is there
-        fix: what to do about it, empty if nothing
+        fix: what to do about it; empty if there is nothing to do
     """
 
     name: str
@@ -52,7 +52,14 @@ class Check:
 
 
 def judged(name: str, value: float, fails_below: float, warns_below: float, found: str, fix: str) -> Check:
-    """A check of a quantity."""
+    """A check of a quantity that has to be large enough.
+
+    Args:
+        value: the quantity
+        fails_below: a smaller quantity makes the check fail
+        warns_below: a smaller quantity makes it warn
+        found, fix: as in `Check`
+    """
     if value >= warns_below:
         return Check(name, "ok", found)
     return Check(name, "failed" if value < fails_below else "warning", found, fix)
@@ -75,7 +82,7 @@ def check_versions() -> Check:
 
 
 def check_device(wanted: str) -> Check:
-    """Whether torch can compute where it is told to, and with how much memory.
+    """Check whether torch can compute on the device that is asked for, and with how much memory.
 
     Args:
         wanted: --device
@@ -98,10 +105,10 @@ def check_memory() -> Check:
 
 
 def check_shared_memory(num_parameters: int) -> Check:
-    """The gradient vector is shared between processes.
+    """Check the room for shared memory, in which processes of a peer share the gradient vector.
 
     Args:
-        num_parameters: of the model, 0 if it is not known
+        num_parameters: of the model; 0 if it is not known
     """
     if not SHARED_MEMORY.is_dir():
         return Check("shared memory", "ok", "not limited by a folder on this system")
@@ -129,7 +136,7 @@ def check_disk(output_dir: Path) -> Check:
 
 
 def check_data(manifest: RunManifest, data_dir: Path) -> Check:
-    """Whether the run's data are here, and the same as the others'. Nothing is downloaded."""
+    """Check whether the run's data are here, and the same as those of the other peers. Nothing is downloaded."""
     from recipe.registry import build_data
 
     recipe = manifest.recipe
@@ -144,7 +151,7 @@ def check_data(manifest: RunManifest, data_dir: Path) -> Check:
 
 
 def check_micro_batch(model: nn.Module, recipe: Recipe, device: str) -> Check:
-    """How many samples the device computes at a time.
+    """Measure how many samples the device computes at a time, and warn if even that takes more than 2 s.
 
     Args:
         device: --device
@@ -164,7 +171,7 @@ def check_micro_batch(model: nn.Module, recipe: Recipe, device: str) -> Check:
 
 
 def machine_checks(device: str, output_dir: Path) -> list[Check]:
-    """Everything that needs no swarm."""
+    """The checks that need no swarm. If the versions fail, it is the only one, since nothing else can be imported."""
     versions = check_versions()
     if versions.state == "failed":
         return [versions]
@@ -173,7 +180,7 @@ def machine_checks(device: str, output_dir: Path) -> list[Check]:
 
 
 def check_images(data_dir: Path, tell: Callable[[str], None]) -> Check:
-    """Decode every image once; a core takes about an hour for a million photographs.
+    """Decode every image once. One core takes about an hour for a million photographs.
 
     Args:
         data_dir: with `train/`, `val/` and perhaps `test/`, each with a folder per class

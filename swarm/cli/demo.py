@@ -1,4 +1,4 @@
-"""Several peers on this machine, each a process of its own, in one live table.
+"""Train a small model with several peers on this machine, each a process of its own, and show them in a live table.
 
 swarm demo --peers 3
 swarm demo --peers 3 --target-accuracy 0.95 --learning-rate 1e-3   # nearly any option of swarm.peer
@@ -40,7 +40,16 @@ LEFT_EARLY = 130
 
 @dataclass
 class LocalPeer:
-    """A peer process and its run folder."""
+    """A peer on this machine: its process and its run folder.
+
+    Args:
+        name: public name
+        folder: run folder
+        arguments: options of `python -m swarm.peer`, without the name and the identity
+        num_threads: threads with which torch computes
+        process: None before `start`
+        log: file with the output of the process
+    """
 
     name: str
     folder: Path
@@ -55,9 +64,13 @@ class LocalPeer:
         self.arguments += ["--public-name", self.name, "--identity-path", str(RunFolder(self.folder).identity)]
 
     def start(self, initial_peers: tuple[str, ...]) -> None:
-        """Start it as a user would; its output goes to `peer.log`."""
+        """Start the peer as a user would; its output goes to `peer.log`.
+
+        Args:
+            initial_peers: addresses of peers to join; empty: begin a run
+        """
         self.folder.mkdir(parents=True, exist_ok=True)
-        (self.folder / "status.json").unlink(missing_ok=True)  # of an earlier run, with addresses of that time
+        (self.folder / "status.json").unlink(missing_ok=True)  # left by an earlier run, with addresses of that time
         command = [sys.executable, "-m", "swarm.peer", *self.arguments]
         if initial_peers:
             command += ["--initial-peers", *initial_peers]
@@ -75,7 +88,7 @@ class LocalPeer:
 
     @property
     def status(self) -> Status:
-        """What it does now; where its process ended without a word, that it failed."""
+        """What the peer does now, as it says itself. A process that ended without saying so has failed."""
         found = Status.read(self.folder / "status.json") if self.process else None
         found = found or Status(self.name, "", "starting" if self.process else "not started")
         failed = self.has_failed and not found.ended
@@ -94,20 +107,20 @@ class LocalPeer:
             self.process.send_signal(signal.SIGINT)
 
     def last_words(self) -> str:
-        """The end of its log: why it failed."""
+        """Why the peer failed: the last error in its log, or else the end of the log."""
         lines = self.log.read_text(errors="replace").strip().splitlines() if self.log.exists() else []
         errors = [line for line in lines if line.startswith("error: ")]
         return errors[-1].removeprefix("error: ") if errors else "\n".join([f"see {self.log}:", *lines[-15:]])
 
 
 class LocalSwarm:
-    """A first peer, and others that join it.
+    """A swarm of peers on this machine: a first one, which begins a run, and others that join it.
 
     Args:
-        num_peers: how many
-        output_dir: where run folders go
+        num_peers: number of peers
+        output_dir: folder for the run folders
         run_id: name of the run
-        arguments: further options of `python -m swarm.peer`
+        arguments: further options of `python -m swarm.peer`, for all peers
     """
 
     def __init__(self, num_peers: int, output_dir: Path, run_id: str, arguments: list[str]):
@@ -133,7 +146,7 @@ class LocalSwarm:
         return self._report()
 
     def _train(self) -> None:
-        """Until all are done, or one fails before the others could begin (they would wait for it)."""
+        """Show the peers until all have ended, or one fails before any contributes: the others would wait for it."""
         first, *others = self.peers
         first.start(())
         deadline = time.monotonic() + START_SECONDS
@@ -159,7 +172,7 @@ class LocalSwarm:
 
     @contextlib.contextmanager
     def _display(self) -> Iterator[Callable[[list[Status]], None]]:
-        """A table that is redrawn in place, for a terminal; lines for a log."""
+        """What shows the statuses of the peers: a table that is redrawn in a terminal, and lines in a log."""
         if not self.console.is_terminal:
             yield Lines(self.console).show
             return
@@ -167,7 +180,7 @@ class LocalSwarm:
             yield lambda statuses: live.update(status_table(statuses, f"run {self.run_id}", self.console.width))
 
     def _end(self) -> None:
-        """Ask those that run to leave, wait for them, and end by force who does not."""
+        """Ask all running peers to leave, wait for them, and kill those that do not end in time."""
         for peer in self.peers:
             peer.leave()
         deadline = time.monotonic() + LEAVE_SECONDS
@@ -197,18 +210,18 @@ class LocalSwarm:
 
 
 def wide_console() -> Console:
-    """A log or a pipe has no width of its own."""
+    """A console for tables: as wide as the terminal, and 110 columns in a log or a pipe, which has no width."""
     return Console() if sys.stdout.isatty() else Console(width=110)
 
 
 class Lines:
-    """A line per peer now and then, for a log."""
+    """Prints a line for each peer every 10 s, for a log."""
 
     def __init__(self, console: Console):
         self._console, self._last = console, -LINE_SECONDS
 
     def show(self, statuses: list[Status]) -> None:
-        """Print them, unless that was done a moment ago."""
+        """Print the statuses, unless less than 10 s have gone since the last time."""
         if time.monotonic() - self._last >= LINE_SECONDS:
             self._last = time.monotonic()
             for status in statuses:
@@ -224,11 +237,11 @@ def _read_summary(path: Path) -> dict | None:
 
 @dataclass(frozen=True)
 class DemoOptions:
-    """Train with several peers on this machine. Options of python -m swarm.peer can be given as well, unless they are
-    one peer's own."""
+    """Train a small model with several peers on this machine. Options of python -m swarm.peer can be given as well,
+    except those that only one peer can have, such as --port."""
 
     peers: Annotated[int, arg("PEERS")] = 3
-    """How many."""
+    """Number of peers, 1 to 64."""
     output_dir: Annotated[Path, arg("FOLDER")] = Path("runs")
     """Folder for the run folders."""
     run_id: Annotated[str | None, arg("NAME", "local and the time")] = None
@@ -254,10 +267,10 @@ def _run(options: DemoOptions, peer_options: list[str], prog: str) -> int:
 
 
 def _check_peer_options(arguments: list[str], prog: str) -> None:
-    """Refuse at once what every peer would refuse, and what only one peer can have.
+    """Refuse at once options that every peer would refuse, and options that only one peer can have.
 
     Raises:
-        InputError: such as --port 31337
+        InputError: there is such an option, for instance --port 31337
     """
     given = parse_options(arguments, prog)
     connection = given.connection

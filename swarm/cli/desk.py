@@ -1,12 +1,12 @@
-"""Show a swarm on a web page: whether it is well, how far it is, who trains, and how to join.
+"""Show a swarm on a web page: whether it is well, how far it is, which peers train, and how to join.
 
     swarm desk swarm://JOIN_LINE
     swarm desk /ip4/203.0.113.5/tcp/31337/p2p/QmYyQSo1c1... --host 0.0.0.0
     swarm desk swarm://JOIN_LINE --alert mailto://user:password@example.org
-    swarm desk swarm://JOIN_LINE --deputy desk.key     # of swarm deputy desk.key --rights control
+    swarm desk swarm://JOIN_LINE --deputy desk.key     # made with swarm deputy desk.key --rights control
 
-It takes no part in the training. What it has seen is kept in OUTPUT_DIR/RUN_ID/desk.json, and a desk that is started
-again goes on from there. It ends with Ctrl-C.
+The desk takes no part in the training. What it has seen is kept in OUTPUT_DIR/RUN_ID/desk.json, and a desk that is
+started again goes on from there. It ends with Ctrl-C.
 """
 
 from __future__ import annotations
@@ -47,32 +47,37 @@ EXAMPLE_URL = "https://github.com/OWNER/swarm-vit"
 
 @dataclass(frozen=True)
 class DeskOptions:
-    """Show a swarm on a web page, with its curves, its peers, and how to join. It needs the extra `desk`."""
+    """Show a swarm on a web page, with its curves, its peers, and how to join. It needs the extra packages of
+    `pip install -e '.[desk]'`."""
 
     addresses: tyro.conf.Positional[Annotated[tuple[str, ...], arg("ADDRESS ...", "the variable INITIAL_PEERS")]] = ()
-    """A join line, or addresses of peers that are there. An invitation in the line is not shown."""
+    """A join line, or addresses of running peers. An invitation in the line is not shown on the page."""
     run_id: Annotated[str | None, arg("NAME", "the only one there")] = None
-    """The run, where several share the addresses."""
+    """Name of the run, if there are several runs at the addresses."""
     host: Annotated[str, arg("ADDRESS")] = "127.0.0.1"
-    """Where the page is served: 0.0.0.0 shows it to everybody who can reach this machine."""
+    """Address of this machine at which the page is served; 0.0.0.0 shows it to everyone that can reach the machine."""
     port: Annotated[int, arg("NUMBER")] = 8080
     """TCP port of the page; 0 takes any free one."""
     page_url: Annotated[str | None, arg("URL", "this machine only")] = None
-    """Where you have the page behind a web server with a certificate, to log in there: https://desk.example.org"""
+    """Address at which a web server with a certificate shows the page to others, such as https://desk.example.org. You
+    can log in there."""
     deputy: Annotated[Path | None, arg("FILE", "no orders")] = None
-    """A deputy's key with the right control, and its warrant beside it: people who log in can give orders here."""
+    """A deputy's key with the right control, and its warrant beside it. With it, an organiser that logs in can give
+    orders on the page."""
     invitation: Annotated[str | None, arg("JOIN_LINE", "no invitation is shown")] = None
-    """Show this line with its invitation to everybody who sees the page."""
+    """Show this join line, with its invitation, to everyone that sees the page."""
     project_url: Annotated[str | None, arg("URL", "the page does not say")] = None
-    """Where people get this program: the page shows how to clone and install it, above the join line."""
+    """Repository of this program. The page then shows how to clone and install it, above the join line."""
     alert: tyro.conf.UseAppendAction[Annotated[tuple[str, ...], arg("URL", f"the variable {ALERTS_VARIABLE}")]] = ()
-    """Send a message there when something is wrong, and when it is well again: a URL as Apprise reads it."""
+    """Send a message to this URL, as Apprise reads it, when something is wrong with the run, and when it is well again.
+    The option can be given several times."""
     ledger_mib: Annotated[int, arg("MIB")] = 128
-    """On disk for the run's ledger, which is fetched and added up every ten minutes; 0: show what peers claim."""
+    """Most MiB on disk for the run's ledger, which is fetched and added up every ten minutes. 0: fetch none, and show
+    what the peers claim to have given."""
     still_minutes: Annotated[float, arg("NUMBER")] = 10.0
-    """Without an update, after which something is wrong."""
+    """Minutes without an update after which the page and the alerts say that something is wrong."""
     output_dir: Annotated[Path, arg("FOLDER")] = Path("runs")
-    """The history is kept in OUTPUT_DIR/RUN_ID/desk.json."""
+    """Folder in which the history is kept, in OUTPUT_DIR/RUN_ID/desk.json."""
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -93,7 +98,7 @@ def _run(options: DeskOptions) -> int:
     invitation = None if options.invitation is None else _invitation(options.invitation, line)
     project_url = "" if options.project_url is None else _project_url(options.project_url)
     make_writable(options.output_dir)
-    raise_again()  # from now on it is the usual end
+    raise_again()  # from now on Ctrl-C is the usual end
     with quick_imports():
         _import_extra()
     return _watch_and_serve(options, given, line, invitation, project_url)
@@ -121,7 +126,7 @@ def _watch_and_serve(
     from swarm.desk.organiser.door import Door
     from swarm.desk.watcher import Watcher
 
-    Door(None, options.page_url)  # says now what is wrong with it
+    Door(None, options.page_url)  # a page URL that cannot be one is refused before anything is started
     signer = None if options.deputy is None else _deputy(options.deputy.expanduser())
     alerts = Alerts(options.alert or os.environ.get(ALERTS_VARIABLE, "").split())
     listener = open_socket(options.host, options.port)
@@ -162,10 +167,10 @@ def _watch_and_serve(
 
 
 def history_in(folder: Path) -> Path:
-    """The file of the history, which this desk alone keeps until it ends.
+    """The file of the history, locked for this desk until it ends.
 
     Raises:
-        InputError: it cannot be written, or another desk keeps it
+        InputError: the folder cannot be written, or another desk keeps its history there
     """
     from swarm.runtime.processes import claim
 
@@ -178,7 +183,11 @@ def history_in(folder: Path) -> Path:
 
 
 def _deputy(file: Path) -> Signer:
-    """Raises InputError: the file cannot be used, or is the organiser's own key"""
+    """The deputy's key, with its warrant.
+
+    Raises:
+        InputError: the file cannot be used, or is the organiser's own key
+    """
     from swarm.enrolment.organiser_key import passphrase_from, read_key, warrant_path
 
     signer = read_key(file, lambda: passphrase_from(os.environ, f"Passphrase of {file}: "))
@@ -191,7 +200,7 @@ def _deputy(file: Path) -> Signer:
 
 
 def able_to_order(signer: Signer, manifest: RunManifest) -> Signer | None:
-    """The deputy's key; None, with a warning, if its time is over, for the page is of use without it.
+    """The deputy's key; None, with a warning, if its warrant has ended: the page is of use without orders.
 
     Raises:
         InputError: the key could never sign orders for this run
@@ -216,7 +225,14 @@ def able_to_order(signer: Signer, manifest: RunManifest) -> Signer | None:
 
 
 def _invitation(text: str, line: JoinLine | None) -> JoinLine:
-    """Raises InputError: it invites nobody, or to another run"""
+    """The join line to be shown.
+
+    Args:
+        line: join line with which the desk was started, or None
+
+    Raises:
+        InputError: it has no invitation, or is for another run
+    """
     shown = JoinLine.parse(text)
     if not shown.token:
         raise InputError("--invitation is a join line without an invitation: make one with swarm invite.")
@@ -226,7 +242,11 @@ def _invitation(text: str, line: JoinLine | None) -> JoinLine:
 
 
 def _project_url(text: str) -> str:
-    """Raises InputError: a browser, or git, could not use it; or it holds a password, which all would read"""
+    """The URL of the project, as it was given.
+
+    Raises:
+        InputError: a browser or git could not use it, or it holds a password, which every visitor would read
+    """
     try:
         parts = urlsplit(text)
     except ValueError:
@@ -244,13 +264,13 @@ def run_card(
     invitation: JoinLine | None,
     project_url: str = "",
 ) -> RunCard:
-    """What the desk shows of a run all the time; an invitation only if it was given for that.
+    """What the desk shows of a run all the time. It holds an invitation only if one was given to be shown.
 
     Args:
-        given: addresses of its peers
-        line: join line with which the desk was started
-        invitation: join line to be shown
-        project_url: as `RunCard` has it
+        given: addresses of peers of the run
+        line: join line with which the desk was started, or None
+        invitation: join line with an invitation that is to be shown, or None
+        project_url: as in `RunCard`
 
     Raises:
         InputError: the invitation is for another run

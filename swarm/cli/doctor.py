@@ -3,7 +3,7 @@
     swarm doctor swarm://JOIN_LINE
     swarm doctor swarm://JOIN_LINE --json > report.json        # to send to the organiser
 
-Exit status 1 if joining would fail.
+The exit status is 1 if joining would fail.
 """
 
 from __future__ import annotations
@@ -55,20 +55,20 @@ MAX_ADDRESSES = 8
 CONNECT_SECONDS = 5.0
 CLOCK_FAILS_SECONDS, CLOCK_WARNS_SECONDS = 3.0, 1.5  # the DHT refuses peers that are further off than 3 s
 ADDRESSES = "addresses"
-"""The check without which no peer was called."""
+"""Name of the check of the addresses. Without it in the list, the connection to a swarm was not checked."""
 STYLES = {"ok": "green", "warning": "yellow", "failed": "red"}
 
 
 @dataclass(frozen=True)
 class AdvancedOptions:
-    """What most volunteers leave as it is."""
+    """Options that most volunteers leave as they are."""
 
     initial_peers: Annotated[tuple[str, ...] | None, arg("ADDRESS ...", "none")] = None
     """Another way to give ADDRESS, as other programs name it."""
     run_id: Annotated[str | None, arg("NAME", "the only one there")] = None
-    """The run, where several share the addresses."""
+    """Name of the run, if there are several runs at the addresses."""
     port_mapping: bool = True
-    """Ask your router to open that port for a moment (UPnP, NAT-PMP), as a peer would."""
+    """Ask your router to open the port for a moment (UPnP, NAT-PMP), as a peer would."""
     check_images: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
     """Also read every image in --data-dir (a folder of images by class), and name those that are damaged."""
     json: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
@@ -82,23 +82,23 @@ class DoctorOptions:
     addresses: tyro.conf.Positional[Annotated[tuple[str, ...], arg("ADDRESS ...", "the variable INITIAL_PEERS")]] = ()
     """The join line that the organiser has sent, or addresses of peers as they print them."""
     port: Annotated[int, arg("PORT")] = 0
-    """TCP port that you are going to listen on."""
+    """TCP port on which your peer is going to listen; 0: any free one."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    """Where you are going to compute."""
+    """Device on which your peer is going to compute."""
     data_dir: Annotated[Path, arg("FOLDER")] = Path("data")
     """Folder of the data set."""
     output_dir: Annotated[Path, arg("FOLDER")] = Path("runs")
-    """Where metrics and checkpoints are going to be."""
+    """Folder where your peer is going to keep metrics and checkpoints."""
     advanced: Annotated[AdvancedOptions, tyro.conf.arg(name="advanced")] = field(default_factory=AdvancedOptions)
 
     @property
     def given(self) -> tuple[str, ...] | None:
-        """The addresses of the command line, if there are any."""
+        """The addresses of the command line, or None."""
         return self.addresses or self.advanced.initial_peers
 
 
 def diagnose(options: DoctorOptions) -> Iterator[Check]:
-    """All checks, in an order in which each makes sense after the one before."""
+    """All checks, one after the other. If one fails on which later checks depend, these are left out."""
     machine = machine_checks(options.device, options.output_dir.expanduser())
     yield from machine
     if machine[0].state == "failed":
@@ -151,7 +151,11 @@ def clock_check(ahead_seconds: float) -> Check:
 
 
 def check_inbound(peers: list[str], options: DoctorOptions) -> Check:
-    """Whether others could call this machine."""
+    """Check whether other peers could call this machine.
+
+    Args:
+        peers: addresses of peers, which are asked to call back
+    """
     from swarm.network.dht_options import NetworkOptions
     from swarm.peer.role import measured
 
@@ -170,14 +174,18 @@ def check_inbound(peers: list[str], options: DoctorOptions) -> Check:
 
 
 def check_enrolment(line: JoinLine, output_dir: Path) -> Check:
-    """Whether a newcomer can become a member now, which a member need not; the invitation is not used up."""
+    """Check whether a newcomer can become a member now. A member need not. The invitation is not used up.
+
+    Args:
+        output_dir: where a membership from before would be
+    """
     found = {host_and_port(*endpoint): connects(*endpoint, CONNECT_SECONDS) for endpoint in line.server_endpoints}
     answering = [endpoint for endpoint, trouble in found.items() if trouble is None]
     if answering:
         return Check("enrolment", "ok", f"answers at {answering[0]}")
     tried = ", ".join(f"{endpoint} ({trouble})" for endpoint, trouble in found.items())
     if line.token and not any(output_dir.expanduser().glob(f"{line.run_id}/*/{RunFolder('').membership.name}")):
-        fix = "ask the organiser to switch her machine on; if you are a member, give the --output-dir of before"
+        fix = "ask the organiser to switch her machine on; if you are a member, give the same --output-dir as before"
         return Check("enrolment", "failed", tried, fix)
     return Check(
         "enrolment",
@@ -188,7 +196,7 @@ def check_enrolment(line: JoinLine, output_dir: Path) -> Check:
 
 
 def check_run(peers: list[str], line: JoinLine | None, options: DoctorOptions) -> Iterator[Check]:
-    """What is trained there, and whether this machine has what that takes."""
+    """Check what is trained there, and whether this machine has what that takes."""
     from recipe.model import build_model
     from swarm.membership.run_manifest import OtherProtocolError, choose_manifest, read_manifests
     from swarm.network.dht_options import NetworkOptions, start_dht, stop_dht
@@ -251,7 +259,7 @@ def main(arguments: list[str] | None = None, say: Callable[[str], None] = print)
         print(f"error: {error}", file=sys.stderr)
         return 2
     silence_libraries()
-    yield_cores()  # as a peer does, before anything imports torch: else a busy machine seems to be many times slower
+    yield_cores()  # as a peer does, before torch is imported: else a busy machine seems to be many times slower
     with quick_imports():
         checks = list(diagnose(options))
     fails = any(check.state == "failed" for check in checks)
@@ -270,13 +278,16 @@ def main(arguments: list[str] | None = None, say: Callable[[str], None] = print)
 
 
 def _leave_at_once(signal_number: int, _frame: FrameType | None) -> None:
-    """An exception would be swallowed by some imports, and nothing that a check has begun is worth ending in order."""
+    """Handler of Ctrl-C: kill all child processes and end at once.
+
+    Some imports would swallow a KeyboardInterrupt, and nothing that a check has begun needs an orderly end.
+    """
     kill(descendants(os.getpid()))
     os._exit(128 + signal_number)
 
 
 def program(arguments: list[str]) -> int:
-    """`main`, which Ctrl-C ends at once."""
+    """`main`, but Ctrl-C ends it at once."""
     if signal.getsignal(signal.SIGINT) != signal.SIG_IGN:
         signal.signal(signal.SIGINT, _leave_at_once)
     return main(arguments)

@@ -1,4 +1,4 @@
-"""Use what was trained: the weights as timm and the Hugging Face hub read them, with a model card, and as ONNX.
+"""Use the weights of a run: write them as timm and the Hugging Face hub read them, with a model card, and as ONNX.
 
     swarm export runs/RUN_ID/NAME --to digits-vit                  # the best checkpoint of a run folder
     swarm export runs/RUN_ID/NAME/checkpoints/last.ckpt --to digits-vit --onnx
@@ -26,15 +26,15 @@ class ExportOptions:
     """Write the weights of a checkpoint as timm and the Hugging Face hub read them, with a model card."""
 
     source: tyro.conf.Positional[Annotated[Path, arg("RUN_FOLDER|CHECKPOINT")]]
-    """A run folder, such as runs/RUN_ID/NAME, of which the best checkpoint by validation is taken; or a .ckpt file."""
+    """A run folder, such as runs/RUN_ID/NAME, whose best checkpoint by validation is taken; or a .ckpt file."""
     to: Annotated[Path, arg("FOLDER")]
-    """Where model.safetensors, config.json and README.md go. The model is called like this folder."""
+    """Folder for model.safetensors, config.json and README.md. The model gets the name of this folder."""
     onnx: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
-    """Write model.onnx as well."""
+    """Also write model.onnx."""
     overwrite: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
     """Replace the files of an earlier export in that folder."""
     name_contributors: Annotated[Path | None, arg("FILE", "no one is named")] = None
-    """Text file with a name in each line: people who told you that they agree to be named, as they want to be named."""
+    """Text file with a name in each line: people that have agreed to be named, as they want to be named."""
     license: Annotated[str | None, arg("NAME", "none is named")] = None
     """Licence of the weights, as the hub calls it, such as mit or apache-2.0."""
     data_dir: Annotated[Path | None, arg("FOLDER", "classes have numbers")] = None
@@ -52,7 +52,7 @@ def _export(options: ExportOptions, say: Callable[[str], None]) -> None:
     with quick_imports():
         from recipe.export.folder import export_model
         from recipe.export.model_card import read_contributors
-    raise_again()  # Ctrl-C leaves nothing half behind
+    raise_again()  # Ctrl-C leaves no half-written export behind
     folder = options.to.expanduser()
     exported = export_model(
         options.source,

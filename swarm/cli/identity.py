@@ -1,11 +1,11 @@
-"""A volunteer's identity: see it, back it up, and move it to another machine.
+"""See a volunteer's identity, back it up, and move it to another machine.
 
     swarm identity show
     swarm identity export ada.backup
     swarm identity import ada.backup            # on the other machine
 
-What a peer has given, and that it is a member of a run, belong to its identity and not to its machine. The backup is
-encrypted with a passphrase, which is asked for, or taken from the variable SWARM_KEY_PASSPHRASE.
+A peer's credit and its memberships belong to its identity and not to its machine. The backup is encrypted with a
+passphrase, which is asked for, or taken from the variable SWARM_KEY_PASSPHRASE.
 """
 
 from __future__ import annotations
@@ -35,21 +35,21 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class IdentityOptions:
-    """See your peer's identity, back it up, or move it to another machine, so that credit and membership come along."""
+    """See your peer's identity, back it up, or move it to another machine: its credit and memberships come along."""
 
     action: tyro.conf.Positional[Literal["show", "export", "import"]]
-    """show: which identities are here, and of which runs they are members; export: write an encrypted backup;
-    import: read one."""
+    """show: list the identities that are here, and the runs of which they are members; export: write an encrypted
+    backup; import: take over the identity in a backup."""
     file: tyro.conf.Positional[Annotated[Path | None, arg("FILE", "none: show needs no file")]] = None
-    """The backup."""
+    """File of the backup, for export and import."""
     public_name: Annotated[str | None, arg("NAME", "the only one here; with import, that of the backup")] = None
-    """Of which peer."""
+    """Public name of the peer whose identity is meant."""
     output_dir: Annotated[Path, arg("FOLDER")] = Path("runs")
-    """As the peer has it: the identity is in OUTPUT_DIR/identities, its memberships in OUTPUT_DIR/RUN_ID/NAME."""
+    """The peer's own --output-dir: identities are in OUTPUT_DIR/identities, memberships in OUTPUT_DIR/RUN_ID/NAME."""
     identity_path: Annotated[Path | None, arg("FILE", "OUTPUT_DIR/identities/NAME.key")] = None
-    """The private key, if it lies somewhere else."""
+    """File of the peer's private key, if it lies somewhere else."""
     overwrite: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
-    """Replace a backup, or with import another identity of that name."""
+    """With export: replace a backup that is there already. With import: replace another identity of that name."""
 
 
 def main(arguments: list[str], say: Callable[[str], None] = print) -> int:
@@ -64,7 +64,7 @@ def _run(options: IdentityOptions, say: Callable[[str], None]) -> None:
     check_hivemind_version()
     with quick_imports():
         import swarm.peer.membership.identity_backup  # noqa: F401 -- takes seconds
-    raise_again()  # a passphrase may be asked for: whoever is killed then leaves a terminal that shows no letters
+    raise_again()  # a passphrase may be asked for: a process killed then leaves a terminal that shows no letters
     {"show": _show, "export": _export, "import": _import}[options.action](options, say)
 
 
@@ -131,7 +131,11 @@ def _join_command(options: IdentityOptions, identity: Identity, kept: Kept) -> s
 
 
 def _new_passphrase() -> str:
-    """Asked for twice: nobody could open what was made with one that was mistyped."""
+    """A passphrase for a new backup, asked for twice: a backup with a mistyped one could never be opened.
+
+    Raises:
+        InputError: there is none, it is not good enough, or the two differ
+    """
     from swarm.enrolment.organiser_key import VARIABLE, passphrase_from
     from swarm.peer.membership.identity_backup import check_passphrase
 

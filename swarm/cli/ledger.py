@@ -1,10 +1,10 @@
-"""See who gave what to a run, as its peers have signed it.
+"""See what each peer gave to a run, as the peers have signed it.
 
     swarm ledger fetch swarm://JOIN_LINE --to ledger     # again later: only what is new comes
     swarm ledger verify ledger
     swarm ledger verify runs/mine --json                 # the run folders of this machine
 
-What it proves, and what not, is in docs/howto/ledger.md.
+docs/howto/ledger.md says what this proves, and what it does not.
 """
 
 from __future__ import annotations
@@ -37,34 +37,34 @@ if TYPE_CHECKING:
     from swarm.ledger.collector import Collected
 
 MAX_ROWS = 100
-"""Of a table; JSON has them all."""
+"""Peers that the table shows; JSON has them all."""
 MAX_SHOWN_FINDINGS = 20
 
 
 @dataclass(frozen=True)
 class LedgerOptions:
-    """See who gave what to a run: fetch what its peers have signed, and add it up again."""
+    """See what each peer gave to a run: fetch the ledgers that the peers have signed, and add them up again."""
 
     action: tyro.conf.Positional[Literal["fetch", "verify"]]
-    """fetch: ask all peers for their ledgers; verify: add ledgers up, and find what was changed in them."""
+    """fetch: ask all peers for their ledgers; verify: add up ledgers, and find lines that were changed in them."""
     given: tyro.conf.Positional[
         Annotated[tuple[str, ...], arg("ADDRESS ... | PATH ...", "the variable INITIAL_PEERS")]
     ] = ()
-    """To fetch: a join line, or addresses of peers that are there. To verify: ledgers, or folders with some."""
+    """With fetch: a join line, or addresses of running peers. With verify: ledgers, or folders that have some."""
     to: Annotated[Path, arg("FOLDER")] = Path("ledger")
-    """Where fetched ledgers are kept. What is there already is not fetched again."""
+    """With fetch: folder where ledgers are kept. What is there already is not fetched again."""
     most_mib: Annotated[int, arg("MIB")] = 4096
-    """To fetch: all ledgers in the folder together; what does not fit is not fetched."""
+    """With fetch: most MiB that all ledgers in the folder may take together. What does not fit is not fetched."""
     run_id: Annotated[str | None, arg("NAME", "the only one there")] = None
-    """To fetch: the run, where several share the addresses."""
+    """With fetch: name of the run, if there are several runs at the addresses."""
     of: Annotated[str | None, arg("JOIN_LINE", "any run")] = None
-    """To verify: refuse ledgers that are not of the run and the organiser of this join line."""
+    """With verify: refuse ledgers that are not of the run and the organiser in this join line."""
     json: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
     """Print JSON instead of a table."""
 
 
 def main(arguments: list[str] | None = None, say: Callable[[str], None] = print) -> int:
-    """Returns the exit status: 0, 1 if something was tampered with or nobody answered, 2 for input that cannot work."""
+    """Returns the exit status: 0; 1 if a ledger was tampered with or no peer answered; 2 for input that cannot work."""
     silence_libraries()
 
     def run() -> int:
@@ -101,7 +101,7 @@ def _verify(options: LedgerOptions, say: Callable[[str], None]) -> int:
 
 
 def table(found: Audit) -> Table:
-    """Who gave what; `--json` has whole peer ids."""
+    """A table of what each peer gave. `--json` has whole peer ids."""
     total = sum(credit.samples for credit in found.credits.values())
     shown = Table(title=f"run {escape(found.run)}", title_justify="left", title_style="bold", box=box.SIMPLE_HEAD)
     columns = ["name", "peer", "updates", "samples", "share", "not confirmed", "alone"]
@@ -128,7 +128,7 @@ def table(found: Audit) -> Table:
 
 
 def summary(found: Audit) -> str:
-    """What was counted, in sentences."""
+    """Sentences about what was counted, and what was found wrong."""
     counts, total = found.updates, sum(credit.samples for credit in found.credits.values())
     lines = [
         f"Two thirds of their members confirm {counts['confirmed']:,} updates of {total:,} samples. Not confirmed: "
@@ -187,7 +187,12 @@ def _fetch(options: LedgerOptions, say: Callable[[str], None]) -> int:
 
 
 def told(collected: Collected, names: dict[str, str], folder: Path) -> str:
-    """What has come, and what has not."""
+    """Sentences about what was fetched, and which peers handed over nothing.
+
+    Args:
+        names: of the peers, by peer id
+        folder: of the ledgers
+    """
     peers = len(collected.answered)
     lines = [f"{peers} peer{'s' * (peers != 1)} handed over {collected.num_bytes / 1e6:,.1f} MB that are new."]
     lines += [f"{names.get(peer, peer)} ({peer}) {problem}." for peer, problem in collected.silent.items()]

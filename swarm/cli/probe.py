@@ -1,4 +1,4 @@
-"""Looking at a swarm from outside: who answers at an address, what is trained there, and by whom."""
+"""Looking at a swarm from outside: whether a peer answers at an address, what is trained there, and what that costs."""
 
 from __future__ import annotations
 
@@ -30,17 +30,17 @@ ANSWER_SECONDS = 5.0
 def looking_at(
     given: Sequence[str], line: JoinLine | None, run_id: str | None, also: Sequence[str] = ()
 ) -> Iterator[tuple[SwarmDHT, RunManifest]]:
-    """A connection to a swarm that takes no part in it, and the run that is asked for; the connection ends with the
-    block.
+    """A connection to a swarm without taking part in it, and the run that is meant, until the block ends.
 
     Args:
         given: addresses of peers
-        line: join line that they are from, if they are from one; it names the run, and its organiser
-        run_id: else; None for the only run there
-        also: addresses of more peers, whose word on the runs there counts no more than others'
+        line: the join line that the addresses are from, or None; it names the run and its organiser
+        run_id: name of the run where there is no join line; None for the only run there
+        also: addresses of more peers to connect to; unlike those in `given`, they are not trusted where peers disagree
+            on what the run is
 
     Raises:
-        InputError: nobody answers, or the run is not known there
+        InputError: no peer answers, or the run is not known there
     """
     run_id, organiser = (run_id, b"") if line is None else (line.run_id, line.organiser)
     dht = start_dht(NetworkOptions(initial_peers=(*given, *also), client_mode=True))
@@ -57,8 +57,8 @@ class ProbeResult:
     Args:
         address: multiaddress
         trouble: why there was no answer, or None
-        round_trip_seconds: of one call
-        clock_ahead_seconds: this machine's clock before the peer's, to half a round trip
+        round_trip_seconds: time that one call took
+        clock_ahead_seconds: how far this machine's clock is ahead of the peer's, to within half a round trip
     """
 
     address: str
@@ -68,7 +68,7 @@ class ProbeResult:
 
 
 def probe(address: str) -> ProbeResult:
-    """Connect to a peer under another identity and ask for the time; nobody takes notice."""
+    """Connect to a peer with a new identity and ask it for the time, without becoming part of the DHT."""
     return asyncio.run(_probe(address))
 
 
@@ -80,7 +80,7 @@ async def _probe(address: str) -> ProbeResult:
     except P2PDaemonError:
         return ProbeResult(address, "no peer with this id answers")
     try:
-        # DHTProtocol's own get_stub needs a node
+        # DHTProtocol's own get_stub needs a DHT node, which is not there: take that of its base class
         stub = super(DHTProtocol, DHTProtocol).get_stub(p2p, PeerID.from_base58(peer_of_address(address)))
         asked, began = get_dht_time(), time.perf_counter()
         answer = await stub.rpc_ping(dht_pb2.PingRequest(), timeout=ANSWER_SECONDS)
@@ -97,11 +97,12 @@ class Traffic:
     """What taking part in a run costs.
 
     Args:
-        num_peers: who train now
-        samples_per_second: of all of them
+        num_peers: peers that train now
+        samples_per_second: of all these peers together
         updates_per_hour: at that pace
-        bytes_per_update: that a server-mode peer sends, and about as many that it receives
-        is_chosen: by the swarm while it trains (`--averaging auto`): these are the most, with which it begins
+        bytes_per_update: bytes that a server-mode peer sends for an update; it receives about as many
+        is_chosen: the swarm chooses codec and local steps while it trains (`--averaging auto`); the numbers are for its
+            first choice, which takes the most bytes
     """
 
     num_peers: int
@@ -112,7 +113,7 @@ class Traffic:
 
     @property
     def gigabytes_per_hour(self) -> float:
-        """Each way, in 10^9 bytes."""
+        """Traffic in each direction, in 10^9 bytes per hour."""
         return self.updates_per_hour * self.bytes_per_update / 1e9
 
     def __str__(self) -> str:
@@ -130,9 +131,15 @@ class Traffic:
 
 
 def expected_traffic(dht: hivemind.DHT, manifest: RunManifest, shapes: Sequence[Sequence[int]]) -> Traffic:
-    """From the run manifest and the progress records of those who train.
+    """What taking part would cost one more peer, by the run manifest and the peers' progress records.
 
-    The newcomer is taken for a server-mode peer, which is the more that is asked of it.
+    The newcomer is taken for a server-mode peer, which sends and receives more than a client-mode one.
+
+    Args:
+        shapes: of the trained parameters
+
+    Raises:
+        TimeoutError: the swarm does not list its peers in time
     """
     records = progress_records(dht, manifest).values()
     num_full = 1 + sum(not record.client_mode for record in records)
@@ -145,9 +152,14 @@ def expected_traffic(dht: hivemind.DHT, manifest: RunManifest, shapes: Sequence[
 
 
 def vectors_sent(num_peers: int, num_full: int) -> float:
-    """Vectors that a server-mode peer sends, and receives, for one average; a client-mode one sends and receives one.
+    """Vectors that a server-mode peer sends, and receives, for one average; a client-mode peer sends and receives one.
 
-    Server-mode peers share the vector: each sends the shares of the others, and its own averaged share to every peer.
-    Where all are in server mode, that is the 2 (N - 1) / N of a butterfly all-reduce (Patarasuk and Yuan 2009).
+    Server-mode peers divide the vector into shares. Each sends the other shares to their reducers, and its own averaged
+    share to every peer. Where all peers are in server mode, that is the 2 (N - 1) / N of a butterfly all-reduce
+    (Patarasuk and Yuan 2009).
+
+    Args:
+        num_peers: all peers
+        num_full: server-mode peers among them
     """
     return (num_full - 1) / num_full + (num_peers - 1) / num_full

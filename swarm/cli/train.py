@@ -29,7 +29,7 @@ from swarm.peer.options import (
 )
 
 SECOND_PEER = 2
-"""`swarm start` waits for one volunteer before it trains: a small run would be over before anybody had joined."""
+"""Peers with which `swarm start` begins to train, itself included: else a small run could end before anyone joins."""
 
 
 AdvancedRole = Annotated[RoleOptions, tyro.conf.arg(name="advanced: role")]
@@ -44,10 +44,12 @@ class JoinOptions:
 
     addresses: tyro.conf.Positional[Annotated[tuple[str, ...], arg("ADDRESS ...", "the variable INITIAL_PEERS")]] = ()
     """The join line that the organiser has sent, or addresses of peers as they print them."""
+    initial_peers: Annotated[tuple[str, ...], arg("ADDRESS ...", "none")] = ()
+    """Another way to give ADDRESS, as other programs name it."""
     certificate: Annotated[str | None, arg("TEXT", "the organiser is asked for one")] = None
-    """Your certificate, where the organiser has made one for this peer (swarm invite --peer-id)."""
+    """Your certificate, if the organiser has made one for this peer (swarm invite --peer-id)."""
     run_id: Annotated[str | None, arg("NAME", "the only one there")] = None
-    """The run, where several share the addresses."""
+    """Name of the run, if there are several runs at the addresses."""
     resume: bool = False
     """Go on where a peer with this --output-dir was last: with the run and the name of its newest checkpoint."""
     machine: MachineOptions = field(default_factory=MachineOptions)
@@ -64,20 +66,21 @@ class JoinOptions:
     def as_peer(self) -> PeerOptions:
         """The same options as `python -m swarm.peer` reads them."""
         same = {item.name: getattr(self, item.name) for item in fields(self) if item.name != "addresses"}
-        return PeerOptions(initial_peers=self.addresses or None, **same)
+        same["initial_peers"] = (*self.addresses, *self.initial_peers) or None
+        return PeerOptions(**same)
 
 
 @dataclass(frozen=True)
 class StartPatience(PatienceOptions):
-    """How long to wait for others."""
+    """How long to wait for other peers."""
 
     min_peers: Annotated[int, arg("PEERS")] = SECOND_PEER
-    """Do not begin to train before so many peers are there, this one included; 1 begins at once."""
+    """Begin to train when so many peers are there, this one included; 1 begins at once."""
 
 
 @dataclass(frozen=True)
 class StartMembership(MembershipOptions):
-    """Who may take part."""
+    """Which peers may take part."""
 
     by_invitation: bool = True
     """Only members take part: people with an invitation of yours. You can remove them again. Without this, anyone with
@@ -113,7 +116,7 @@ class StartOptions:
 
     @property
     def stays_on_this_machine(self) -> bool:
-        """Whether nobody can reach the swarm from elsewhere."""
+        """Whether the swarm cannot be reached from other machines."""
         listening = self.connection.host_maddrs
         return bool(listening) and all(is_loopback(address) for address in listening)
 
@@ -124,12 +127,15 @@ class StartOptions:
 
 
 def start(arguments: list[str]) -> int:
-    """Returns the exit status."""
+    """`swarm start`. Returns the exit status."""
     return run(lambda: _read_own(arguments))
 
 
 def _read_own(arguments: list[str]) -> PeerOptions:
-    """Of a peer that begins a run of its own: the variable names somebody else's, and must not be joined unasked."""
+    """The options of a peer that begins a run of its own.
+
+    The variable INITIAL_PEERS is taken away: it names another run, which must not be joined unasked.
+    """
     options = read_start(arguments).as_peer
     if os.environ.pop(VARIABLE, "").strip():
         said = f"{VARIABLE} is not used: swarm start begins a run of its own, and swarm join joins another one."
@@ -138,27 +144,30 @@ def _read_own(arguments: list[str]) -> PeerOptions:
 
 
 def read_start(arguments: list[str]) -> StartOptions:
-    """The command line of `swarm start`.
+    """The options of `swarm start`. A swarm that stays on this machine is by invitation only if that is asked for.
 
     Raises:
         InputError: a value that cannot work
     """
     options = read_options(StartOptions, arguments, "swarm start")
-    if options.stays_on_this_machine:  # then nobody needs an invitation, unless it is asked for
+    if options.stays_on_this_machine:  # then the default is that no peer needs an invitation
         without = StartOptions(membership=StartMembership(by_invitation=False))
         options = read_options(StartOptions, arguments, "swarm start", without)
     return options
 
 
 def join(arguments: list[str]) -> int:
-    """Returns the exit status."""
+    """`swarm join`. Returns the exit status."""
     return run(lambda: _read_join(arguments))
 
 
 def _read_join(arguments: list[str]) -> PeerOptions:
-    """Raises InputError: there is no address to join"""
-    words = [word for word in arguments if word.replace("_", "-") != "--initial-peers"]  # as other programs call it
-    options = read_options(JoinOptions, words, "swarm join").as_peer
+    """The options of a peer that joins a run.
+
+    Raises:
+        InputError: there is no address to join
+    """
+    options = read_options(JoinOptions, arguments, "swarm join").as_peer
     if options.initial_peers is None and VARIABLE not in os.environ and not options.resume:
         raise InputError(
             "swarm join needs a join line or an address: paste the one that the organiser sent, as in swarm join "

@@ -1,11 +1,12 @@
-"""See who trains in a swarm and whether it makes progress, without taking part.
+"""See which peers train in a swarm and whether it makes progress, without taking part.
 
     swarm watch swarm://JOIN_LINE
     swarm watch swarm://JOIN_LINE --seconds 300 || mail -s "the swarm stands still" ...
     swarm watch swarm://JOIN_LINE --json >> swarm.jsonl
 
-The table shows what the peers say about themselves. It ends with Ctrl-C, or after `--seconds`: then the exit status is
-0 if the swarm has made an update meanwhile, or is paused, and its loss has not risen a lot, and 1 if not.
+The table shows what the peers say about themselves. The command ends with Ctrl-C, or after `--seconds`. After
+`--seconds` the exit status is 0 if the swarm has made an update meanwhile, or is paused, and its loss has not risen a
+lot. Else it is 1.
 """
 
 from __future__ import annotations
@@ -47,32 +48,32 @@ if TYPE_CHECKING:
 
 LOOK_SECONDS = 2.0
 LINE_SECONDS = 30.0
-"""Between two tables where the output is no terminal."""
+"""Time between two tables where the output is no terminal."""
 MAX_ROWS = 50
 WIDE_COLUMNS = 130
-"""Of a terminal that has room for what peers say of their machines."""
+"""Width from which a terminal has room for the device and the version of each peer."""
 MAX_COMING = 3
-"""Orders that are shown."""
+"""Coming orders that are shown at most."""
 
 
 @dataclass(frozen=True)
 class WatchOptions:
-    """Show who trains in a swarm, and how far they are. The swarm is not joined or disturbed."""
+    """Show which peers train in a swarm, and how far they are. The swarm is not joined or disturbed."""
 
     addresses: tyro.conf.Positional[Annotated[tuple[str, ...], arg("ADDRESS ...", "the variable INITIAL_PEERS")]] = ()
     """The join line that the organiser has sent, or addresses of peers as they print them."""
     initial_peers: Annotated[tuple[str, ...] | None, arg("ADDRESS ...", "none")] = None
-    """The same, as other programs call it."""
+    """Another way to give ADDRESS, as other programs name it."""
     run_id: Annotated[str | None, arg("NAME", "the only one there")] = None
-    """The run, where several share the addresses."""
+    """Name of the run, if there are several runs at the addresses."""
     seconds: Annotated[float | None, arg("SECONDS", "until Ctrl-C")] = None
-    """Look for so long; the exit status is 1 if no update has been made meanwhile, or the loss has risen a lot."""
+    """Watch for so long. The exit status is 1 if no update was made meanwhile, or if the loss has risen a lot."""
     json: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
     """Print a JSON line for each look instead of a table."""
 
     @property
     def given(self) -> tuple[str, ...] | None:
-        """The addresses of the command line, if there are any."""
+        """The addresses of the command line, or None."""
         return self.addresses or self.initial_peers
 
 
@@ -87,8 +88,15 @@ class SwarmView:
     """What has been seen of a run.
 
     Args:
-        manifest: what is trained
-        orders: of its organiser
+        manifest: of the run
+        orders: the newest orders of its organiser
+        peers: the last record of each peer, by peer id, the fastest first
+        first_step: step of the swarm at the first look; None before
+        step: that at the last look
+        updated_at: `time.monotonic` when an update was last seen, or when the watch began
+        began_at: `time.monotonic` when the watch began
+        loss: median of the peers; nan before any is known
+        lowest_loss: lowest of these medians so far
     """
 
     manifest: RunManifest
@@ -102,7 +110,11 @@ class SwarmView:
     lowest_loss: float = math.inf
 
     def look(self, found: Mapping[PeerID, PeerProgress]) -> None:
-        """What everybody says now."""
+        """Take over what the peers say now.
+
+        Args:
+            found: records by peer id
+        """
         from swarm.membership.progress_record import step_of_most
 
         self.peers = dict(sorted(found.items(), key=lambda item: -item[1].rate))
@@ -120,7 +132,7 @@ class SwarmView:
 
     @property
     def records(self) -> list[PeerProgress]:
-        """What everybody has said last; who is fastest comes first."""
+        """The last record of each peer, the fastest first."""
         return [*self.peers.values()]
 
     @property
@@ -129,20 +141,23 @@ class SwarmView:
 
     @property
     def updates_per_minute(self) -> float:
-        """Since the watch began; nan as long as there is none."""
+        """Pace since the watch began; nan before the first update is seen."""
         seconds = self.updated_at - self.began_at
         return 60 * (self.step - self.first_step) / seconds if self.made_progress and seconds > 0 else math.nan
 
     @property
     def loss_has_risen(self) -> bool:
-        """Since the watch began, in the median of the peers: bad data, or a peer that computes nonsense."""
+        """Whether the median loss of the peers has risen a lot since the watch began.
+
+        The reason may be bad data, or a peer that computes nonsense.
+        """
         from swarm.desk.health import loss_has_risen
 
         return loss_has_risen(self.loss, self.lowest_loss)
 
     @property
     def warnings(self) -> list[str]:
-        """What an organiser should know."""
+        """Sentences about what an organiser should look at."""
         found, full = [], [record.name for record in self.records if not record.client_mode]
         names = [record.name for record in self.records]
         if twice := sorted({name for name in names if names.count(name) > 1}):
@@ -157,22 +172,25 @@ class SwarmView:
 
     @property
     def total_steps(self) -> int:
-        """Updates of the run, as far as it is decided now."""
+        """Updates after which the run ends, by the recipe and the orders that count now."""
         return self.orders.total_steps(self.step, self.manifest.recipe.total_steps)
 
     @property
     def is_paused(self) -> bool:
-        """Whether nobody computes, by order."""
+        """Whether the organiser has paused the run."""
         return self.orders.is_paused(self.step)
 
     @property
     def ordered(self) -> list[str]:
-        """What the organiser has ordered, where it counts now or is coming."""
+        """Sentences about a pause that counts now, and about orders that are coming."""
         paused = [f"paused at step {self.step}"] if self.is_paused else []
         return [*paused, *(f"ordered: {order}" for order in self.orders.coming(self.step)[:MAX_COMING])]
 
     def as_json(self) -> dict:
-        """Without what nobody has said yet, and without what peers say of their states to each other."""
+        """The view as `--json` prints it.
+
+        Numbers that a peer does not know yet (NaN) are left out, and so are attestations of states.
+        """
         peers = []
         for peer_id, record in self.peers.items():
             said = {key: value for key, value in asdict(record).items() if value == value}  # NaN is no JSON
@@ -190,10 +208,10 @@ class SwarmView:
         }
 
     def table(self, now: float, width: int = 0) -> Group:
-        """What a person sees of it in a terminal.
+        """The view as a person sees it in a terminal.
 
         Args:
-            now: DHT time
+            now: DHT time in seconds
             width: columns of the terminal
         """
         recipe, still = self.manifest.recipe, time.monotonic() - self.updated_at
@@ -241,7 +259,7 @@ class SwarmView:
 
 
 def _machine(record: PeerProgress) -> tuple[str, str]:
-    """Device and version, as far as the peer tells."""
+    """Device and version that the peer states, or dashes."""
     if record.profile is None:
         return "–", "–"
     return escape(record.profile.device) or "–", escape(record.profile.version) or "–"
@@ -253,17 +271,20 @@ def _duration(seconds: float) -> str:
 
 
 def watch(options: WatchOptions, show: Callable[[SwarmView], None]) -> SwarmView:
-    """Look again and again; what has been seen in the end.
+    """Look every two seconds until the time is over or the DHT process has ended; returns what has been seen.
+
+    Args:
+        show: called after each look
 
     Raises:
-        InputError: nobody answers, or the run is not known there
+        InputError: no peer answers, or the run is not known there
     """
     from swarm.cli.probe import looking_at
     from swarm.membership.control.giving import newest_orders
     from swarm.membership.progress_store import progress_records
     from swarm.protocol.admission import Admission
 
-    raise_again()  # from now on it is the usual end
+    raise_again()  # from now on Ctrl-C is the usual end
     peers, line = whom_to_join(options.given)
     if not peers:
         raise InputError("No address was given: swarm watch ADDRESS, or a join line.")
@@ -286,10 +307,10 @@ def watch(options: WatchOptions, show: Callable[[SwarmView], None]) -> SwarmView
 
 
 class Display:
-    """A table that is redrawn in place; where the output is no terminal, one now and then.
+    """A table that is redrawn in place. Where the output is no terminal, a new table comes every 30 s.
 
     Args:
-        console: where it goes
+        console: where the table goes
     """
 
     def __init__(self, console: Console):
@@ -297,7 +318,11 @@ class Display:
         self.live = Live(console=console, auto_refresh=False) if console.is_terminal else nullcontext()
 
     def show(self, view: SwarmView, is_last: bool = False) -> None:
-        """What is seen now."""
+        """Shows the view as it is now.
+
+        Args:
+            is_last: show it in any case
+        """
         from hivemind.utils.timed_storage import get_dht_time
 
         if isinstance(self.live, Live):
@@ -308,7 +333,7 @@ class Display:
 
 
 def say_at_once(line: str) -> None:
-    """Also into a file or a pipe, whose reader may wait for it, and before a signal can end this program."""
+    """Print a line without delay, also into a pipe or a file: a reader may wait for it, or a signal end the program."""
     print(line, flush=True)
 
 

@@ -1,4 +1,4 @@
-"""Tells people what is wrong with a run, once, and once more when it is well again."""
+"""Sends people a message when something is wrong with a run, and one more when it is well again."""
 
 from __future__ import annotations
 
@@ -15,19 +15,26 @@ from recipe.errors import InputError
 from swarm.desk.health import UNKNOWN_WHILE, Finding
 
 SURE_SECONDS = 15.0
-"""For which something has to be wrong before anybody is told: a peer that starts again is no reason."""
+"""How long something has to be wrong before a message is sent. A peer that is started again is no reason for one."""
 SETTLED_SECONDS = 60.0
-"""For which it has to be over before that is said."""
+"""How long it has to be over before a message says so."""
 RETRY_SECONDS = 60.0
-"""After a message that did not get through."""
+"""Time until the next attempt after a message that could not be sent."""
 
 logger = logging.getLogger(__name__)
-logging.getLogger("apprise").setLevel(logging.CRITICAL)  # its words hold the URLs, and these hold passwords
+logging.getLogger("apprise").setLevel(logging.CRITICAL)  # its log messages hold URLs, which hold passwords
 
 
 @dataclass
 class _Matter:
-    """Something that is wrong, or was a moment ago."""
+    """Something that is wrong, or was a moment ago.
+
+    Args:
+        finding: as it was found last
+        since: when it was found first
+        seen_at: when it was found last, or may have been there unseen
+        is_told: a message about it was sent
+    """
 
     finding: Finding
     since: float
@@ -39,18 +46,18 @@ class Alerts:
     """Sends messages to all places that the organiser has named, from a thread of its own.
 
     Args:
-        urls: as Apprise reads them: mailto://, slack://, json:// and a hundred others
-        clock: seconds
+        urls: of these places, as Apprise reads them: mailto://, slack://, json:// and a hundred others
+        clock: tells seconds
 
     Raises:
-        InputError: Apprise cannot read one of them
+        InputError: Apprise cannot read one of the URLs
     """
 
     def __init__(self, urls: Sequence[str], clock: Callable[[], float] = time.monotonic):
         self._clock = clock
         self._places = apprise.Apprise()
         for position, url in enumerate(urls, 1):
-            if not self._places.add(url):  # which may hold a password, so it is not repeated
+            if not self._places.add(url):  # the URL may hold a password, so the error does not repeat it
                 raise InputError(
                     f"--alert number {position} is no URL that Apprise can send to: see its list of services for the "
                     "form, such as mailto://user:password@example.org or json://host/path."
@@ -58,35 +65,40 @@ class Alerts:
         self._matters: dict[str, _Matter] = {}
         self._sender = ThreadPoolExecutor(1, thread_name_prefix="alerts")
         self._sending: tuple[str, bool, Future[bool]] | None = None
-        """Of which kind, whether it says that it is over, and whether it got through."""
+        """The message on its way: kind of finding, whether it says that this is over, and whether it was sent."""
         self._quiet_until = -math.inf
 
     def update(self, found: Sequence[Finding], title: str) -> None:
-        """What is wrong now. Begins to send what is to be said, if anything, under that title, and
-        returns at once."""
+        """Take in what is wrong now, begin to send the next message if there is one, and return at once.
+
+        Args:
+            found: what is wrong now
+            title: of the message
+        """
         now = self._clock()
+        if self._sending is not None and self._sending[2].done():
+            self._settle(*self._sending)
+            self._sending = None
         for finding in found:
             matter = self._matters.setdefault(finding.kind, _Matter(finding, now, now))
             matter.finding, matter.seen_at = finding, now
         for kind in set().union(*(UNKNOWN_WHILE.get(finding.kind, ()) for finding in found)):
             if kind in self._matters and self._matters[kind].is_told:
-                self._matters[kind].seen_at = now  # it is hidden by what is worse, and not over
+                self._matters[kind].seen_at = now  # hidden by something worse, which does not mean that it is over
+        on_its_way = self._sending and self._sending[0]
         for kind, matter in [*self._matters.items()]:
-            if not matter.is_told and matter.seen_at < now:
+            if not matter.is_told and kind != on_its_way and matter.seen_at < now:
                 del self._matters[kind]
-        if self._sending is not None and self._sending[2].done():
-            self._settle(*self._sending)
-            self._sending = None
         if len(self._places) and self._sending is None and now >= self._quiet_until:
             self._send_next(now, title)
 
     def wait(self) -> None:
-        """Until what is being sent has arrived, or has not."""
+        """Waits until the message on its way was sent, or could not be sent."""
         if self._sending is not None:
             wait([self._sending[2]])
 
     def stop(self) -> None:
-        """Sends nothing more; what is being sent may still arrive."""
+        """Sends no more messages. The one on its way may still arrive."""
         self._sender.shutdown(wait=False, cancel_futures=True)
 
     def _send_next(self, now: float, title: str) -> None:
@@ -94,14 +106,14 @@ class Alerts:
             if not matter.is_told and now - matter.since >= SURE_SECONDS:
                 return self._send(kind, title, matter.finding.text, is_over=False)
             if matter.is_told and now - matter.seen_at >= SETTLED_SECONDS:
-                return self._send(kind, title, f"Is well again. It was: {matter.finding.text}", is_over=True)
+                return self._send(kind, title, f"This is over: {matter.finding.text}", is_over=True)
         return None
 
     def _send(self, kind: str, title: str, text: str, is_over: bool) -> None:
         notify_type = apprise.NotifyType.SUCCESS if is_over else apprise.NotifyType.FAILURE
         sent = self._sender.submit(
             self._places.notify,
-            body=text,  # which may hold a stranger's name
+            body=text,  # may hold a name that a stranger chose: plain text only
             title=title,
             notify_type=notify_type,
             body_format=apprise.NotifyFormat.TEXT,
@@ -116,6 +128,6 @@ class Alerts:
             )
             self._quiet_until = self._clock() + RETRY_SECONDS
         elif is_over:
-            self._matters.pop(kind, None)
-        elif kind in self._matters:
+            del self._matters[kind]
+        else:
             self._matters[kind].is_told = True

@@ -1,4 +1,4 @@
-"""The web application: every answer is made once a look at most, however often it is asked for."""
+"""The web application. Every answer is made at most once after each look, however often it is asked for."""
 
 from __future__ import annotations
 
@@ -26,12 +26,17 @@ HTML, JSON, SVG = "text/html; charset=utf-8", "application/json", "image/svg+xml
 METRICS = "text/plain; version=0.0.4; charset=utf-8"
 MIN_GZIP_BYTES = 1000
 FORMS_AT_ONCE, FORMS_A_SECOND = 40, 20
-"""Of the page of all peers, that are made: each takes some hundredths of a second."""
+"""Forms of the page of all peers that are made at once, and then per second: each takes some hundredths of a second."""
 
 
 @dataclass(frozen=True)
 class Answer:
-    """A body that is ready to be sent, as it is and compressed."""
+    """A body that is ready to be sent, as it is and compressed.
+
+    Args:
+        packed: the compressed body; empty if the body is too short for that
+        tag: for the header `etag`
+    """
 
     body: bytes
     media_type: str
@@ -45,7 +50,7 @@ class Answer:
         return cls(body, media_type, packed, f'W/"{hashlib.blake2b(body, digest_size=12).hexdigest()}"')
 
     def to(self, request: Request) -> Response:
-        """For this browser: nothing, if it has it already."""
+        """The response to a request, without a body if the browser has this answer already."""
         headers = {"etag": self.tag, "cache-control": "no-cache", "vary": "accept-encoding"}
         if request.headers.get("if-none-match") == self.tag:
             return Response(status_code=304, headers=headers)
@@ -60,13 +65,13 @@ def build_app(
     controls: SwarmControls | None = None,
     only_here: bool = False,
 ) -> FastAPI:
-    """The pages of the desk, and what programs read.
+    """The pages of the desk, and the answers for programs.
 
     Args:
-        newest: what was seen last
-        door: who may give orders; None: nobody
-        controls: of the run; None as long as nobody can give it orders
-        only_here: it answers who calls it by a name of this machine, a number, or the host of the page's URL alone
+        newest: returns the newest snapshot
+        door: says which browsers may give orders; None: none may
+        controls: pass on orders to the run; None if it has no organiser
+        only_here: answer only requests to `localhost`, to a number, or to the host of the page's URL
     """
     door = door or Door(None)
     app = FastAPI(
@@ -80,7 +85,7 @@ def build_app(
     app.add_middleware(Guard, only_host=(door.page_host or "localhost") if only_here else None)
 
     def answers(path: str, media_type: str, make: Callable[[Snapshot], str | bytes], model: Any = None) -> None:
-        """Serve what `make` makes of the newest snapshot."""
+        """Serve at this path what `make` makes of the newest snapshot."""
 
         async def answer(request: Request) -> Response:
             snapshot = newest()
@@ -108,7 +113,10 @@ def build_app(
 
 
 def _serve_peers(app: FastAPI, newest: Callable[[], Snapshot]) -> None:
-    """The page of all peers has many forms, so an answer is made once for each form, and only so many a second."""
+    """Serve the page of all peers.
+
+    It has many forms, so an answer is made once after each look for each form, and only some forms are made per second.
+    """
     of_all = TokenBucket(FORMS_AT_ONCE, FORMS_A_SECOND)
     of_address = TokenBuckets(FORMS_AT_ONCE, FORMS_A_SECOND / 2)
 

@@ -1,4 +1,4 @@
-"""Lays out a curve: the path of a small SVG, and the numbers beside it. The template draws it."""
+"""Lays out a curve for a template to draw: the path of a small SVG picture, and the numbers beside it."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 WIDTH, HEIGHT = 1000, 300
-"""Of the drawing, in its own units: the page stretches it."""
+"""Size of the drawing in its own units. The page stretches it."""
 NICE = (1, 2, 2.5, 5, 10)
+"""Steps of an axis, times a power of ten."""
 LEAST_SPAN = 1e-9
-"""Of an axis: strangers may say any number."""
+"""Smallest span of an axis, since strangers may say any number."""
 
 
 @dataclass(frozen=True)
@@ -18,11 +19,11 @@ class Chart:
     """A curve that is ready to be drawn.
 
     Args:
-        title: what it shows
-        said: the curve in one sentence, for who cannot see it
-        path: of the SVG, in `WIDTH` x `HEIGHT`; empty as long as there are not two points
-        levels: numbers beside the grid lines, from above
-        begin, end: below the first and the last point
+        title: what the curve shows
+        said: the curve in one sentence, for visitors that cannot see it
+        path: of the SVG picture, in `WIDTH` x `HEIGHT`; empty as long as there are not two points
+        levels: numbers beside the grid lines, from the top down
+        begin, end: texts below the first and the last point
     """
 
     title: str
@@ -40,13 +41,14 @@ def chart(
     place: Callable[[float], str],
     from_zero: bool = False,
 ) -> Chart:
-    """A curve as a page draws it.
+    """A chart of a curve.
 
     Args:
-        curve: x and y; None where nobody knows y, which leaves a gap
-        shown: a value in words
-        place: an x in words
-        from_zero: the lowest level is zero
+        title: what the curve shows
+        curve: pairs of x and y, by rising x; where y is not known (None), the curve has a gap
+        shown: makes a text of a y
+        place: makes a text of an x
+        from_zero: the lowest level is zero, or less
     """
     known = [(x, y) for x, y in curve if y is not None and math.isfinite(y)]
     if len(known) < 2 or known[0][0] == known[-1][0]:
@@ -72,10 +74,16 @@ def chart(
 
 
 def levels(lowest: float, highest: float, from_zero: bool) -> tuple[float, float, int]:
-    """Where the axis begins and ends, and in how many equal steps: two to five, of a round size."""
+    """Beginning and end of the axis, and its number of equal steps: two to five, each of a round size.
+
+    Args:
+        lowest, highest: of the curve
+        from_zero: the axis begins at zero, or less
+    """
     low = min(0.0, lowest) if from_zero else lowest
     span = max(highest - low if highest > low else abs(highest), LEAST_SPAN) if highest or low else 1.0
     magnitude = 10 ** math.floor(math.log10(span / 4))
+    # the smallest round size of which four steps cover the span
     size = next(nice * magnitude for nice in NICE if nice * magnitude * 4 >= span * (1 - 1e-9))
     begin = math.floor(low / size + 1e-9) * size
     steps = max(2, math.ceil((highest - begin) / size - 1e-9))

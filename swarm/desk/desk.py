@@ -1,4 +1,4 @@
-"""The desk: looks, remembers, tells, and serves what it has seen."""
+"""The desk: keeps what was seen of a run, sends alerts, and serves the page."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ from swarm.protocol.orders import Orders
 
 SAVE_SECONDS = 30.0
 LEAST_FREE_BYTES = 2**30
-"""On the desk's own disk."""
+"""Free space on the desk's own disk below which it warns."""
 MAX_HEADER_BYTES = 2**14
 END_SECONDS = 3.0
 
@@ -49,15 +49,15 @@ logger = logging.getLogger(__name__)
 
 
 class Desk:
-    """What one run looks like, and has looked like.
+    """Keeps the history of one run, and makes a new snapshot after each look.
 
     Args:
-        card: of the run
-        path: file of the history; an earlier desk's is continued
-        alerts: who is told what is wrong
-        still_minutes: without an update, after which something is wrong
+        card: what does not change about the run
+        path: file of the history; that of an earlier desk is continued
+        alerts: where messages go about what is wrong
+        still_minutes: minutes without an update after which something is wrong
         credits: by the run's ledger; None if it is not fetched
-        clock: seconds since 1970
+        clock: tells seconds since 1970
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class Desk:
         self.history = History.load(path, card.key, card.target_batch_size, clock())
         self._saved_at = clock()
         self._trouble = ""
-        """Why the history could not be saved the last time."""
+        """Why the history could not be saved the last time; empty if it was saved."""
         self._credits = credits
         self._orders, self._knows_orders = Orders(card.key), False
         self._ending: Sequence[Certificate] = ()
@@ -86,12 +86,12 @@ class Desk:
         orders: Orders | None = None,
         ending: Sequence[Certificate] = (),
     ) -> None:
-        """After a look.
+        """Take in what a look has found, and make a new snapshot.
 
         Args:
-            records: by peer id; None if nobody answered
+            records: by peer id; None if the swarm did not answer
             orders: of the organiser; None if they are as before
-            ending: of members, that soon count no longer
+            ending: certificates of members that should have been renewed by now and end soon
         """
         self._ending = ending
         if orders is not None:
@@ -105,13 +105,13 @@ class Desk:
             self.save()
 
     def remember(self, addresses: list[str]) -> None:
-        """Where peers can be called, for the next desk; written down at once if it is news."""
+        """Keep the addresses of peers for the next desk. They are saved at once if they are new."""
         if addresses != self.history.addresses:
             self.history.addresses = addresses
             self.save()
 
     def save(self) -> None:
-        """Write the history; a full disk costs the history, not the page."""
+        """Save the history. If the disk is full, the page goes on, and says that the history is not saved."""
         self._saved_at = self._clock()
         try:
             self.history.save(self._path)
@@ -121,11 +121,11 @@ class Desk:
 
     def _take(self, orders: Orders) -> None:
         before, after = ({(order.given_at, order) for order in known.given} for known in (self._orders, orders))
-        if self._knows_orders:  # those that were there before the desk are old
+        if self._knows_orders:  # the first list is no news: its orders were given before the desk looked
             for _, order in sorted(after - before, key=lambda found: found[0]):
                 self.history.note(f"The organiser ordered: {order}.", self._clock())
             for _, order in sorted(before - after, key=lambda found: found[0]):
-                self.history.note(f"An order of a deputy who was revoked fell away: {order}.", self._clock())
+                self.history.note(f"An order no longer counts, as its deputy was revoked: {order}.", self._clock())
         self._orders, self._knows_orders = orders, True
 
     def _plan(self) -> Plan:
@@ -149,16 +149,25 @@ class Desk:
         )
 
     def _disk(self) -> list[Finding]:
-        if self._trouble:
-            return [Finding("disk", "warning", f"The desk cannot save its history ({self._trouble}): free some space.")]
-        free = shutil.disk_usage(self._path.parent).free
+        free, trouble = LEAST_FREE_BYTES, self._trouble
+        try:
+            free = shutil.disk_usage(self._path.parent).free
+        except OSError as error:  # the folder was deleted, for example
+            trouble = trouble or error.strerror or "unknown error"
+        if trouble:
+            text = f"The desk cannot save its history ({trouble}): check its folder and its disk."
+            return [Finding("disk", "warning", text)]
         if free >= LEAST_FREE_BYTES:
             return []
         return [Finding("disk", "warning", f"The desk's own disk is nearly full: {free / 2**20:,.0f} MiB are free.")]
 
 
 def open_socket(host: str, port: int) -> socket.socket:
-    """Listen there.
+    """A socket that listens at this address.
+
+    Args:
+        host: address or name of this machine
+        port: TCP port; 0 for any free one
 
     Raises:
         InputError: the port is taken or not allowed, or the host is not this machine's
@@ -174,13 +183,13 @@ def page_url(listener: socket.socket) -> str:
     """What to type into a browser on this machine."""
     host, port = listener.getsockname()[:2]
     address = ipaddress.ip_address(host)
-    if address.is_unspecified:  # where one listens, and on Windows cannot call
+    if address.is_unspecified:  # an address to listen at, which cannot be called on Windows
         host = "127.0.0.1" if address.version == 4 else "::1"
     return f"http://{host_and_port(host, port)}"
 
 
 def is_for_others(listener: socket.socket) -> bool:
-    """Whether the page is there at each address of this machine, and not only at that of `page_url`."""
+    """Whether the page is served at each address of this machine, and not only at that of `page_url`."""
     return ipaddress.ip_address(listener.getsockname()[0]).is_unspecified
 
 
@@ -191,11 +200,11 @@ def served(
     door: Door | None = None,
     controls: SwarmControls | None = None,
 ) -> Iterator[None]:
-    """The page is there as long as this lasts.
+    """Serves the page, in a thread of its own, as long as the block lasts.
 
     Args:
-        newest: what was seen last
-        listener: of `open_socket`
+        newest: returns the newest snapshot
+        listener: from `open_socket`; it is closed in the end
         door, controls: as in `build_app`
     """
     config = uvicorn.Config(

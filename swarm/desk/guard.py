@@ -1,5 +1,4 @@
-"""What stands before the page: how often strangers may ask and how long they may wait with it, and what browsers are
-told not to do."""
+"""Protects the page from strangers: limits on requests and connections, and headers that forbid things to browsers."""
 
 from __future__ import annotations
 
@@ -16,16 +15,18 @@ from swarm.network.addresses import household
 from swarm.runtime.token_bucket import TokenBucket, TokenBuckets
 
 PER_ADDRESS, PER_ADDRESS_A_SECOND = 200, 50
-"""Answers at once, and then a second: a class of students may share an address."""
+"""Answers that one address gets at once, and then per second. A class of students may share an address."""
 IN_ALL, IN_ALL_A_SECOND = 1000, 500
+"""Answers that all addresses together get at once, and then per second."""
 MAX_CONNECTIONS = 256
-"""While there are as many, one of them makes place for a new one; those of a web server in front do not, and questions
-are refused while there are no others."""
+"""When there are so many connections, one is closed for each new one. Those of a web server in front are never closed:
+if there are no others, requests are refused."""
 PER_ADDRESS_CONNECTIONS = MAX_CONNECTIONS // 4
+"""Connections that one address may have."""
 QUESTION_SECONDS = 10.0
-"""In which a visitor asks something, completely, and takes the answer."""
+"""Time in which a visitor has to send a whole request, and to take the answer."""
 IN_FRONT = ("127.0.0.1", "::1")
-"""Where a web server is through which all visitors come."""
+"""Addresses of a web server in front, through which all visitors come."""
 HEADERS = [
     (
         b"content-security-policy",
@@ -44,10 +45,10 @@ ELSEWHERE = (
 
 
 class Connection(H11Protocol):
-    """Of a visitor: closed at once if its address has too many, and later if no question of it is answered.
+    """A visitor's connection. It is closed at once if its address has too many, and later if no request is answered.
 
-    A look now and then finds all that keep it open without end: who asks nothing, or half a question, also after others
-    that were answered, and who does not read.
+    A look every 10 s finds all ways to keep a connection open without end: to send nothing; to send half a request,
+    even after whole ones; or not to read the answer.
     """
 
     def __init__(self, *arguments: Any, **options: Any):
@@ -55,7 +56,7 @@ class Connection(H11Protocol):
         self._has_answered, self._next_look = False, None
         self._since = self.loop.time()
         self._household: str | None = None
-        """None of a web server in front, and of whom nobody knows the address."""
+        """Address or network that counts as one visitor; None for a web server in front, and for an unknown address."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:
         super().connection_made(transport)
@@ -68,9 +69,9 @@ class Connection(H11Protocol):
             self._make_place()
 
     def _make_place(self) -> None:
-        """Close the oldest connection of the address that has most; rather one on which nobody waits for an answer.
+        """Close one connection of the address that has most: the oldest that waits for no answer, or else the oldest.
 
-        So a few addresses that have all places keep nobody out.
+        So a few addresses cannot keep other visitors out by taking all places.
         """
         others = [other for other in self.connections if other._household is not None and other is not self]
         if others:
@@ -101,19 +102,22 @@ class Connection(H11Protocol):
 
     @property
     def _is_answering(self) -> bool:
-        """Whether the visitor waits for this desk, and not the other way round."""
+        """Whether the visitor waits for this desk, which has the whole request and has not sent all of the answer.
+
+        If the visitor does not read (writing is paused), the desk waits for the visitor.
+        """
         cycle = self.cycle
         is_asked = cycle is not None and not cycle.more_body and not cycle.response_complete
         return is_asked and not self.flow.write_paused
 
 
 class Guard:
-    """Lets so many questions through to the application, and adds headers to its answers.
+    """Lets a limited number of requests through to the application, and adds headers to its answers.
 
     Args:
         app: ASGI application
-        of_all: what all together may ask
-        only_host: the one name by which the desk is called, beside those of its own machine; None: it may be any
+        of_all: limit for all addresses together
+        only_host: the one name by which browsers may call the desk, beside `localhost` and numbers; None: any name
     """
 
     def __init__(self, app: ASGIApp, of_all: TokenBucket | None = None, only_host: str | None = None):
@@ -144,9 +148,10 @@ async def _refuse(send: Send, status: int, sentence: bytes, *more: tuple[bytes, 
 
 
 def _is_here(scope: Scope, only_host: str) -> bool:
-    """Whether a browser has not been led here by a name that some other site has pointed at this machine.
+    """Whether a request was sent to a name of this machine, and not to a name of another site that points here.
 
-    Such a site could read what the desk shows to its own machine. It cannot do so by a number, nor without a name.
+    With such a name (DNS rebinding), a site could read what the desk shows only to its own machine. With a number for
+    the host, or without one, it cannot.
     """
     given = next((value for name, value in scope["headers"] if name == b"host"), b"").decode("latin-1")
     try:
@@ -160,7 +165,10 @@ def _is_here(scope: Scope, only_host: str) -> bool:
 
 
 def address_of(scope: Scope) -> str | None:
-    """IP address of who asks; None if nobody knows it. A web server in front may pass on what a visitor has made up."""
+    """IP address of the visitor; None if it is not known.
+
+    A web server in front may pass on a text that a visitor has made up, which is no address.
+    """
     client = scope.get("client")
     try:
         return str(ipaddress.ip_address(client[0])) if client else None
@@ -169,6 +177,6 @@ def address_of(scope: Scope) -> str | None:
 
 
 def household_of(scope: Scope) -> str | None:
-    """Of who asks; all of whom nobody knows the address share one."""
+    """The address or network that counts as one visitor. All visitors with an unknown address share one (None)."""
     address = address_of(scope)
     return None if address is None else household(address)

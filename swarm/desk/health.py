@@ -12,13 +12,13 @@ from swarm.membership.progress_record import WAITING
 from swarm.protocol.certificates import Certificate
 
 RISEN_TIMES, RISEN_BY = 2.0, 0.5
-"""A training loss that is both above the lowest one seen is a reason to look."""
+"""The loss has risen if it is above so many times the lowest one seen, and also above that one plus so much."""
 LOST_UPDATES = 3
-"""Updates without any finite loss."""
+"""Updates without a finite loss of any peer after which something is wrong."""
 LAST_SECONDS = 5.0
-"""Before they leave, in which peers make updates that no record tells of any more."""
+"""Time before peers leave in which they may make updates that no record tells of any more."""
 DEAF_SECONDS = 30.0
-"""Without an answer from the swarm."""
+"""Time without an answer from the swarm after which something is wrong."""
 
 Level = Literal["good", "warning", "bad", "paused"]
 Kind = Literal["deaf", "nobody", "still", "loss", "reachable", "certificate", "disk"]
@@ -27,7 +27,7 @@ UNKNOWN_WHILE: Mapping[Kind, frozenset[Kind]] = {
     "nobody": frozenset({"still", "loss", "reachable", "certificate"}),
     "deaf": frozenset({"nobody", "still", "loss", "reachable", "certificate"}),
 }
-"""Of which kinds nothing can be found where one of this kind is: that does not mean that they are over."""
+"""Kinds that cannot be found while there is a finding of another kind: then their absence says nothing about them."""
 
 
 @dataclass(frozen=True)
@@ -35,9 +35,9 @@ class Finding:
     """Something that is not as it should be.
 
     Args:
-        kind: what it is about; of each kind there is one at most
-        level: bad: the run makes no progress, or what it makes is worth nothing; no finding is "paused"
-        text: one sentence, which says what to do where that is not plain
+        kind: what it is about; there is at most one finding of each kind
+        level: bad: the run makes no progress, or its updates are worth nothing; else warning
+        text: one sentence, which also says what to do where that is not plain
     """
 
     kind: Kind
@@ -46,12 +46,21 @@ class Finding:
 
 
 def loss_has_risen(loss: float, lowest: float) -> bool:
-    """In the median of the peers: bad data, or a peer that computes nonsense."""
+    """Whether the loss has risen a lot: the reason may be bad data, or a peer that computes nonsense.
+
+    Args:
+        loss: median of the peers
+        lowest: lowest median seen
+    """
     return loss > max(RISEN_TIMES * lowest, lowest + RISEN_BY)
 
 
 def is_over(history: History, total_steps: int) -> bool:
-    """Whether the run has made all its updates; peers that have made the last ones leave, often before they say so."""
+    """Whether the run has made all its updates.
+
+    Peers leave after the last updates, often before their records tell of them. So if all peers have left, some updates
+    may be missing: those of 5 s at the last pace, but at most 2 % of the run, and one in any case.
+    """
     if history.step is None:
         return False
     if history.here:
@@ -72,10 +81,10 @@ def findings(
 
     Args:
         total_steps: updates after which the run has ended
-        still_minutes: without an update, after which something is wrong
+        still_minutes: minutes without an update after which something is wrong
         now: seconds since 1970
-        is_paused: by its organiser: then it is right that no update comes
-        ending: of members who are there, that soon count no longer
+        is_paused: the organiser has paused the run, so no update is expected
+        ending: certificates of members that are there, which should have been renewed by now and end soon
     """
     deaf_seconds = now - (history.looked_at or history.began_at)
     if deaf_seconds > DEAF_SECONDS:
@@ -94,7 +103,12 @@ def findings(
 def verdict(
     history: History, total_steps: int, found: list[Finding], now: float, is_paused: bool = False
 ) -> tuple[Level, str]:
-    """The one sentence."""
+    """Level of the run, and the one sentence about it.
+
+    Args:
+        found: what is not as it should be, the worst first
+        now: seconds since 1970
+    """
     if found:
         return found[0].level, found[0].text
     if is_over(history, total_steps):
@@ -117,7 +131,7 @@ def _still(history: History, still_minutes: float, now: float) -> Finding | None
     if all(peer.helps for peer in history.here):
         return Finding("still", "warning", "Only helpers are here: the run waits for a training peer.")
     if all(peer.phase == WAITING for peer in history.here):
-        text = "The peers that are here wait for more to come: the run has not begun, or they need company to go on."
+        text = "The peers that are here wait for more peers: the run has not begun, or too few are left to go on."
         return Finding("still", "warning", text)
     seconds = history.still_seconds(now)
     if seconds < 60 * still_minutes:
@@ -127,7 +141,7 @@ def _still(history: History, still_minutes: float, now: float) -> Finding | None
 
 def _loss(history: History) -> Finding | None:
     if history.step is not None and history.step - history.finite_at_step >= LOST_UPDATES:
-        return Finding("loss", "bad", "The loss is not finite: no peer has a number for it any more.")
+        return Finding("loss", "bad", "The loss is not finite: no peer states a number any more.")
     loss, lowest = history.loss, history.lowest_loss
     if loss is not None and lowest is not None and loss_has_risen(loss, lowest):
         return Finding("loss", "bad", f"The loss has risen from {lowest:.3f} to {loss:.3f}.")

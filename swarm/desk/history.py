@@ -1,6 +1,6 @@
-"""What has been seen of a run so far: its peers, its curves and what happened. It knows neither network nor page.
+"""What has been seen of a run so far: its peers, its curves and its events. It uses neither the network nor the page.
 
-Everything in it comes from strangers' records and grows with time, so everything has a bound.
+Everything in it comes from records of strangers and grows with time, so everything has a bound.
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ from swarm.membership.progress_record import JOINING, PAUSED, WAITING, PeerProgr
 from swarm.network.known_peers import usable
 
 MISSED_LOOKS = 2
-"""Looks at which a record has to be missing: then its peer has taken it away."""
+"""Looks at which a peer's record has to be missing before the peer counts as having left."""
 SHOWN_SECONDS = 3600.0
-"""For which a peer that is gone stays among the others."""
+"""How long a peer that is gone stays in the list of peers."""
 LOWER_SECONDS = 60.0
-"""For which most peers have to be at an earlier update: then the run has begun again there."""
+"""How long most peers have to be at an earlier update before the run counts as having gone back to it."""
 UNSEEN_SECONDS = 60.0
-"""Between two looks: what was computed meanwhile is credited to nobody."""
+"""Longest time between two looks for which peers get credit. Updates after a longer gap are credited to no peer."""
 CREDIT_TIMES = 3.0
-"""What peers can have given between two looks, over what they say they compute: records are seconds old."""
+"""Between two looks, peers get credit for at most so many times what they say they compute: records are seconds old."""
 MAX_POINTS, MAX_EVENTS, MAX_PEERS, MAX_ADVANCES, MAX_TESTS = 1000, 200, 4096, 50, 1000
 TRAFFIC_SECONDS = 30.0
-"""Over which the swarm's traffic is taken: averages come in bursts."""
+"""Time over which the swarm's traffic is averaged: rounds send in bursts."""
 PACE_SECONDS = 10.0
-"""That updates have to be seen for, before their pace is told."""
+"""How long updates have to be seen before their pace is told."""
 MAX_NAMES = 5
-"""In one event."""
+"""Names of peers that one event lists."""
 
 
 @dataclass
@@ -46,20 +46,25 @@ class History:
     """What has been seen of a run.
 
     Args:
-        key: of the run, so that a file of another run is not continued
+        key: prefix of the run's keys in the DHT, so that a file of another run is not continued
         target_batch_size: samples of an update
-        began_at: when the first look was, seconds since 1970
-        looked_at: when the last look was that found somebody's answer
-        updated_at: when the last update was seen
-        still_since: until when nobody was to make an update: the run was paused, or nobody was there who trains
-        lower_since: since when most peers are at an earlier update than `step`
-        finite_at_step: the last one at which a peer had a finite loss
-        lowest_loss: that was seen
-        point_seconds: between two points; it doubles each time that there are too many
-        peers: by peer id
-        addresses: of peers, so that the desk finds the swarm again, whoever has left
+        began_at: when the desk first looked, seconds since 1970
+        looked_at: when the swarm last answered, seconds since 1970
+        step: updates that most peers have made; None before a peer was seen
+        updated_at: when the last update was seen, seconds since 1970
+        still_since: last time at which no update was expected: the run was paused, or no peer there was training
+        lower_since: since when most peers are at an earlier update than `step`; None if they are not
+        loss: last known median of the peers
+        accuracy: last known median of the peers
+        lowest_loss: lowest median seen
+        finite_at_step: last step at which a peer had a finite loss
+        point_seconds: time between two points; it doubles each time that there are too many
+        points: of the curves
+        events: what happened, the newest last
+        peers: all peers that are remembered, by peer id
+        addresses: of peers, so that the desk finds the swarm again after others have left
         timeline: the last minutes
-        tests: of the weights, by whichever peers made them
+        tests: of the weights, as the peers that made them say
     """
 
     key: str
@@ -84,22 +89,22 @@ class History:
 
     def __post_init__(self):
         self._advances: deque[tuple[float, int]] = deque(maxlen=MAX_ADVANCES)
-        """When updates were seen, and which, since the desk was started and nobody rested."""
+        """When updates were seen, and their steps, since the desk was started or the run last rested."""
         self._rested = False
         self._attentive_since = -math.inf
-        """Since when there was no long time between two looks: nobody is lost because nobody looked."""
+        """Since when there was no long gap between two looks. A peer does not count as lost because of a gap."""
         self._traffic: deque[tuple[float, int]] = deque()
-        """When the last looks were, and what all have sent since the one before."""
+        """When the last looks were, and the bytes that all peers have sent since the look before."""
 
     # ---- looking ------------------------------------------------------------------------------------------------
 
     def look(self, records: Mapping[str, PeerProgress], now: float, is_paused: bool = False) -> None:
-        """What everybody says now.
+        """Take in what the peers say now.
 
         Args:
             records: by peer id
             now: seconds since 1970
-            is_paused: by the run's organiser, whatever peers say
+            is_paused: the organiser has paused the run, whatever peers say
         """
         unseen = now - (self.looked_at or now)
         if not 0 <= unseen <= LOST_SECONDS or math.isinf(self._attentive_since):
@@ -120,7 +125,7 @@ class History:
         self._forget()
 
     def _move(self, seconds: float) -> None:
-        """This machine's clock was set: what was seen lately stays as long ago as it was, and the curves go on."""
+        """Shift all times after this machine's clock was set back: all that was seen stays as long ago as it was."""
         self.began_at += seconds
         self.updated_at = None if self.updated_at is None else self.updated_at + seconds
         self.still_since = None if self.still_since is None else self.still_since + seconds
@@ -171,7 +176,7 @@ class History:
                 peer.state = "left"
                 left.append(peer.name)
         if lost:
-            self.note(f"{_list(lost)} {_were(lost)} lost: no word for more than {LOST_SECONDS:.0f} s.", now)
+            self.note(f"{_list(lost)} {_were(lost)} lost: no record for more than {LOST_SECONDS:.0f} s.", now)
         if left:
             self.note(f"{_list(left)} left.", now)
 
@@ -195,22 +200,34 @@ class History:
         if self.lower_since is not None and now - self.lower_since > LOWER_SECONDS:
             self.note(f"The run went back from update {self.step:,} to {step:,}.", now)
             self.step, self.lower_since, self.finite_at_step = step, None, min(self.finite_at_step, step)
+            self.tests = [test for test in self.tests if test.step <= step]  # later weights exist no longer
             self._advances.clear()
 
     def _rest(self, now: float, is_paused: bool) -> None:
-        """While nobody is to make an update, the run does not stand still, and the time tells nothing of its pace."""
+        """Note whether the run rests. A run that rests does not stand still, and the time says nothing of its pace.
+
+        It rests if it is paused, if no peer is there, or if all peers there are helpers, are paused or wait.
+        """
         here = self.here
         rests = is_paused or all(peer.helps or peer.phase in (PAUSED, WAITING) for peer in here)
         if rests:
             self.still_since = now
-        if here and (rests or self._rested):  # of who has left, the pace tells whether the run has ended
+        if here and (rests or self._rested):  # without peers the last pace stays: `is_over` needs it
             self._advances.clear()
             if self.step is not None:
                 self._advances.append((now, self.step))
         self._rested = rests
 
     def _credit(self, here: list[PeerSeen], updates: int, seconds: float) -> None:
-        """All compute for the same time, so each has given in proportion to its pace, and about what it can compute."""
+        """Credit the peers with the samples of new updates, in proportion to their paces: all compute equally long.
+
+        The samples are at most `CREDIT_TIMES` times what the peers say they compute in that time, and a target batch.
+
+        Args:
+            here: peers that compute
+            updates: that were made since the last look
+            seconds: since the last look
+        """
         total = sum(peer.rate for peer in here)
         can_be = total * CREDIT_TIMES * seconds + self.target_batch_size
         samples = min(updates * self.target_batch_size, can_be)
@@ -218,7 +235,11 @@ class History:
             peer.samples += samples * peer.rate / total if total > 0 else 0.0
 
     def _note_tests(self) -> None:
-        """Each peer's next test, once; of too many, those that go are of who says most."""
+        """Note each peer's newest test once.
+
+        If there are too many, every second test of the peer that has most is dropped: a liar displaces its own ones
+        first.
+        """
         last = {test.peer_id: test.step for test in self.tests}
         for peer_id, peer in self.peers.items():
             found = peer.tested
@@ -257,7 +278,7 @@ class History:
             self.point_seconds *= 2
 
     def _forget(self) -> None:
-        """Those first who are gone and have given least."""
+        """Forget peers if there are too many: first those that are gone, and of these the ones with least samples."""
         if len(self.peers) <= MAX_PEERS:
             return
         worth = sorted(self.peers.items(), key=lambda item: (item[1].state == "here", item[1].samples))
@@ -265,7 +286,12 @@ class History:
             del self.peers[peer_id]
 
     def note(self, text: str, now: float) -> None:
-        """Something happened."""
+        """Add an event.
+
+        Args:
+            text: one sentence
+            now: seconds since 1970
+        """
         self.events.append(Event(now, text))
         del self.events[:-MAX_EVENTS]
 
@@ -277,7 +303,11 @@ class History:
         return [peer for peer in self.peers.values() if peer.state == "here"]
 
     def shown(self, now: float) -> dict[str, PeerSeen]:
-        """Peers that are there, and those that went not long ago: the fastest first, then who went last."""
+        """Peers that are there, the fastest first, and then those that went in the last hour, the last one first.
+
+        Args:
+            now: seconds since 1970
+        """
         recent = {
             peer_id: peer
             for peer_id, peer in self.peers.items()
@@ -287,12 +317,15 @@ class History:
 
     @property
     def samples_per_second(self) -> float:
-        """Of all peers that compute, as they claim."""
+        """Pace of all peers that compute, as they claim."""
         return sum(peer.rate for peer in self.peers.values() if peer.computes)
 
     @property
     def bytes_per_second(self) -> float | None:
-        """That all together send, as they say; None as long as nobody says, or there were not two looks."""
+        """Bytes per second that all peers together send, as they say, over the last half minute.
+
+        None as long as no peer says, or before the second look.
+        """
         if not self._traffic or not any(peer.profile for peer in self.here):
             return None
         (first_at, _), *later = self._traffic
@@ -301,28 +334,32 @@ class History:
 
     @property
     def sent(self) -> int:
-        """Bytes of all peers that are known, as they say."""
+        """Bytes that all remembered peers have sent, as they say."""
         return sum(peer.sent for peer in self.peers.values())
 
     def updates_per_minute(self, now: float) -> float | None:
-        """Over the last updates; when none comes any more, it falls. None as long as there are not two."""
+        """Pace over the last updates. It falls when no more updates come. None before two updates are seen.
+
+        Args:
+            now: seconds since 1970
+        """
         if len(self._advances) < 2:
             return None
         (first_at, first), (last_at, last) = self._advances[0], self._advances[-1]
         usual = (last_at - first_at) / (len(self._advances) - 1)
-        ends = now if now - last_at > 2 * usual else last_at
+        ends = now if now - last_at > 2 * usual else last_at  # an update is overdue: the pace falls from now on
         return 60 * (last - first) / (ends - first_at) if ends - first_at >= PACE_SECONDS else None
 
     @property
     def last_updates_per_second(self) -> float:
-        """While updates were seen, however long ago that is; 0 as long as there are not two."""
+        """Pace while updates were seen, however long ago that is; 0 before two updates are seen."""
         if len(self._advances) < 2:
             return 0.0
         (first_at, first), (last_at, last) = self._advances[0], self._advances[-1]
         return (last - first) / max(1.0, last_at - first_at)  # two looks may follow each other at once
 
     def still_seconds(self, now: float) -> float:
-        """Since the last update, or the first look, or since somebody is there again who is to make one."""
+        """Seconds since the last update (the first look, if none was seen), or since the run rested if that is less."""
         return max(0.0, now - max(self.updated_at or self.began_at, self.still_since or 0.0))
 
     # ---- on disk ------------------------------------------------------------------------------------------------
@@ -337,8 +374,16 @@ class History:
 
     @classmethod
     def load(cls, path: Path, key: str, target_batch_size: int, now: float) -> History:
-        """That of an earlier desk; a new one if there is none, or another run's or a damaged one, which is kept
-        beside it."""
+        """The history of an earlier desk, or a new one if there is none.
+
+        A file of another run, or a damaged one, is kept under another name.
+
+        Args:
+            path: file of the history
+            key: prefix of the run's keys in the DHT
+            target_batch_size: samples of an update
+            now: seconds since 1970
+        """
         try:
             history = msgspec.json.decode(path.read_bytes(), type=cls)
             if history.key == key:
@@ -354,7 +399,7 @@ class History:
 
 
 def remembered_addresses(path: Path) -> list[str]:
-    """Those of an earlier desk; none if it cannot be read."""
+    """The addresses in the history of an earlier desk; empty if it cannot be read."""
     try:
         return usable(msgspec.json.decode(path.read_bytes(), type=History).addresses)
     except (OSError, ValueError, RecursionError):
@@ -367,7 +412,7 @@ def _order(peer: PeerSeen) -> tuple[bool, float, float]:
 
 
 def _list(names: list[str]) -> str:
-    """A few names, and how many more there are."""
+    """The first names, and how many more there are, as part of a sentence."""
     shown = [*names[:MAX_NAMES]] + ([f"{len(names) - MAX_NAMES:,} more"] if len(names) > MAX_NAMES else [])
     return " and ".join(filter(None, [", ".join(shown[:-1]), shown[-1]]))
 

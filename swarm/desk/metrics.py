@@ -1,4 +1,4 @@
-"""The run as metrics for Prometheus, with at most `MAX_PEERS` peers of their own: labels of strangers cost memory."""
+"""The run as metrics for Prometheus. At most `MAX_PEERS` peers have metrics of their own: each label costs memory."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ MAX_PEERS = 200
 
 
 def metrics_text(swarm: SwarmReport, peers: Iterable[PeerReport]) -> bytes:
-    """What `/metrics` answers.
+    """The answer of `/metrics`.
 
     Args:
-        peers: the fastest first
+        peers: of the run, the fastest first
     """
     registry = CollectorRegistry(auto_describe=False)
     registry.register(_Metrics(swarm, [peer for peer in peers if peer.state == "here"][:MAX_PEERS]))
@@ -34,32 +34,44 @@ class _Metrics:
 
     def collect(self) -> Iterator[Metric]:
         swarm = self._swarm
-        yield InfoMetricFamily("swarm_run", "What is trained", value={"run_id": swarm.run_id, "model": swarm.model})
+        yield InfoMetricFamily(
+            "swarm_run", "Name and model of the run", value={"run_id": swarm.run_id, "model": swarm.model}
+        )
         yield _gauge("swarm_updates", "Updates made so far", swarm.step)
         yield _gauge("swarm_planned_updates", "Updates after which the run ends", swarm.total_steps)
         yield _gauge("swarm_loss", "Training loss, median of the peers", swarm.loss)
         yield _gauge("swarm_accuracy_ratio", "Validation accuracy, median of the peers, 0 to 1", swarm.accuracy)
-        yield _gauge("swarm_samples_per_second", "As the peers claim, together", swarm.samples_per_second)
-        yield _gauge("swarm_updates_per_minute", "Over the last updates", swarm.updates_per_minute)
-        yield _gauge("swarm_traffic_bytes_per_second", "That peers send, together, as they say", swarm.bytes_per_second)
-        yield CounterMetricFamily("swarm_sent_bytes", "By all peers seen, as they say", value=swarm.sent_bytes)
+        yield _gauge("swarm_samples_per_second", "Pace of all peers together, as they claim", swarm.samples_per_second)
+        yield _gauge("swarm_updates_per_minute", "Pace of the last updates", swarm.updates_per_minute)
+        yield _gauge(
+            "swarm_traffic_bytes_per_second", "What all peers send together, as they say", swarm.bytes_per_second
+        )
+        yield CounterMetricFamily(
+            "swarm_sent_bytes", "Bytes sent by all peers seen, as they say", value=swarm.sent_bytes
+        )
         yield _gauge("swarm_peers", "Peers that are there", swarm.num_peers)
         yield _gauge("swarm_full_peers", "Peers that others can call", swarm.num_full_peers)
         yield _gauge("swarm_last_update_timestamp_seconds", "When the last update was seen", swarm.updated_at)
         yield _gauge("swarm_paused", "1 if the organiser has paused the run", int(swarm.is_paused))
         yield _gauge("swarm_healthy", "1 if nothing is wrong", int(not swarm.findings))
         wrong = {finding.kind for finding in swarm.findings}
-        found = GaugeMetricFamily("swarm_finding", "1 for what is wrong now", labels=["kind"])
+        found = GaugeMetricFamily("swarm_finding", "1 if something of this kind is wrong now", labels=["kind"])
         for kind in get_args(Kind):
             found.add_metric([kind], int(kind in wrong))
         yield found
         labels = ["peer", "name"]
-        rates = GaugeMetricFamily("swarm_peer_samples_per_second", "As the peer claims", labels=labels)
-        claimed = GaugeMetricFamily("swarm_peer_claimed_samples", "In the updates seen", labels=labels)
-        lines = GaugeMetricFamily("swarm_peer_upload_bytes_per_second", "In its fastest average lately", labels=labels)
-        sent = CounterMetricFamily("swarm_peer_sent_bytes", "As the peer claims", labels=labels)
-        received = CounterMetricFamily("swarm_peer_received_bytes", "As the peer claims", labels=labels)
-        told = InfoMetricFamily("swarm_peer", "Of its machine, as the peer claims", labels=labels)
+        rates = GaugeMetricFamily("swarm_peer_samples_per_second", "Pace of the peer, as it claims", labels=labels)
+        claimed = GaugeMetricFamily(
+            "swarm_peer_claimed_samples", "Its samples in the updates seen, by its pace", labels=labels
+        )
+        lines = GaugeMetricFamily(
+            "swarm_peer_upload_bytes_per_second", "What it sent in the fastest of its latest averages", labels=labels
+        )
+        sent = CounterMetricFamily("swarm_peer_sent_bytes", "Bytes that the peer has sent, as it says", labels=labels)
+        received = CounterMetricFamily(
+            "swarm_peer_received_bytes", "Bytes that the peer has received, as it says", labels=labels
+        )
+        told = InfoMetricFamily("swarm_peer", "Machine and role of the peer, as it says", labels=labels)
         for peer in self._peers:
             of_peer = [peer.peer_id, peer.name]
             rates.add_metric(of_peer, peer.samples_per_second)
@@ -75,7 +87,7 @@ class _Metrics:
 
 
 def _gauge(name: str, text: str, value: float | None) -> GaugeMetricFamily:
-    """Without a sample as long as nobody knows the value."""
+    """A gauge; without a sample as long as its value is not known."""
     gauge = GaugeMetricFamily(name, text)
     if value is not None:
         gauge.add_metric([], value)

@@ -1,4 +1,4 @@
-"""The page and the badge, drawn from reports by templates that escape whatever strangers have written."""
+"""The page and the badge, made from reports by templates that escape all text that strangers have written."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from swarm.desk.timeline import CELLS, runs_of, said_of, share
 from swarm.protocol.orders import Orders
 
 MAX_ROWS = 50
-"""Of peers on the first page; the others are one link away."""
+"""Peers on the first page; the page of all peers is one link away."""
 MAX_LEADERS, MAX_EVENTS, MAX_ROUNDS = 10, 12, 8
 SIGNS = {"good": "✓", "warning": "!", "bad": "✕", "paused": "Ⅱ"}
-"""Beside the colour, for who does not see it."""
+"""A sign for each level, for people that cannot see its colour."""
 
 SAID: dict[Level, str] = {
     "good": "The run is well.",
@@ -35,7 +35,7 @@ SAID: dict[Level, str] = {
 }
 SAID_OF: dict[Kind, str] = {
     "deaf": "the swarm does not answer",
-    "nobody": "nobody trains",
+    "nobody": "no peer trains",
     "still": "no update is made",
     "loss": "the loss is not as it should be",
     "reachable": "too few peers can be called",
@@ -48,7 +48,11 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Snapshot:
-    """The run at one moment; what is made of it is made once, when somebody asks for it first."""
+    """The run at one moment. Each answer that is made from it is made once, when a visitor asks for it first.
+
+    Args:
+        made: these answers, by name
+    """
 
     card: RunCard
     swarm: SwarmReport
@@ -60,17 +64,22 @@ class Snapshot:
     made: dict[str, object] = field(default_factory=dict, repr=False)
 
     def once(self, name: str, make: Callable[[], T]) -> T:
-        """What `make` returns, from the second time on as it was."""
+        """What `make` has returned for this name; it is called the first time only.
+
+        Args:
+            name: of the answer
+        """
         if name not in self.made:
             self.made[name] = make()
         return self.made[name]
 
 
 def render(template: str, snapshot: Snapshot, **more: object) -> str:
-    """One of the templates in `pages/`.
+    """The text of a page.
 
     Args:
-        more: what this template needs besides what all have
+        template: name of a file in `pages/`
+        more: values that this template needs beside those that all templates have
     """
     swarm = snapshot.swarm
     return _TEMPLATES.get_template(template).render(
@@ -99,7 +108,7 @@ def render(template: str, snapshot: Snapshot, **more: object) -> str:
 
 
 def _status(swarm: SwarmReport) -> str:
-    """What a screen reader is to interrupt for: it has no numbers, so it changes only when something has happened."""
+    """The text that a screen reader reads out when it changes. Without numbers it changes only with the findings."""
     if swarm.is_over and not swarm.findings:
         return "The run has ended."
     about = ", ".join(SAID_OF[finding.kind] for finding in swarm.findings)
@@ -107,7 +116,7 @@ def _status(swarm: SwarmReport) -> str:
 
 
 def qr_code(text: str) -> bytes:
-    """An SVG picture, dark on light also where the page is dark, as cameras expect it."""
+    """A QR code as an SVG picture. It is dark on light on a dark page, too, as cameras expect."""
     picture = io.BytesIO()
     segno.make(text, error="l").save(picture, kind="svg", scale=4, dark="#000", light="#fff")
     return picture.getvalue()
@@ -119,7 +128,7 @@ def _charts(history: HistoryReport) -> list[Chart]:
     def update(step: float) -> str:
         return f"update {step:,.0f}"
 
-    by_step = sorted({point.step: point for point in points}.items())  # of each update, the last that was seen
+    by_step = sorted({point.step: point for point in points}.items())  # the last point of each update
     traffic = [(point.time, _mbps(point.bytes_per_second)) for point in points]
     is_told = any(mbps is not None for _, mbps in traffic)
     sent = [chart("Traffic, Mbit/s", traffic, _rate, _clock, True)] if is_told else []
@@ -139,7 +148,7 @@ def _mbps(bytes_per_second: float | None) -> float | None:
 
 
 def _tested(history: HistoryReport) -> list[tuple[int, float]]:
-    """Accuracy by update; where several peers have tested the same weights, their median."""
+    """Test accuracy by update: the median of the peers that have tested the same weights."""
     found: defaultdict[int, list[float]] = defaultdict(list)
     for test in history.tests:
         found[test.step].append(test.accuracy)
@@ -171,7 +180,7 @@ def _count(value: float) -> str:
 
 
 def _bits(bytes_per_second: float) -> str:
-    """A line or a traffic, as lines are sold."""
+    """A speed in bits per second, the unit in which lines are sold."""
     return f"{_in_units(8 * bytes_per_second)}bit/s"
 
 
@@ -180,7 +189,7 @@ def _bytes(num_bytes: float) -> str:
 
 
 def _in_units(value: float) -> str:
-    """With three digits, in the largest unit that is not too coarse."""
+    """A number with three digits and a prefix, the largest with which it is 1 or more; the smallest prefix is k."""
     for unit, size in (("T", 1e12), ("G", 1e9), ("M", 1e6)):
         if value >= 0.9995 * size:
             return f"{value / size:.3g} {unit}"
@@ -200,7 +209,7 @@ def _iso(seconds: float) -> str:
 
 
 def _duration(seconds: float) -> str:
-    """In the largest unit that is not too coarse."""
+    """A time span in the largest unit that is not too coarse."""
     seconds = max(0.0, seconds)
     if seconds < 90:
         return f"{seconds:.0f} s"
@@ -212,7 +221,7 @@ def _duration(seconds: float) -> str:
 
 
 def _sentence(words: object) -> str:
-    """With a capital letter, and the others as they are."""
+    """Words with a capital letter at the beginning, and all other letters as they are."""
     text = str(words)
     return text[:1].upper() + text[1:]
 

@@ -1,4 +1,4 @@
-"""Which peers of many a page shows: whom a visitor looks for, in the order that she asks for."""
+"""The page of all peers: which of them a visitor searches for, and in which order."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from urllib.parse import urlencode
 from swarm.desk.report import PeerReport
 
 PAGE_ROWS = 100
-"""Browsers lay out a thousand rows in a quarter of a second, and a hundred in no time."""
+"""Rows of one page. Browsers lay out a thousand rows in a quarter of a second, and a hundred in no time."""
 MAX_WORDS_LENGTH = 64
 COLUMNS: dict[str, tuple[str, Callable[[PeerReport], Any]]] = {
     "name": ("Peer", lambda peer: peer.name.casefold()),
@@ -24,20 +24,20 @@ COLUMNS: dict[str, tuple[str, Callable[[PeerReport], Any]]] = {
     "line": ("Line", lambda peer: peer.upload_bytes_per_second),
     "seen": ("Last seen", lambda peer: peer.seen_at),
 }
-"""By their words in the address: heading, and what is compared."""
+"""Columns by their words in the address of the page: the heading, and the value by which peers are sorted."""
 TEXTS = ("name", "state", "role", "device")
-"""Sorted from A to Z at first; of numbers, the greatest come first."""
+"""Columns that are sorted from A to Z at first. Columns of numbers begin with the greatest."""
 
 
 @dataclass(frozen=True)
 class PeerQuery:
-    """What a visitor asks for; from the address of the page, so it may be anything.
+    """What a visitor asks for. It comes from the address of the page, so it may be anything.
 
     Args:
-        words: that have to be in the name or the peer id
+        words: text that has to be in the name or the peer id
         sort: one of `COLUMNS`
-        is_rising: from A to Z, or from the least
-        page: from 1 on; one that is not there counts as the last
+        is_rising: sorted from A to Z, or from the least number
+        page: number of the page, from 1 on; a number that is too large means the last page
     """
 
     words: str = ""
@@ -47,7 +47,7 @@ class PeerQuery:
 
     @classmethod
     def of(cls, given: Mapping[str, str]) -> PeerQuery:
-        """From the query of an address; what makes no sense is left out."""
+        """The query in an address. What makes no sense in it is left out."""
         sort, page = given.get("sort", ""), given.get("page", "")
         sort = sort if sort in COLUMNS else cls.sort
         is_rising = given["order"] == "rising" if given.get("order") in ("rising", "falling") else sort in TEXTS
@@ -56,18 +56,18 @@ class PeerQuery:
 
     @property
     def address(self) -> str:
-        """Of that page."""
+        """Relative address of the page with this query."""
         order = "rising" if self.is_rising else "falling"
         given = {"words": self.words, "sort": self.sort, "order": order, "page": str(self.page)}
         return f"peers?{urlencode(given)}"
 
     def sorted_by(self, column: str) -> PeerQuery:
-        """What a click on that heading asks for: once more on the same one, the other way round."""
+        """What a click on a heading asks for. A click on the heading that is sorted by turns the order round."""
         is_rising = not self.is_rising if column == self.sort else column in TEXTS
         return replace(self, sort=column, is_rising=is_rising, page=1)
 
     def on_page(self, page: int) -> PeerQuery:
-        """Another part of the same."""
+        """The same query, for another page."""
         return replace(self, page=page)
 
 
@@ -76,11 +76,11 @@ class PeerPage:
     """A part of the peers that were found.
 
     Args:
-        query: with the number of the page that it is
-        rows: at most `PAGE_ROWS`
+        query: with the number of this page
+        rows: at most `PAGE_ROWS` peers
         first: number of the first row, from 1 on; 0 if there is none
-        found: how many there are on all pages
-        pages: how many pages there are, at least one
+        found: number of peers on all pages
+        pages: number of pages, at least one
     """
 
     query: PeerQuery
@@ -91,14 +91,17 @@ class PeerPage:
 
 
 def choose(peers: Sequence[PeerReport], query: PeerQuery) -> PeerPage:
-    """Those that are there come before those that have gone, and who has no number comes last."""
+    """The page of peers for a query.
+
+    Peers that are there come before those that have gone, and among each of these, peers without a value come last.
+    """
     words = query.words.casefold()
     found = [peer for peer in peers if words in peer.name.casefold() or query.words in peer.peer_id]
     _, compared = COLUMNS[query.sort]
     known = [peer for peer in found if compared(peer) is not None]
     known.sort(key=compared, reverse=not query.is_rising)
     ordered = [*known, *(peer for peer in found if compared(peer) is None)]
-    ordered.sort(key=lambda peer: peer.state != "here")
+    ordered.sort(key=lambda peer: peer.state != "here")  # a stable sort: the order within each half stays
     pages = max(1, -(-len(ordered) // PAGE_ROWS))
     page = min(query.page, pages)
     begin = PAGE_ROWS * (page - 1)

@@ -1,4 +1,4 @@
-"""What the desk tells about a run at one moment: the content of `/api/v1`, of the page, and of the metrics."""
+"""Reports of a run at one moment: the content of `/api/v1`, of the page, and of the metrics."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ MAX_STRIPS = 30
 
 @dataclass(frozen=True)
 class RunCard:
-    """What does not change while the desk runs.
+    """What the desk shows of a run and does not change while the desk runs.
 
     Args:
-        key: of the run in the DHT
+        key: prefix of the run's keys in the DHT
         by_invitation: only members take part
-        join_line: what a volunteer pastes after `swarm join`; with an invitation only if the organiser shows one
-        has_invitation: whether it lets anybody in
-        project_url: of the repository of this program; empty if the page does not say where that is
+        join_line: what a volunteer pastes after `swarm join`; it has an invitation only if one is to be shown
+        has_invitation: whether the join line has an invitation
+        project_url: address of the repository of this program; empty if the page does not say where that is
     """
 
     key: str
@@ -46,12 +46,12 @@ class RunCard:
 
     @property
     def join_command(self) -> str:
-        """What a volunteer types."""
+        """The command with which a volunteer joins."""
         return f"swarm join {self.join_line}"
 
     @property
     def setup_command(self) -> str:
-        """What who has not got this program types before that."""
+        """The command with which a volunteer installs this program before."""
         return (
             f"git clone {shlex.quote(self.project_url)} swarm-vit && cd swarm-vit && make setup && . .venv/bin/activate"
         )
@@ -59,12 +59,12 @@ class RunCard:
 
 @dataclass(frozen=True)
 class Plan:
-    """What the recipe and the organiser's orders make of the run.
+    """How the run is to go on, by its recipe and the organiser's orders.
 
     Args:
-        total_steps: updates, by all orders
+        total_steps: updates of the whole run, by all orders, also those that are coming
         target_batch_size: samples of the next update
-        is_paused: nobody computes for it
+        is_paused: no peer computes for the next update
     """
 
     total_steps: int
@@ -73,7 +73,11 @@ class Plan:
 
 
 def plan(card: RunCard, orders: Orders, step: int) -> Plan:
-    """That of a run which has made so many updates."""
+    """How a run is to go on from a step.
+
+    Args:
+        step: updates that were made
+    """
     return Plan(
         orders.total_steps(math.inf, card.total_steps),
         orders.target_batch_size(step, card.target_batch_size),
@@ -82,7 +86,7 @@ def plan(card: RunCard, orders: Orders, step: int) -> Plan:
 
 
 class SwarmReport(BaseModel):
-    """The run as a whole. Times are seconds since 1970; what peers say about themselves is claimed, not audited."""
+    """The run as a whole. Times are seconds since 1970. What peers say about themselves is claimed, not audited."""
 
     time: float
     run_id: str
@@ -90,68 +94,72 @@ class SwarmReport(BaseModel):
     dataset: str
     by_invitation: bool
     level: Level
-    sentence: str = Field(description="whether the run is well, and if not, why")
+    sentence: str = Field(description="says whether the run is well, and if not, why")
     findings: list[Finding]
     step: int | None
     total_steps: int
     is_over: bool
-    is_paused: bool = Field(description="by its organiser")
-    seconds_left: float | None = Field(description="at the pace of the last updates")
+    is_paused: bool = Field(description="whether the organiser has paused the run")
+    seconds_left: float | None = Field(description="time to the end of the run, at the pace of the last updates")
     target_batch_size: int
     loss: float | None
     lowest_loss: float | None
-    accuracy: float | None = Field(description="0 to 1")
+    accuracy: float | None = Field(description="median of the peers' last validations, 0 to 1")
     samples_per_second: float
     updates_per_minute: float | None
-    bytes_per_second: float | None = Field(description="that all peers together send, over the last half minute")
-    sent_bytes: int = Field(description="by all peers that the desk has seen, since each of them started")
+    bytes_per_second: float | None = Field(
+        description="bytes per second that all peers together send, over the last half minute"
+    )
+    sent_bytes: int = Field(description="bytes sent by all peers that the desk has seen, since each of them started")
     num_peers: int
-    num_full_peers: int = Field(description="that others can call")
-    updated_at: float | None = Field(description="when the desk has seen the last update")
+    num_full_peers: int = Field(description="number of peers that other peers can call")
+    updated_at: float | None = Field(description="when the desk saw the last update")
     watched_since: float
 
 
 class PeerReport(BaseModel):
-    """A peer as its last progress record has it."""
+    """A peer, as it describes itself in its last progress record."""
 
     peer_id: str
-    name: str = Field(description="as it calls itself: anybody can choose any name")
+    name: str = Field(description="chosen by the peer: several peers may have the same name")
     state: State
     phase: str
     role: Literal["server-mode", "client-mode", "helper"]
     reachable: bool
-    reached: str = Field(description="how others call it, or that they cannot; as it says")
-    device: str | None = Field(description="on which it computes; null if it does not say")
-    version: str | None = Field(description="of its software")
+    reached: str = Field(description="how other peers call it, or that they cannot, as it says")
+    device: str | None = Field(description="device on which it computes; null if it does not say")
+    version: str | None = Field(description="version of its software; null if it does not say")
     step: int
     samples_per_second: float
-    share: float | None = Field(description="of the samples that the swarm makes now, 0 to 1")
+    share: float | None = Field(description="its part of the samples that all peers compute now, 0 to 1")
     loss: float | None
     accuracy: float | None
     upload_bytes_per_second: float | None = Field(
-        description="that it has sent in the fastest of its latest averages: its line carries at least that"
+        description="bytes per second it sent in the fastest of its latest averages: its line carries at least that"
     )
-    sent_bytes: int | None = Field(description="for rounds, states and ledgers, since it started first")
+    sent_bytes: int | None = Field(description="bytes sent for rounds, states and ledgers, since its first start")
     received_bytes: int | None
     joined_at: float
-    seen_at: float = Field(description="when the desk last got a new record of it")
-    claimed_samples: float = Field(description="in all updates that the desk has seen, by the pace that it claims")
+    seen_at: float = Field(description="when it wrote its newest record, by the desk's clock")
+    claimed_samples: float = Field(
+        description="its samples in all updates that the desk has seen, by the pace that it claims"
+    )
 
 
 class PeersReport(BaseModel):
-    """Who is there, the fastest first, then those that went in the last hour."""
+    """The peers that are there, the fastest first, and then those that went in the last hour."""
 
     time: float
     peers: list[PeerReport]
 
 
 class HistoryReport(BaseModel):
-    """The curves, with at most 1,000 points, the last 200 events, and at most 1,000 tests of the weights."""
+    """The curves, with at most 1,000 points; the last 200 events; and at most 1,000 tests of the weights."""
 
     time: float
     points: list[Point]
     events: list[Event]
-    tests: list[Test] = Field(description="on the test samples, as the peers say that made them")
+    tests: list[Test] = Field(description="results on the test samples, as stated by the peers that made the tests")
 
 
 class Strip(BaseModel):
@@ -159,27 +167,27 @@ class Strip(BaseModel):
 
     peer_id: str
     name: str
-    states: str = Field(description="a letter for each cell, of which `letters` has the meaning; a space: not known")
+    states: str = Field(description="a letter for each cell, as `letters` explains it; a space: not known")
 
 
 class TimelineReport(BaseModel):
-    """The last ten minutes, as far as progress records tell, of at most 30 peers, and the last 30 updates seen."""
+    """The last ten minutes of at most 30 peers, as far as progress records tell, and the last 30 updates seen."""
 
     time: float
     began_at: float | None = Field(description="when the first cell began")
     cell_seconds: float
     letters: dict[str, str]
-    updates: list[int] = Field(description="made in each cell")
+    updates: list[int] = Field(description="number of updates made in each cell")
     strips: list[Strip]
     rounds: list[Round]
-    trying: list[Failure] = Field(description="why the next update was not made yet, as peers say")
+    trying: list[Failure] = Field(description="why rounds of the next updates have failed so far, as peers say")
 
 
 def swarm_report(card: RunCard, run: Plan, history: History, found: Sequence[Finding], now: float) -> SwarmReport:
-    """The run as a whole.
+    """The report of the run as a whole.
 
     Args:
-        run: how it goes by now
+        run: how the run is to go on
         found: what is not as it should be
         now: seconds since 1970
     """
@@ -216,14 +224,18 @@ def swarm_report(card: RunCard, run: Plan, history: History, found: Sequence[Fin
 
 
 def peers_report(history: History, now: float) -> PeersReport:
-    """Who is there, and who was there not long ago."""
+    """The report of the peers that are there, and of those that went in the last hour.
+
+    Args:
+        now: seconds since 1970
+    """
     total = history.samples_per_second
     return PeersReport(time=now, peers=[_peer(peer_id, peer, total) for peer_id, peer in history.shown(now).items()])
 
 
 @dataclass(frozen=True)
 class Leader:
-    """One of those who have given most."""
+    """One of the peers that have given the most samples."""
 
     peer_id: str
     name: str
@@ -232,12 +244,13 @@ class Leader:
 
 @dataclass(frozen=True)
 class Leaders:
-    """Those who have given most so far, whether they are still there or not.
+    """The peers that have given the most samples so far, whether they are still there or not.
 
     Args:
-        confirmed_at: time of the ledger that says so, seconds since 1970; None: it is what they claim
-        num_findings: lines of that ledger that were changed, and count for nothing
-        trouble: a sentence, where the newest updates are missing in it
+        peers: the one that has given most comes first
+        confirmed_at: time of the ledger that confirms the numbers, seconds since 1970; None: the peers claim them
+        num_findings: lines of that ledger that were changed and count for nothing
+        trouble: a sentence, if the newest updates are missing in the ledger; else empty
     """
 
     peers: list[Leader]
@@ -247,7 +260,12 @@ class Leaders:
 
 
 def leaders_report(history: History, most: int, credits: Credits | None = None) -> Leaders:
-    """By the ledger as soon as it has an update, else by the pace that each peer states."""
+    """The peers that have given most, by the ledger as soon as it has an update, else by the pace that each one states.
+
+    Args:
+        most: number of peers
+        credits: by the run's ledger; None if it is not fetched
+    """
     if credits is not None and credits.peers:
         peers = [Leader(found.peer, found.name, found.samples) for found in credits.peers[:most]]
         return Leaders(peers, credits.time, credits.num_findings, credits.trouble)
@@ -257,10 +275,10 @@ def leaders_report(history: History, most: int, credits: Credits | None = None) 
 
 
 def timeline_report(history: History, peers: PeersReport) -> TimelineReport:
-    """The last minutes of those peers that come first.
+    """The report of the last ten minutes of the first 30 peers.
 
     Args:
-        peers: those that are shown
+        peers: report of the peers, in the order in which they are shown
     """
     seen = history.timeline
     shown = [peer for peer in peers.peers if peer.peer_id in seen.strips][:MAX_STRIPS]
@@ -277,7 +295,11 @@ def timeline_report(history: History, peers: PeersReport) -> TimelineReport:
 
 
 def history_report(history: History, now: float) -> HistoryReport:
-    """The curves and the events."""
+    """The report of the curves, the events and the tests.
+
+    Args:
+        now: seconds since 1970
+    """
     return HistoryReport(time=now, points=[*history.points], events=[*history.events], tests=[*history.tests])
 
 

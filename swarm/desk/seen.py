@@ -1,4 +1,4 @@
-"""What a history is made of: a peer as it was seen last, the swarm at one moment, what a peer has tested, an event."""
+"""What a history is made of: peers as they were seen last, points of the curves, tests of the weights, and events."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from swarm.membership.progress_record import JOINING, PAUSED, WAITING, PeerProgr
 from swarm.protocol.notes import MAX_TRAFFIC_BYTES, FailedRound, Profile, Score
 
 LOST_SECONDS = 5.0
-"""Without a new record: a peer writes one a second."""
+"""Time without a new record after which a peer counts as lost. A peer writes one record a second."""
 CLOCK_DRIFT = 0.05
-"""Seconds that two clocks may drift apart in each second: so one that was set a little is followed, too."""
+"""Seconds by which two clocks may drift apart in a second. So the desk also follows a clock that was set a little."""
 MOST_BYTES_A_SECOND = 1.25e9
-"""That a peer is believed to send: 10 Gbit/s."""
+"""Most bytes per second that a peer is believed to send: 10 Gbit/s."""
 MAX_LOSS = 1e6
 
 State = Literal["here", "lost", "left"]
@@ -21,22 +21,29 @@ State = Literal["here", "lost", "left"]
 
 @dataclass
 class PeerSeen:
-    """A peer as its last record has it.
+    """A peer, as its last record describes it.
 
     Args:
+        name: public name
+        step: updates that its weights have seen
+        rate: samples per second while it computes, as it claims
+        client_mode: other peers cannot call it
+        phase: what it does
         joined: DHT time in seconds when it joined, or came back
         record_time: DHT time in seconds of its last record
-        seen_at: when it was written, by this machine's clock, seconds since 1970
-        least_age: that a record of it seemed to have lately, in seconds: what the two clocks differ by
-        state: lost: it fell silent; left: it took its record away
-        samples: in all updates so far, by the pace that it claims
-        missed: looks at which it had no record
+        seen_at: when that record was written, by this machine's clock, seconds since 1970
+        loss: of its last step; None if it has none
+        accuracy: of its last validation, 0 to 1; None if it has none
+        state: here; lost: it fell silent; left: it took its record away
+        samples: that it gave to all updates so far, by the pace that it claims
+        least_age: smallest age that a record of it seemed to have lately, in seconds: the difference of the two clocks
+        missed: looks in a row at which it had no record
         helps: it is a helper, which trains nothing
         failed: its last round that gave no average
-        tested: what it found on the test samples last
-        profile: of its machine and its line; None if it has never said anything of them
-        sent: bytes, as far as it says, also before it was started again
-        received: the same
+        tested: its last result on the test samples
+        profile: what it says of its machine and its line; None if it has never said anything
+        sent: bytes that it says it has sent, also before it was started again
+        received: bytes that it says it has received, also before it was started again
     """
 
     name: str
@@ -62,11 +69,15 @@ class PeerSeen:
 
     @property
     def computes(self) -> bool:
-        """Whether it has a part in the next update."""
+        """Whether the peer takes part in the next update."""
         return self.state == "here" and self.phase not in (JOINING, WAITING, PAUSED)
 
     def read(self, record: PeerProgress, now: float) -> bool:
-        """Take over a record; whether it is a new one."""
+        """Take over a record. Returns whether it is a new one.
+
+        Args:
+            now: seconds since 1970
+        """
         self.missed = 0
         if record.time <= self.record_time:
             return False
@@ -83,21 +94,32 @@ class PeerSeen:
         return True
 
     def _least_age(self, age: float, seconds: float) -> float:
-        """With a new record of that age, so long after the one before; no living peer's is much older than usual, so
-        then a clock was set."""
+        """The new smallest age of a record, which is how far the two clocks differ.
+
+        A living peer's record is never much older than usual. If one is, a clock was set, and its age counts.
+
+        Args:
+            age: of the new record by this machine's clock, in seconds
+            seconds: since the record before
+        """
         if self.least_age is None:
             return age
         expected = self.least_age + CLOCK_DRIFT * seconds
         return age if age - expected > LOST_SECONDS else min(age, expected)
 
     def _count(self, told: Profile, seconds: float) -> None:
-        """It counts from its start on, so it begins at 0 again when it is started again."""
-        if (last := self.profile) is None:
-            self.sent, self.received = told.sent, told.received
-            return
+        """Add what the peer has sent and received since its record before.
+
+        A peer counts from its own start on, so its numbers begin at 0 again when it is started again. What it says it
+        has sent before its first record counts as it is: the desk has not seen how long that took.
+
+        Args:
+            seconds: since the record before; infinite if this is the first one
+        """
+        last = self.profile or Profile()
         sent = told.sent - last.sent if told.sent >= last.sent else told.sent
         received = told.received - last.received if told.received >= last.received else told.received
-        most = int(MOST_BYTES_A_SECOND * seconds)
+        most = int(min(MOST_BYTES_A_SECOND * seconds, MAX_TRAFFIC_BYTES))
         self.sent = min(self.sent + min(sent, most), MAX_TRAFFIC_BYTES)
         self.received = min(self.received + min(received, most), MAX_TRAFFIC_BYTES)
 
@@ -108,10 +130,13 @@ class Point:
 
     Args:
         time: seconds since 1970
+        step: updates made
+        loss: median of the peers; None if none of them has one
+        accuracy: median of the peers, 0 to 1; None before one is known
         samples_per_second: of all peers together
         updates_per_minute: None as long as too few have been seen
-        peers: who are there
-        bytes_per_second: that they send, together; None as long as nobody says
+        peers: number of peers that are there
+        bytes_per_second: that the peers send, together; None as long as no peer says
     """
 
     time: float
@@ -126,12 +151,13 @@ class Point:
 
 @dataclass
 class Test:
-    """What one peer says that it has found on the test samples.
+    """The result of a test of the weights on the test samples, as one peer states it.
 
     Args:
         step: global updates that the weights had seen
         accuracy: 0 to 1
-        peer_id: of who says so
+        loss: mean over the samples
+        peer_id: of the peer that says so
         name: of that peer
     """
 
@@ -151,5 +177,5 @@ class Event:
 
 
 def _finite(value: float) -> float | None:
-    """A loss or an accuracy; what cannot be one is none."""
+    """A loss or an accuracy; None for a number that cannot be one, such as nan."""
     return value if 0 <= value < MAX_LOSS else None

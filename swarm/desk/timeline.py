@@ -1,7 +1,7 @@
-"""What each peer did over the last minutes, and how the last updates came about, as far as progress records tell.
+"""What each peer did in the last ten minutes, and how the last updates came about, as far as progress records tell.
 
 A record says what its peer does at that moment, and why its last round failed. The desk looks every two seconds, so
-what is shorter is seen by chance.
+it sees shorter phases only by chance.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from swarm.membership.progress_record import AVERAGING, HELPING, JOINING, PAUSED
 CELL_SECONDS, CELLS = 10.0, 60
 MAX_ROUNDS, MAX_ROUND_PEERS = 30, 12
 MAX_FAILURES, MAX_SHOWN_FAILURES = 64, 3
-"""Different reasons that are kept, of rounds of the next updates; and of an update, those that most peers give."""
+"""Different reasons of failed rounds that are kept; and reasons shown of one update, those that most peers give."""
 NEXT_STEPS = 2
-"""A peer that is further than others, or computes while it averages, tells of the update after the next one."""
+"""How far ahead failed rounds may be. A peer that is ahead, or overlaps, tells of the update after the next one."""
 UNKNOWN, GONE, OTHER = " ", "-", "o"
 LETTERS = {TRAINING: "c", AVERAGING: "a", WAITING: "w", JOINING: "j", VALIDATING: "v", PAUSED: "p", HELPING: "h"}
-"""Of what a peer does, by its phase."""
+"""Letter for what a peer does, by its phase."""
 WORDS = {
     "c": "computes",
     "a": "averages",
@@ -42,8 +42,8 @@ class Failure:
 
     Args:
         why: the end of a sentence
-        times: so many rounds, by who counts most
-        said_by: names of some of those who say so
+        times: number of such rounds, by the peer that counts most
+        said_by: names of peers that say so, at most 12
     """
 
     why: str
@@ -57,14 +57,14 @@ class Round:
 
     Args:
         time: when they were seen, seconds since 1970
-        step: of the last one
-        updates: how many
-        seconds: since those before, or since a pause was over
-        peers: how many computed for them
-        late: names of those who computed while more than half of the others were averaging already
-        lost: names of those who fell silent or left meanwhile
-        names: of some of those who computed
-        failed: why rounds before it were in vain
+        step: of the last of them
+        updates: number of them
+        seconds: since the updates before, or since a pause was over
+        peers: number of peers that computed for them
+        late: names of peers that still computed while more than half of all were averaging
+        lost: names of peers that fell silent or left since the updates before
+        names: names of peers that computed, at most 12
+        failed: why earlier rounds of these updates gave no average
     """
 
     time: float
@@ -80,14 +80,14 @@ class Round:
 
 @dataclass
 class Timeline:
-    """The last ten minutes.
+    """The last ten minutes, in cells of ten seconds.
 
     Args:
         cells: when each cell began, seconds since 1970
-        updates: made in each cell
+        updates: number of updates made in each cell
         strips: by peer id, a letter for each cell: what the peer did most of the time
-        rounds: the last ones
-        rounds_at: when the last one was seen; None before the first
+        rounds: the last 30
+        rounds_at: when updates were last seen, seconds since 1970; None before the first
     """
 
     cells: list[float] = field(default_factory=list)
@@ -98,26 +98,26 @@ class Timeline:
 
     def __post_init__(self):
         self._counts: defaultdict[str, Counter[str]] = defaultdict(Counter)
-        """What was seen in the last cell, by peer id."""
+        """How often each letter was seen in the last cell, by peer id."""
         self._late: dict[str, str] = {}
         self._lost: dict[str, str] = {}
-        """Since the last update: names, by peer id."""
+        """Names of peers that were late, and of peers that were lost, since the last update, by peer id."""
         self._present: dict[str, str] = {}
-        """The same, at the last look."""
+        """Names of peers that were there at the last look, by peer id."""
         self._failed: dict[tuple[int, str], Failure] = {}
-        """By the update that was to be made, and why it was not."""
+        """Failures by the update that was to be made, and the reason."""
 
     def look(
         self, peers: Mapping[str, PeerSeen], step: int, updates: int, now: float, rested_until: float | None
     ) -> None:
-        """What everybody does now.
+        """Take in what the peers do now.
 
         Args:
             peers: by peer id
-            step: at which the swarm is
-            updates: that were made since the last look
+            step: updates that the swarm has made
+            updates: number of updates made since the last look
             now: seconds since 1970
-            rested_until: until when nobody was to make an update, as of the last look
+            rested_until: last time at which no update was expected, as of the last look; None if there was none
         """
         self._begin_cell(now)
         self._fill_cell(peers)
@@ -127,23 +127,28 @@ class Timeline:
             self._note_round(peers, step, updates, now, rested_until)
 
     def move(self, seconds: float) -> None:
-        """The clock was set: rounds stay as long ago as they were. Strips go by the clock, and begin anew."""
+        """Shift the times of rounds after the clock was set. Strips go by the clock, and begin anew.
+
+        Args:
+            seconds: by which the clock was set
+        """
         self.rounds_at = None if self.rounds_at is None else self.rounds_at + seconds
         for made in self.rounds:
             made.time += seconds
 
     @property
     def trying(self) -> list[Failure]:
-        """Why the update that comes next was not made yet."""
+        """Why rounds of the next updates have given no average yet: the reasons that most peers give."""
         return _said_most([*self._failed.values()])
 
     def _begin_cell(self, now: float) -> None:
-        """A new one if it is time; where nobody looked for long, everything before is forgotten."""
+        """Begin a new cell if it is time. After ten minutes without a look, all cells before are forgotten."""
         if self.cells and 0 <= now - self.cells[-1] < CELL_SECONDS:
             return
         if self.cells and not 0 <= now - self.cells[-1] < CELLS * CELL_SECONDS:
             self.cells, self.updates, self.strips = [], [], {}
         begin = now - now % CELL_SECONDS
+        # cells that went by without a look get no updates, and an unknown state of all peers
         missed = range(1, int((begin - self.cells[-1]) / CELL_SECONDS)) if self.cells else ()
         self.cells += [self.cells[-1] + number * CELL_SECONDS for number in missed] + [begin]
         self.cells = self.cells[-CELLS:]
@@ -183,7 +188,11 @@ class Timeline:
         self._lost.clear()
 
     def _see_failures(self, peers: Mapping[str, PeerSeen], step: int, updates: int) -> None:
-        """Rounds of the updates that were made since the last look, and of the next ones."""
+        """Note failed rounds of the updates that were made since the last look, and of the next two.
+
+        Failures of later updates are forgotten: the run went back to an earlier one.
+        """
+        self._failed = {key: failure for key, failure in self._failed.items() if key[0] <= step + NEXT_STEPS}
         for peer in peers.values():
             failed = peer.failed
             if failed is None or peer.state != "here" or not step - updates < failed.step <= step + NEXT_STEPS:
@@ -212,7 +221,7 @@ def _said_most(failures: list[Failure]) -> list[Failure]:
 
 
 def runs_of(strip: str) -> list[tuple[str, int, int]]:
-    """Letter, first cell and number of cells, of each stretch in which a peer did the same."""
+    """The stretches in which a peer did the same: letter, first cell, and number of cells."""
     found, begin = [], 0
     for letter, cells in groupby(strip):
         length = len([*cells])
@@ -223,12 +232,12 @@ def runs_of(strip: str) -> list[tuple[str, int, int]]:
 
 
 def said_of(strip: str) -> str:
-    """A strip in words, for who cannot see it."""
+    """A strip in words, for visitors that cannot see it."""
     known = Counter(strip.replace(UNKNOWN, ""))
     return ", ".join(f"{WORDS[letter]} {share(strip, letter):.0%} of the time" for letter, _ in known.most_common())
 
 
 def share(strip: str, letter: str) -> float:
-    """Of the time that is known, 0 to 1."""
+    """Part of the known time in which a peer did what the letter says, 0 to 1."""
     known = len(strip) - strip.count(UNKNOWN)
     return strip.count(letter) / known if known else 0.0

@@ -1,4 +1,4 @@
-"""Looks into a run's DHT again and again, and finds back to it when those are gone through whom the desk came in."""
+"""Looks into a run's DHT again and again, and finds back to it if the peers are gone through which the desk came in."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ from swarm.protocol.admission import Admission
 from swarm.protocol.certificates import Certificate
 
 CONTACT_SECONDS = 10.0
-"""Between two looks at where peers can be called."""
+"""Time between two looks at the addresses of peers."""
 ANSWER_SECONDS = 5.0
 LATE = 0.75
-"""Of a certificate's time: its owner has tried to renew it since the half of it."""
+"""Part of a certificate's time after which it is late: its owner has tried to renew it since half of the time."""
 
 
 class Watcher:
-    """Sees what a run's peers say, without taking part.
+    """Reads the records of a run's peers, without taking part.
 
     Args:
-        dht: a running DHT, of `start_dht`
+        dht: a running DHT, from `start_dht`
         manifest: of the run
-        given: addresses that a person gave
-        remembered: those of an earlier desk
+        given: addresses of peers that a person gave
+        remembered: addresses of peers that an earlier desk knew
     """
 
     def __init__(self, dht: DHT, manifest: RunManifest, given: Sequence[str], remembered: Sequence[str] = ()):
@@ -42,10 +42,10 @@ class Watcher:
         self._addresses = list(dict.fromkeys([*given, *remembered]))[:MAX_REMEMBERED]
         self._called_at = -math.inf
         self.ending: list[Certificate] = []
-        """Of those who are there: that should have been renewed by now, and soon count no longer."""
+        """Certificates of peers that are there which should have been renewed by now and end soon."""
 
     def look(self) -> dict[str, PeerProgress] | None:
-        """The records of all who train, by peer id; None if the swarm does not answer."""
+        """The records of all peers that train, by peer id; None if the swarm does not answer."""
         try:
             records = progress_records(self._dht, self._manifest, self._admission, ANSWER_SECONDS)
         except (TimeoutError, OSError):  # the DHT process is busy, or has ended
@@ -55,13 +55,13 @@ class Watcher:
         return {peer_id.to_base58(): record for peer_id, record in records.items()}
 
     def keep_contact(self) -> list[str]:
-        """Now and then, calls those peers whom the DHT has lost. Returns where peers can be called."""
+        """Call peers that the DHT has lost, every 10 s at most. Returns the addresses of peers that can be called."""
         if time.monotonic() - self._called_at >= CONTACT_SECONDS:
             self._called_at = time.monotonic()
             try:
                 self._call()
             except (TimeoutError, OSError):
-                pass  # the next look says that nobody answers
+                pass  # the next look finds that the swarm does not answer
         return self._addresses
 
     def _call(self) -> None:

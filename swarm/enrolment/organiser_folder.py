@@ -132,6 +132,21 @@ class OrganiserFolder:
         except OSError as error:
             raise InputError(f"{self._contact} cannot be written ({error.strerror}): make room.") from None
 
+    def note_enrolment_port(self, port: int) -> None:
+        """Change the port that new join lines name.
+
+        The file keeps its time of modification: that says when the run was started last (`swarm.cli.organiser`).
+
+        Args:
+            port: where newcomers enrol from now on
+
+        Raises:
+            InputError: as `authority`, or it cannot be written
+        """
+        contact, before = Contact.read(self.path), self._contact.stat()
+        self.note_contact(contact.organiser, contact.addresses, port, contact.public_ip)
+        os.utime(self._contact, ns=(before.st_atime_ns, before.st_mtime_ns))
+
     def first_token(self, uses: int, days: float) -> bytes:
         """The invitation of the line that her peer prints; one that is not known yet, if other numbers are asked for.
 

@@ -1,7 +1,7 @@
-"""How the organiser's commands reach the peers of her run; they need no peer of hers.
+"""How the organiser's commands reach the peers of her run. They need no peer of her own.
 
-Who is there is found out at all addresses side by side, while the libraries are still being imported: if nobody is, a
-person hears of it as soon as those are there, and no p2pd has been started.
+All addresses are tried side by side while the libraries are still being imported. If no peer answers, the command says
+so as soon as the imports are done, without having started p2pd.
 """
 
 from __future__ import annotations
@@ -22,12 +22,13 @@ if TYPE_CHECKING:
     from swarm.protocol.certificates import Authority
 
 LOOK_SECONDS = 3.0
-"""For a connection and a greeting, from the other side of the world or from a busy machine."""
+"""Time for a connection and a greeting, enough for the other side of the world or for a busy machine."""
 PATIENCE_SECONDS = 5.0
-"""With peers that are there and too busy to answer in time: they are asked once more."""
+"""How long peers that are there, but too busy to answer in time, are asked again."""
 WRONG_CLOCK_SECONDS = 3600.0
+"""A clock that is further off than this keeps the organiser from signing a list of removed members."""
 MANIFEST_SECONDS = 4.0
-"""In which peers that are there say what is trained."""
+"""Time in which peers that are there have to say what is trained."""
 
 
 class NotTold(Exception):  # noqa: N818 (reads as what it says)
@@ -35,14 +36,17 @@ class NotTold(Exception):  # noqa: N818 (reads as what it says)
 
 
 class WrongClock(NotTold):
-    """Its clock is off by more than an hour: what this machine would sign now could keep later lists from counting."""
+    """The clocks of this machine and of a peer are more than an hour apart.
+
+    A list that this machine signs now could have a date that keeps later lists from counting.
+    """
 
 
 class Lookout:
-    """Looks who is there, from now on, while this program does something else.
+    """Finds out in a thread of its own, from its creation on, at which addresses a peer answers.
 
     Args:
-        addresses: of peers of the run
+        addresses: multiaddresses of peers of the run
     """
 
     def __init__(self, addresses: Sequence[str]):
@@ -54,10 +58,13 @@ class Lookout:
 
     @classmethod
     def of(cls, initial_peers: Sequence[str] | None, organiser: OrganiserOptions) -> Lookout:
-        """For the peers that a person has named; None: for the organiser's own, where it was last.
+        """A look-out for the peers that a person has named.
+
+        Args:
+            initial_peers: their addresses; None: where the organiser's own peer was last
 
         Raises:
-            InputError: an address is malformed, or no peer of hers has started the run yet
+            InputError: an address is malformed, or no peer of the organiser has started the run yet
         """
         return cls(organiser.addresses if initial_peers is None else parse_initial_peers(initial_peers))
 
@@ -68,10 +75,10 @@ class Lookout:
             self._why = str(error)
 
     def found(self) -> list[str]:
-        """The addresses where a peer is.
+        """The addresses at which a peer answers.
 
         Raises:
-            NotTold: there is none
+            NotTold: no peer answers
         """
         self._looking.join()
         if self._why:
@@ -80,10 +87,10 @@ class Lookout:
 
 
 class Deadline:
-    """Of several things in a row.
+    """One time limit for several calls in a row.
 
     Args:
-        seconds: from now on, for all of them
+        seconds: for all of these calls together, from now on
     """
 
     def __init__(self, seconds: float):
@@ -91,7 +98,7 @@ class Deadline:
 
     @property
     def left(self) -> float:
-        """Seconds; never none, which would mean for ever."""
+        """Seconds that are left. They are at least 0.1, so that a late call still gets a moment for its answer."""
         return max(0.1, self._at - time.monotonic())
 
 
@@ -104,7 +111,7 @@ def calling(lookout: Lookout, authority: Authority) -> Iterator[tuple[SwarmDHT, 
         authority: the run
 
     Raises:
-        NotTold: nobody answers, or nobody trains this run there
+        NotTold: no peer answers, or the peers there do not know this run
         WrongClock: the clocks are more than an hour apart
     """
     addresses = lookout.found()
@@ -128,10 +135,10 @@ def calling(lookout: Lookout, authority: Authority) -> Iterator[tuple[SwarmDHT, 
 
 @contextlib.contextmanager
 def reaching(lookout: Lookout, authority: Authority) -> Iterator[tuple[SwarmDHT, RunManifest]]:
-    """As `calling`, where nothing can be done without the peers.
+    """As `calling`, for commands that can do nothing without the peers.
 
     Raises:
-        InputError: they cannot be reached
+        InputError: the peers cannot be reached
     """
     try:
         with calling(lookout, authority) as found:
@@ -141,12 +148,12 @@ def reaching(lookout: Lookout, authority: Authority) -> Iterator[tuple[SwarmDHT,
 
 
 def handed_to(num_peers: int) -> str:
-    """What has happened to a list, as the end of a sentence."""
+    """The end of a sentence whose subject is a list: how many peers it was handed to."""
     return f"was handed to {'1 peer' if num_peers == 1 else f'{num_peers} peers'}, and the peers pass it on."
 
 
 def _manifest(dht: SwarmDHT, addresses: Sequence[str], authority: Authority) -> RunManifest:
-    """Raises NotTold: nobody trains this run there"""
+    """Raises NotTold: the peers there do not know this run, or do not answer"""
     from swarm.membership.run_manifest import read_manifests
 
     run_id = authority.run_id

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 SHOW = "show"
 WITH_VALUE = {"extend": "UPDATES", "learning-rate": "FACTOR", "target-batch-size": "SAMPLES", "evaluate": "UPDATES"}
-"""Orders that say how much, and what a person gives with them."""
+"""Orders that take a value, and the name of that value on the command line."""
 Word = Literal["show", "pause", "resume", "end", "extend", "learning-rate", "target-batch-size", "evaluate"]
 
 
@@ -41,27 +41,28 @@ class ControlOptions:
     """Steer your run while it is under way: each order counts from a step on, on all peers alike."""
 
     what: tyro.conf.Positional[Annotated[Word, arg("WHAT")]] = SHOW
-    """show: what is ordered; pause, resume, end; extend: to so many updates; learning-rate: times what the recipe says;
-    target-batch-size: samples of an update; evaluate: one peer tests the weights every so many updates, 0: none."""
+    """show: list what is ordered; pause, resume or end the run; extend: to VALUE updates in all; learning-rate: VALUE
+    times that of the recipe; target-batch-size: VALUE samples per update; evaluate: one peer tests the weights every
+    VALUE updates, 0: no peer does."""
     value: tyro.conf.Positional[Annotated[float | None, arg("VALUE", "none")]] = None
-    """Updates in all or between two tests, a factor, or samples."""
+    """Value of the order: a number of updates or of samples, or a factor. The other orders take none."""
     at_step: Annotated[int | None, arg("STEP", "in about 30 s")] = None
-    """From which step on it counts; it has to be at least two updates ahead."""
+    """Step from which the order counts. It has to be at least two updates ahead, unless the run is paused."""
     json: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
-    """show: print one line of JSON."""
+    """With show: print one line of JSON."""
     initial_peers: Annotated[tuple[str, ...] | None, arg("ADDRESS ...", "where your peer was last")] = None
-    """Addresses of peers of the run, any that answer."""
+    """Addresses of peers of the run. One that answers is enough."""
     organiser: Annotated[OrganiserOptions, tyro.conf.arg(name="your run")] = field(default_factory=OrganiserOptions)
 
     def check(self) -> None:
         """Raises InputError: options that do not go together"""
         wanted = WITH_VALUE.get(self.what)
         if wanted and self.value is None:
-            raise InputError(f"How much? Give swarm control {self.what} {wanted}.")
+            raise InputError(f"swarm control {self.what} needs a value: swarm control {self.what} {wanted}.")
         if not wanted and self.value is not None:
             raise InputError(f"swarm control {self.what} takes no value: leave out {self.value:g}.")
         if self.at_step is not None and self.what in (SHOW, "resume"):
-            raise InputError(f"swarm control {self.what} is about where the run stands: leave out --at-step.")
+            raise InputError(f"swarm control {self.what} is about the present step: leave out --at-step.")
         if self.json and self.what != SHOW:
             raise InputError("--json goes with swarm control show: leave it out.")
 

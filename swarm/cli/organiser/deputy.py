@@ -4,10 +4,11 @@
     swarm deputy desk.key --rights enrol              # for swarm enrol on your machine; your own key goes into a drawer
     swarm deputy desk.key --revoke                    # from now on it orders nothing, and opens no desk
 
-Give ben.key and ben.key.warrant to Ben, with a copy of the folder of the run in OUTPUT_DIR/organiser, without your own
-key and first_line.json, which is an invitation. His commands take --organiser-key ben.key. On a machine of his own he
-removes members, steers, and makes certificates (swarm invite --peer-id), as far as his rights go; a line of swarm
-invite counts only where its invitation is in the books: at the machine that enrols.
+Give Ben ben.key, ben.key.warrant, and a copy of the folder of the run in OUTPUT_DIR/organiser. Leave out of the copy
+your own key, and first_line.json, which holds an invitation. Ben adds --organiser-key ben.key to his commands. On a
+machine of his own he can remove members, steer the run, and make certificates (swarm invite --peer-id), as far as his
+rights go. Join lines of swarm invite count only if they are made at the machine that enrols, whose books have their
+invitations.
 """
 
 from __future__ import annotations
@@ -34,22 +35,23 @@ RightName = Literal["members", "enrol", "remove", "control", "all"]
 
 @dataclass(frozen=True)
 class DeputyOptions:
-    """Let another person sign in your place: a second key with fewer rights, for a time. On another machine it removes
-    members, steers, and makes certificates (swarm invite --peer-id), as far as its rights go; a line of swarm invite
-    counts only if it was made at the machine that enrols. With the variable SWARM_KEY_PASSPHRASE set, the new key gets
-    that passphrase, too."""
+    """Let another person sign in your place: a second key with fewer rights, for a time. On another machine, a person
+    with this key can remove members, steer the run, and make certificates (swarm invite --peer-id), as far as the key's
+    rights go. A join line of swarm invite counts only if it was made at the machine that enrols. If the variable
+    SWARM_KEY_PASSPHRASE is set, the new key gets that passphrase."""
 
     file: tyro.conf.Positional[Annotated[Path, arg("FILE")]]
-    """Where the new key goes; beside it comes FILE.warrant, in which you have signed what it may do."""
+    """File of the new key. Beside it comes FILE.warrant, in which you sign what the key may do."""
     rights: RightName = "members"
-    """enrol: let people in; remove: remove members; members: both; control: pause the run, end it, steer it; all:
-    all of these. What is trained, only your own key can say."""
+    """enrol: let people in; remove: remove members; members: both of these; control: pause, end and steer the run; all:
+    everything named here. Only your own key can say what is trained."""
     days: Annotated[float, arg("DAYS")] = 30.0
-    """For how long. The certificates that it signs end then, too."""
+    """How long the key counts. The certificates that it signs end then at the latest."""
     revoke: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
-    """Take back the right to control, in the swarm and at the desk. FILE is its key or warrant, or the key's name."""
+    """Take back a deputy's right to control the run, in the swarm and at the desk. FILE is the deputy's key, its
+    warrant, or the name of its key file."""
     initial_peers: Annotated[tuple[str, ...] | None, arg("ADDRESS ...", "where your peer was last")] = None
-    """To revoke: addresses of peers of the run, any that answer."""
+    """With --revoke: addresses of peers of the run. One that answers is enough."""
     organiser: Annotated[OrganiserOptions, tyro.conf.arg(name="your run")] = field(default_factory=OrganiserOptions)
 
 
@@ -96,8 +98,8 @@ def _revoke(options: DeputyOptions, folder: OrganiserFolder, say: Callable[[str]
     key, rights, end = _deputy(options.file.expanduser(), folder)
     if Right.CONTROL not in rights:
         raise InputError(
-            f"{options.file.name} may not order anything, and only that can be taken back. What it may sign of members "
-            f"counts until {date(end)}: remove the members that it lets in (swarm remove)."
+            f"{options.file.name} has no right to give orders, and only that right can be taken back. What it may "
+            f"sign of members counts until {date(end)}: remove the members that it lets in (swarm remove)."
         )
     signer = folder.signer()
     if signer.warrant:
@@ -106,7 +108,7 @@ def _revoke(options: DeputyOptions, folder: OrganiserFolder, say: Callable[[str]
         from swarm.membership.control.revoking import revoke_deputy
 
         done = revoke_deputy(dht, manifest, signer, key)
-    say(f"{options.file.name} orders nothing any more in run {folder.run_id}. The list {handed_to(done.num_peers)}")
+    say(f"{options.file.name} can give no orders any more in run {folder.run_id}. The list {handed_to(done.num_peers)}")
     for orders, what in ((done.kept, "still counts"), (done.dropped, "does not count any more")):
         for order in orders:
             say(f"- {order}: {what}")
@@ -115,10 +117,13 @@ def _revoke(options: DeputyOptions, folder: OrganiserFolder, say: Callable[[str]
 
 
 def _deputy(file: Path, folder: OrganiserFolder) -> tuple[bytes, Right, int]:
-    """The key of the deputy that is meant, what it may do, and until when, in seconds since 1970.
+    """The public key of the deputy that is meant, its rights, and when they end, in seconds since 1970.
+
+    Args:
+        file: the deputy's key or warrant, or a path with the name of a key file that was made here
 
     Raises:
-        InputError: there is none of this run, or there are several
+        InputError: this run has no such deputy, or has several
     """
     from swarm.enrolment.organiser_key import warrant_path
     from swarm.protocol.certificates import MAX_WARRANT_BYTES, NotSigned

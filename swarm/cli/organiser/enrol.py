@@ -3,8 +3,8 @@
     swarm enrol
     swarm enrol --run-id digits-20260728-140312
 
-Your own peer does the same as long as it runs. Newcomers also need a running peer that their line names:
-one of swarm invite names other members, that of swarm start only your peer.
+Your own peer does the same as long as it runs. Newcomers also need a join line that names a running peer:
+a line of swarm invite names other members, that of swarm start names only your peer.
 """
 
 from __future__ import annotations
@@ -36,13 +36,14 @@ NEEDS_A_PEER = (
 
 @dataclass(frozen=True)
 class EnrolOptions:
-    """Renew members' certificates, and let people become members, while your own peer does not run, until Ctrl-C. Who
-    joins needs a line that names a peer that runs: swarm invite names other members, swarm start only your peer."""
+    """Renew members' certificates, and let people become members, while your own peer does not run, until Ctrl-C.
+    Newcomers also need a join line that names a running peer: a line of swarm invite names other members, that of swarm
+    start names only your peer."""
 
     port: Annotated[int | None, arg("PORT", "the one that your join lines name")] = None
     """TCP port to listen on; 0 takes any free one."""
     certificate_days: Annotated[float, arg("DAYS")] = 7.0
-    """For how long a certificate counts; members renew theirs when half of it is over."""
+    """How long a certificate counts. Members renew theirs when half of this time is over."""
     organiser: Annotated[OrganiserOptions, tyro.conf.arg(name="your run")] = field(default_factory=OrganiserOptions)
 
     def check(self) -> None:
@@ -53,7 +54,7 @@ class EnrolOptions:
 
 
 def wait_for_ctrl_c() -> None:
-    """For ever; KeyboardInterrupt ends it."""
+    """Waits until Ctrl-C raises KeyboardInterrupt."""
     threading.Event().wait()
 
 
@@ -61,7 +62,7 @@ def main(arguments: list[str], say: Callable[[str], None] = print, wait: Callabl
     """Returns the exit status: 0 after Ctrl-C, or 2 for input that cannot work.
 
     Args:
-        wait: called while the server runs, until KeyboardInterrupt
+        wait: called while the server runs; it ends with KeyboardInterrupt
     """
 
     def run() -> None:
@@ -81,13 +82,13 @@ def _enrol(options: EnrolOptions, say: Callable[[str], None], wait: Callable[[],
     port = named if options.port is None else options.port
     server = EnrolmentServer(
         registry, folder.signer(), authority, every_host()[-1], port, certificate_days=options.certificate_days
-    )  # at `::`, where the machine has IPv6, which takes IPv4, too
+    )  # listens at `::` where the machine has IPv6, which takes IPv4 as well
     with _shown(EnrolmentServer.__module__):
         port = server.start()
         try:
             with _sigterm_is_ctrl_c():
                 if port != named:
-                    folder.note_contact(authority.organiser, folder.addresses, port, folder.public_ip)
+                    folder.note_enrolment_port(port)
                 say(_where(folder, port, named))
                 invitations = registry.invitations()
                 say(_how_many(len(invitations), sum(invitation.uses_left for invitation in invitations)))
@@ -95,7 +96,7 @@ def _enrol(options: EnrolOptions, say: Callable[[str], None], wait: Callable[[],
                     say(f"warning: {why}")
                 say(NEEDS_A_PEER)
                 say("Ctrl-C ends it.")
-                sys.stdout.flush()  # it may be a file, and the next line may come tomorrow
+                sys.stdout.flush()  # the output may be a file, and the next line may come tomorrow
                 wait()
         except KeyboardInterrupt:
             say("Enrolment has ended here; members stay members as long as their certificates count.")
@@ -120,7 +121,7 @@ def _how_many(num_invitations: int, uses_left: int) -> str:
 
 @contextlib.contextmanager
 def _shown(name: str) -> Iterator[None]:
-    """What this logger says of who enrols is shown meanwhile, with the time."""
+    """Shows what the logger of this name says of newcomers and members, with the time, as long as the block lasts."""
     logger, handler = logging.getLogger(name), logging.StreamHandler(sys.stderr)
     handler.setFormatter(logging.Formatter("%(asctime)s %(message)s", "%Y-%m-%d %H:%M"))
     level = logger.level
@@ -135,7 +136,7 @@ def _shown(name: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _sigterm_is_ctrl_c() -> Iterator[None]:
-    """A service manager ends this program politely, too."""
+    """As long as the block lasts, SIGTERM does what Ctrl-C does: a service manager ends this program in order, too."""
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         yield

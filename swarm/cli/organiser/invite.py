@@ -2,11 +2,11 @@
 
     swarm invite --name ada
     swarm invite --uses 30 --days 7                      # one line for a whole group
-    swarm invite --peer-id QmYyQSo1c1... --name ada      # a certificate, for who cannot reach your machine
+    swarm invite --peer-id QmYyQSo1c1... --name ada      # a certificate, for a volunteer who cannot reach your machine
 
-Whoever has the line can use it, where its invitation is known: at the machine that enrols, whose books it is in. It is
-shown once: only a digest of it is kept. Beside your peer it names up to two other members that answer now: through them
-people join while your peer is off and swarm enrol runs.
+Anyone who has the line can join with it. It counts only at the machine that enrols, whose books have its invitation. It
+is shown only once: the books keep a digest of its invitation. Beside your peer, the line names up to two other members
+that answer now. Through them people can join while your peer is off and swarm enrol runs.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 QR_PACKAGE = "segno"
 DAY_SECONDS = 24 * 3600
 MAX_CERTIFICATE_DAYS = 365.0
-"""As at the enrolment server, which takes seconds to import."""
+"""The same as at the enrolment server, whose module takes seconds to import."""
 OF_A_COPY = (
     "warning: If this is a copy of the organiser's folder (her key is not here, and her lines name no address of this "
     "machine), this counts for nothing at the machine that enrols: give the command there"
@@ -56,21 +56,23 @@ class InviteOptions:
     """Invite people into your run. It prints the line with which they join."""
 
     name: Annotated[str, arg("NAME", "the volunteer chooses")] = ""
-    """Who is invited: under this name you see them, and can remove them."""
+    """Name of the invited person. You see the member under this name, and can remove it by this name."""
     uses: Annotated[int, arg("PEOPLE")] = 1
-    """How many may become members with it."""
+    """How many people may become members with this line."""
     days: Annotated[float, arg("DAYS")] = 30.0
-    """For how long the invitation can be used; with --peer-id, for how long the certificate counts."""
+    """How long the invitation can be used; with --peer-id, how long the certificate counts."""
     roles: RoleName = "everything"
-    """What they may do: everything; or train, but never be called by others; or be a helper, and never train."""
+    """What these members may do. everything: all of it; train: train, but never be called by other peers; helper: be a
+    helper, which never trains."""
     peer_id: Annotated[str | None, arg("QM...", "none: they become members when they join")] = None
-    """Make a certificate for the peer with this id instead, for a volunteer who cannot reach your enrolment port."""
+    """Instead of an invitation, make a certificate for the peer with this id: for a volunteer who cannot reach your
+    enrolment port."""
     close: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
-    """Close all invitations that were made so far, and make no new one."""
+    """Close all invitations that were made so far, and make no new one. Members stay members."""
     qr: Annotated[bool, tyro.conf.arg(help_behavior_hint="(default: in a terminal)")] = field(
         default_factory=_is_shown_by_default
     )
-    """Show the join line as a QR code, too."""
+    """Also show the join line as a QR code."""
     organiser: Annotated[OrganiserOptions, tyro.conf.arg(name="your run")] = field(default_factory=OrganiserOptions)
 
     def check(self) -> None:
@@ -94,7 +96,7 @@ class InviteOptions:
 
 
 def _is_peer_id(text: str) -> bool:
-    """Whether it is that of an RSA key, as peers of a swarm have them."""
+    """Whether this is the peer id of an RSA key, the kind that peers of a swarm have."""
     try:
         return text.startswith("Qm") and text.isalnum() and bool(parse_initial_peers([f"/dns/a/tcp/1/p2p/{text}"]))
     except InputError:
@@ -114,10 +116,10 @@ def _invite(options: InviteOptions, say: Callable[[str], None]) -> None:
     if options.close:
         closed = registry.close_invitations()
         what = "1 invitation" if closed == 1 else f"{closed} invitations"
-        say(f"{what} of run {folder.run_id} can be used no more. Members stay members.")
+        say(f"{what} of run {folder.run_id} can no longer be used. Members stay members.")
         _warn_of_a_copy(folder, say, way_out="")
         return
-    folder.join_line()  # before anything is written: where nobody has started the run yet, there is none
+    folder.join_line()  # before anything is written: there is no join line if no peer has started the run yet
     _check_name(options.name)
     if options.peer_id is not None:
         _certify(options, folder, registry, say)
@@ -159,14 +161,14 @@ def _about_line(options: InviteOptions, run_id: str) -> str:
 
 
 def _certify(options: InviteOptions, folder: OrganiserFolder, registry: Registry, say: Callable[[str], None]) -> None:
-    """Make a volunteer a member who cannot reach this machine."""
+    """Make a member of a volunteer who cannot reach this machine, and print the certificate."""
     from hivemind.p2p import PeerID
 
     from swarm.enrolment.organiser_key import check_right
     from swarm.protocol.certificates import Certificate, Right
 
     signer, authority = folder.signer(), folder.authority
-    check_right(signer, authority, Right.ENROL)  # before anybody is enrolled
+    check_right(signer, authority, Right.ENROL)  # before the peer is enrolled
     member = _enrolled(options, registry, PeerID.from_base58(options.peer_id))
     signed = registry.certify(member, signer, authority, options.days)
     end = Certificate.read(signed, authority).end
@@ -183,7 +185,11 @@ def _certify(options: InviteOptions, folder: OrganiserFolder, registry: Registry
 
 
 def _enrolled(options: InviteOptions, registry: Registry, peer_id: PeerID) -> Member:
-    """The peer as a member; who is one already stays what it is."""
+    """The peer as a member, which it becomes if it is none yet. A member that is there keeps its name and roles.
+
+    Raises:
+        InputError: the member was removed, or the books take no more members
+    """
     from swarm.enrolment.registry import NotInvited
 
     member = registry.member_of(peer_id)
@@ -205,10 +211,10 @@ def _enrolled(options: InviteOptions, registry: Registry, peer_id: PeerID) -> Me
 
 
 def _drawing() -> Callable[[str], str]:
-    """Draws a line as a QR code, or says that there is no room for it.
+    """A function that draws a line as a QR code, or says why the terminal cannot show one.
 
     Raises:
-        InputError: the package is missing
+        InputError: the package for QR codes is missing
     """
     try:
         package = importlib.import_module(QR_PACKAGE)
@@ -230,7 +236,7 @@ def _drawing() -> Callable[[str], str]:
 
 
 def _has_blocks() -> bool:
-    """Whether the terminal can show what the code is drawn with."""
+    """Whether the terminal can show the characters with which the code is drawn."""
     try:
         return bool("▀▄█".encode(sys.stdout.encoding or "ascii"))
     except UnicodeEncodeError:

@@ -1,9 +1,9 @@
-"""Log in at a desk: a browser of yours gets the controls of your run.
+"""Log in at the desk of your run: a browser of yours gets the controls of the run.
 
     swarm login https://desk.example.org/login/0a1b2c3d4e5f6071 --run-id night-1
 
-The desk's page shows the whole line (Organiser, at its end). This signs the code in it with your key, for this desk and
-for two minutes, and sends the signature there. The key stays where it is.
+The desk's page shows the whole line (choose Organiser, at its end). The command signs the code in the line with your
+key, for this desk and for two minutes, and sends the signature to the desk. The key stays where it is.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ class LoginOptions:
     """Log in at the desk of your run: the browser that shows this line gets the controls."""
 
     url: tyro.conf.Positional[Annotated[str, arg("URL")]]
-    """That the desk's page shows, with the code at its end."""
+    """The URL in the line that the desk's page shows, with the code at its end."""
     yes: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
-    """Do not ask whether it is your browser."""
+    """Do not ask whether the browser that shows the code is yours."""
     organiser: Annotated[OrganiserOptions, tyro.conf.arg(name="your run")] = field(default_factory=OrganiserOptions)
 
 
 class _NoRedirects(HTTPRedirectHandler):
-    """What was signed is for one address."""
+    """Follows no redirect: what was signed is for one address."""
 
     def redirect_request(self, *_args, **_options) -> None:
         return None
@@ -64,7 +64,11 @@ def main(arguments: list[str], say: Callable[[str], None] = print, ask: Callable
 
 
 def _taken_apart(url: str) -> tuple[str, str]:
-    """The desk's address and the code."""
+    """The desk's address and the code, from a URL that ends with /login/CODE.
+
+    Raises:
+        InputError: it is no such URL, or the desk has no certificate and is not on this machine
+    """
     from swarm.desk.organiser.login import CHALLENGE_LETTERS
 
     address, found, challenge = url.strip().rpartition("/login/")
@@ -75,14 +79,16 @@ def _taken_apart(url: str) -> tuple[str, str]:
         host = None
     is_code = len(challenge) == CHALLENGE_LETTERS and set(challenge) <= set("0123456789abcdef")
     if not (found and host and is_code and parts.scheme in ("http", "https")):
-        raise InputError("That is no line of a desk: open its page, choose Organiser, and copy the line that it shows.")
+        raise InputError(
+            "This is no line of a desk's page: open that page, choose Organiser, and copy the line that it shows."
+        )
     if parts.scheme == "http" and host not in THIS_MACHINE:
         raise InputError(f"{address} has no certificate, so others could take the log-in over: use https.")
     return address, challenge
 
 
 def _is_sure(browser: str, challenge: str, run_id: str, ask: Callable[[str], str]) -> bool:
-    """Whoever else made this person copy a line would get the controls."""
+    """Whether the person says that the browser is theirs: a stranger may have made them copy the stranger's line."""
     try:
         answer = ask(f"Let in the browser at {browser} that shows {challenge}? It can pause and end {run_id}. [y/N] ")
     except EOFError:
@@ -91,7 +97,11 @@ def _is_sure(browser: str, challenge: str, run_id: str, ask: Callable[[str], str
 
 
 def _answer(request: Request) -> str:
-    """What the desk says, as one line."""
+    """What the desk answers, as one line.
+
+    Raises:
+        InputError: the desk refuses, or does not answer
+    """
     try:
         with build_opener(_NoRedirects).open(request, timeout=ANSWER_SECONDS) as answer:
             return _line(answer.read(MAX_ANSWER_BYTES))
@@ -100,7 +110,9 @@ def _answer(request: Request) -> str:
         raise InputError(said if error.code in (403, 429) and said else f"No desk answers there ({error}).") from None
     except (URLError, OSError, ValueError) as error:
         reason = getattr(error, "reason", error)
-        raise InputError(f"{request.host} does not answer ({reason}): is the desk there, and the line whole?") from None
+        raise InputError(
+            f"{request.host} does not answer ({reason}): check that the desk runs, and that the line is complete."
+        ) from None
 
 
 def _line(said: bytes) -> str:

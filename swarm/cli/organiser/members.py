@@ -1,10 +1,10 @@
-"""See who is a member of your run, who was removed, and which invitations are open.
+"""See the members of your run, also those that were removed, and the invitations that are open.
 
     swarm members
     swarm members --json > members.json
 
-This shows your books, not who trains at this moment: see swarm watch for that. Samples are those of updates in which a
-peer of this machine took part.
+This shows your books, not which peers train at this moment: swarm watch shows that. Samples are counted only in updates
+in which a peer of this machine took part.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class MembersOptions:
-    """Show who is a member of your run, who was removed, and which invitations are open."""
+    """Show the members of your run, also those that were removed, and the invitations that are open."""
 
     json: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
-    """Print JSON instead of a table, with whole peer ids, and with times in seconds since 1970."""
+    """Print JSON instead of a table: with whole peer ids, and with times in seconds since 1970."""
     run: Annotated[RunOptions, tyro.conf.arg(name="your run")] = field(default_factory=RunOptions)
 
 
@@ -48,10 +48,10 @@ class Books:
     """What is in the organiser's books.
 
     Args:
-        run_id: of which run
-        members: those who were removed as well
-        invitations: that can still be used
-        samples: by peer id, in the updates in which a peer of this machine took part
+        run_id: name of the run
+        members: all of them, also those that were removed
+        invitations: those that can still be used
+        samples: what each member gave, by peer id, to the updates in which a peer of this machine took part
     """
 
     run_id: str
@@ -60,7 +60,7 @@ class Books:
     samples: Mapping[str, int] = field(default_factory=dict)
 
     def as_json(self) -> dict[str, Any]:
-        """Everything."""
+        """The books as `--json` prints them."""
         members = [
             {
                 "name": member.name,
@@ -86,7 +86,7 @@ class Books:
         return {"run_id": self.run_id, "members": members, "invitations": invitations}
 
     def table(self, now: float) -> Group:
-        """For a person.
+        """The books as a person sees them in a terminal.
 
         Args:
             now: seconds since 1970
@@ -131,10 +131,10 @@ class Books:
 
 
 def samples_given(folder: Path) -> Counter[str]:
-    """What each member has given to the updates that peers of this machine have seen, by peer id.
+    """Samples that each member gave to the updates in which peers of this machine took part, by peer id.
 
     Args:
-        folder: of the run
+        folder: of the run, with a folder for each peer
     """
     given: Counter[str] = Counter()
     seen: set[tuple[int, tuple[str, ...]]] = set()
@@ -144,7 +144,7 @@ def samples_given(folder: Path) -> Counter[str]:
             if line.get("outcome") != "averaged" or not members or not samples:
                 continue
             round_ = line["step"], tuple(members)
-            if round_ not in seen:  # several peers of this machine were in it
+            if round_ not in seen:  # else it was counted: several peers of this machine were in it
                 seen.add(round_)
                 given.update(dict(zip(members, samples, strict=False)))
     return given

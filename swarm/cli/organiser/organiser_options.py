@@ -1,4 +1,4 @@
-"""What the organiser's commands have in common: which run is meant, and how its members are shown."""
+"""What the organiser's commands have in common: which run they mean, and how its members are shown."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 RoleName = Literal["everything", "train", "helper"]
 SHORT_ID_LETTERS = 8
 MAX_NAMES = 20
-"""In a sentence."""
+"""Names that one sentence lists."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class RunOptions:
     run_id: Annotated[str | None, arg("NAME", "the one that you have started last")] = None
     """Name of the run."""
     output_dir: Annotated[Path, arg("FOLDER")] = Path("runs")
-    """As swarm start had it: members and invitations are in OUTPUT_DIR/organiser/RUN_ID."""
+    """The same folder as for swarm start: members and invitations are in OUTPUT_DIR/organiser/RUN_ID."""
 
     def opened(self) -> OrganiserFolder:
         """The organiser's folder of that run. From here on Ctrl-C raises KeyboardInterrupt.
@@ -48,7 +48,7 @@ class RunOptions:
 
     @property
     def addresses(self) -> tuple[str, ...]:
-        """Where the organiser's peer was last; known before anything slow is imported.
+        """Where the organiser's peer was last. Reading this imports nothing slow.
 
         Raises:
             InputError: there is no such run, or no peer has started it yet
@@ -65,7 +65,7 @@ class OrganiserOptions(RunOptions):
     """Your key as the organiser, if it lies somewhere else."""
 
     def opened(self) -> OrganiserFolder:
-        """As for any run; its key may lie somewhere else."""
+        """As `RunOptions.opened`, with the key that `--organiser-key` names."""
         return _opened(self, self.organiser_key)
 
 
@@ -75,12 +75,16 @@ def _opened(options: RunOptions, key: Path | None) -> OrganiserFolder:
     check_hivemind_version()
     with quick_imports():
         from swarm.enrolment.organiser_folder import OrganiserFolder
-    raise_again()  # a passphrase may be asked for: whoever is killed then leaves a terminal that shows no letters
+    raise_again()  # a passphrase may be asked for: a process killed then leaves a terminal that shows no letters
     return OrganiserFolder(options.output_dir, run_id, key)
 
 
 def _chosen(folder: Path, run_id: str | None) -> str:
-    """The run that is meant. Nothing is made here: a run that was mistyped must not leave a folder."""
+    """The name of the run that is meant. No folder is made here: a mistyped name must not leave one.
+
+    Raises:
+        InputError: there is no such run, or it is another user's
+    """
     there = _started_at(folder)
     if not there:
         raise InputError(
@@ -95,10 +99,10 @@ def _chosen(folder: Path, run_id: str | None) -> str:
 
 
 def _started_at(folder: Path) -> dict[str, float]:
-    """By the name of a run: when the organiser's peer has started last; 0 if it never did.
+    """When the organiser's peer last started each run, by the name of the run; 0 if it never did.
 
     Raises:
-        InputError: all that is there is another user's
+        InputError: there are only runs of another user
     """
     found, locked = {}, None
     try:
@@ -110,7 +114,7 @@ def _started_at(folder: Path) -> dict[str, float]:
                 locked = path
     except PermissionError:
         locked = folder
-    except OSError:  # not there, or not a folder
+    except OSError:  # it is not there, or is no folder
         pass
     if locked is not None and not found:
         raise InputError(
@@ -120,7 +124,7 @@ def _started_at(folder: Path) -> dict[str, float]:
 
 
 def _started(run: Path) -> float | None:
-    """When the organiser's peer has started this run last; 0 if it never did; None if it is no run.
+    """When the organiser's peer last started this run; 0 if it never did; None if this is no run.
 
     Raises:
         PermissionError: the folder is another user's
@@ -131,13 +135,13 @@ def _started(run: Path) -> float | None:
 
 
 def listed(names: list[str]) -> str:
-    """Names in a sentence; not all, if there are very many."""
+    """Names as part of a sentence: the first 20 of them, and how many more there are."""
     more = len(names) - MAX_NAMES
     return ", ".join(names[:MAX_NAMES]) + (f" and {more} more" if more > 0 else "")
 
 
 def date(seconds: float) -> str:
-    """A day, as it is called here.
+    """A day in this machine's time zone, such as 2026-07-28.
 
     Args:
         seconds: since 1970
@@ -146,19 +150,19 @@ def date(seconds: float) -> str:
 
 
 def short(peer_id: PeerID | str) -> str:
-    """The end of a peer id, in which peers differ."""
+    """The end of a peer id, where peers differ from each other."""
     return f"…{str(peer_id)[-SHORT_ID_LETTERS:]}"
 
 
 def role_of(name: RoleName) -> Role:
-    """What a member may do of whom the command line says this."""
+    """The roles that this word of the command line gives to a member."""
     from swarm.protocol.certificates import EVERYTHING, HELPER, Role
 
     return {"everything": EVERYTHING, "train": Role.TRAIN | Role.WATCH, "helper": HELPER}[name]
 
 
 def roles_shown(roles: Role) -> str:
-    """The word of the command line for that, or one word for each role."""
+    """The word of the command line for these roles, or one word for each role if there is none."""
     from swarm.protocol.certificates import Role
 
     for name in get_args(RoleName):

@@ -1,7 +1,7 @@
-"""Remove a member from your run: the others refuse what it sends from then on, and it leaves.
+"""Remove a member from your run: from then on the other members refuse what it sends, and its peer leaves.
 
     swarm remove ada --why "sends nonsense"
-    swarm remove QmYyQSo1c1...                # where several have one name; swarm members --json shows peer ids
+    swarm remove QmYyQSo1c1...                # where several members have one name; swarm members --json shows peer ids
     swarm remove ada --restore                # it may take part again
 
 You sign a new list of removed members. The peers of the run pass it on among themselves.
@@ -34,28 +34,30 @@ if TYPE_CHECKING:
     from swarm.protocol.certificates import Authority, Signer
 
 ANSWER_SECONDS = 15.0
-"""In which the peers that are there have said what they know, and have the new list."""
+"""Time for the peers that are there to say which list they know, and to take the new one."""
 FIRST_SERIAL = 10**12
-"""Milliseconds since 1970, in 2001: no member came earlier."""
+"""No serial number is smaller. It is the time of enrolment in milliseconds since 1970; this one is in 2001."""
 
 
 @dataclass(frozen=True)
 class RemoveOptions:
-    """Remove a member from your run: the others refuse what it sends from then on, and it leaves."""
+    """Remove a member from your run: from then on the other members refuse what it sends, and its peer leaves."""
 
-    who: tyro.conf.Positional[Annotated[str, arg("WHO")]]
-    """Name, peer id or serial number of a member; swarm members --json shows them. The serial number is enough, also of
-    one that a deputy has let in elsewhere: swarm ledger verify shows it."""
+    who: tyro.conf.Positional[Annotated[str, arg("MEMBER")]]
+    """Name, peer id or serial number of a member; swarm members --json shows them. A member that a deputy has let in on
+    another machine is not listed there: give its serial number, which swarm ledger verify shows."""
     why: Annotated[str, arg("TEXT", "no reason given")] = ""
     """The reason, for the member and for your books."""
     restore: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
-    """Take a removal back: it may take part again."""
+    """Take a removal back: the member may take part again."""
     close: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
-    """Close its invitation, too: no other person can join with that line, nor this member under another name."""
+    """Also close the invitation with which the member came: no other person can join with that line, nor this one with
+    another identity."""
     offline: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
-    """Only sign the new list and keep it; it goes out with the next one, or when your peer starts."""
+    """Only sign the new list and keep it, and call no peer. The list goes out with the next one, or when your peer
+    starts."""
     initial_peers: Annotated[tuple[str, ...] | None, arg("ADDRESS ...", "where your peer was last")] = None
-    """Addresses of peers of the run, any that answer."""
+    """Addresses of peers of the run. One that answers is enough."""
     organiser: Annotated[OrganiserOptions, tyro.conf.arg(name="your run")] = field(default_factory=OrganiserOptions)
 
     def check(self) -> None:
@@ -70,17 +72,18 @@ class RemoveOptions:
 
 @dataclass(frozen=True)
 class Change:
-    """What is to happen to a member.
+    """The removal of one member, or the end of its removal.
 
     Args:
         registry: the organiser's books
-        signer: her key
-        authority: the run
-        serial: of the member that it is about
-        is_foreign: whether it is not in the books
-        who: it is, for a person
-        why: for the member
-        restores: whether it may take part again
+        signer: the key of the organiser, or of a deputy
+        authority: the run, with the organiser's public key
+        serial: number of the member
+        is_foreign: whether the member is not in these books
+        who: the member as a person knows it: a part of a sentence
+        why: the reason, which the member is told
+        restores: whether the member may take part again
+        closes: whether the member's invitation is closed as soon as the list is signed
     """
 
     registry: Registry
@@ -91,20 +94,24 @@ class Change:
     who: str
     why: str
     restores: bool
+    closes: bool
 
     @cached_property
     def signed(self) -> bytes:
-        """The new list, which is in the books as soon as somebody asks for it.
+        """The new list of removed members. It is signed and written into the books when this is read first.
 
         Raises:
             InputError: it cannot be signed or kept
         """
         if self.restores:
             return self.registry.restore([self.serial], self.signer, self.authority)
-        return self.registry.remove([self.serial], self.why, self.signer, self.authority)
+        signed = self.registry.remove([self.serial], self.why, self.signer, self.authority)
+        if self.closes:
+            self.registry.close_invitation_of(self.serial)
+        return signed
 
     def made(self) -> str:
-        """Sign the list, if that is not done yet; what has happened, as a sentence.
+        """Sign the list, if that is not done yet, and return a sentence that says what has happened.
 
         Raises:
             InputError: as `signed`
@@ -117,7 +124,7 @@ class Change:
 
 
 def main(arguments: list[str], say: Callable[[str], None] = print) -> int:
-    """Returns the exit status: 0; 1 if the list is kept, and nobody has got it; 2 for input that cannot work."""
+    """Returns the exit status: 0; 1 if the list is kept but no peer has it; 2 for input that cannot work."""
     return exit_status(
         lambda: _remove(read_options(RemoveOptions, arguments, "swarm remove"), say),
         "Interrupted: swarm members shows whether the list is signed; the same command hands it out again.",
@@ -128,8 +135,6 @@ def _remove(options: RemoveOptions, say: Callable[[str], None]) -> int:
     options.check()
     lookout = None if options.offline else Lookout.of(options.initial_peers, options.organiser)
     change = _change(options, options.organiser.opened())
-    if options.close:
-        change.registry.close_invitation_of(change.serial)
     status = _make(change, lookout, say)
     if options.close and change.is_foreign:
         say("Its invitation is in the books with which it was let in: close it there.")
@@ -143,7 +148,14 @@ def _remove(options: RemoveOptions, say: Callable[[str], None]) -> int:
 
 
 def _make(change: Change, lookout: Lookout | None, say: Callable[[str], None]) -> int:
-    """Sign the list and hand it out, if anybody is to be called; the exit status."""
+    """Sign the list, hand it out unless there is no look-out, and return the exit status.
+
+    Args:
+        lookout: for peers of the run; None: with `--offline`
+
+    Raises:
+        InputError: the list cannot be signed or kept, or a clock is wrong
+    """
     if lookout is None:
         say(change.made())
         say("The new list is kept: it goes out with the next one, or when your peer starts.")
@@ -168,16 +180,16 @@ def _make(change: Change, lookout: Lookout | None, say: Callable[[str], None]) -
     say(
         f"The new list {handed_to(num_peers)}"
         if num_peers
-        else "No peer trains there now: the new list lies there for an hour, and goes out again when your peer starts."
+        else "No peer trains there now: the DHT keeps the list for an hour, and your peer hands it out when it starts."
     )
     return 0
 
 
 def _change(options: RemoveOptions, folder: OrganiserFolder) -> Change:
-    """Everything that a person may have got wrong is refused before somebody is called.
+    """The change that a person asks for. All that they may have got wrong is refused here, before any peer is called.
 
     Raises:
-        InputError: there is no such member, or the key cannot be used
+        InputError: there is no such member, the reason is too long, or the key cannot be used
     """
     from swarm.enrolment.organiser_key import check_right
     from swarm.protocol.certificates import MAX_REASON_LENGTH, Right
@@ -191,17 +203,23 @@ def _change(options: RemoveOptions, folder: OrganiserFolder) -> Change:
     else:
         member = find_member(registry, options.who, folder.run_id)
         serial, who = member.serial, f"{member.name} ({short(member.peer_id)})"
-    why = options.why or registry.why_removed(serial) or ""  # who runs the command again need not repeat it
+    why = options.why or registry.why_removed(serial) or ""  # the same command again keeps the reason
     signer = folder.signer()
     check_right(signer, authority, Right.REMOVE)
-    return Change(registry, signer, authority, serial, is_foreign, who, why, options.restore)
+    return Change(registry, signer, authority, serial, is_foreign, who, why, options.restore, options.close)
 
 
 def _foreign_serial(registry: Registry, who: str, restores: bool) -> int | None:
-    """The number that this is, of a member who was let in with other books, such as a deputy's; None if it is none.
+    """The serial number in `who`, if it is that of a member that is not in these books; else None.
+
+    Such a member was let in with other books, such as those on a deputy's machine.
+
+    Args:
+        who: what was given on the command line
+        restores: whether the member is removed already
 
     Raises:
-        InputError: a member in these books is called so
+        InputError: a member in these books has this number as its name
     """
     from swarm.protocol.certificates import CLOCK_SECONDS
 
@@ -216,20 +234,20 @@ def _foreign_serial(registry: Registry, who: str, restores: bool) -> int | None:
     if called_so := [str(member.peer_id) for member in found if (member.why_removed is not None) == restores]:
         done = "restored" if restores else "removed"
         raise InputError(
-            f"{who} is the name of a member in your books, and may be the number of one who is not there: give a peer "
-            f"id, {listed(called_so)}. Once that one is {done}, {who} means the number."
+            f"{who} is the name of a member in your books, and may be the number of a member that is not in "
+            f"them: give a peer id, {listed(called_so)}. Once that member is {done}, {who} means the number."
         )
     return serial
 
 
 def find_member(registry: Registry, who: str, run_id: str) -> Member:
-    """The one member that a person means. A whole peer id means its owner, whatever others call themselves.
+    """The one member that a person means. A whole peer id means its owner, even if another member has it as a name.
 
     Args:
         who: name, peer id or serial number
 
     Raises:
-        InputError: there is none, or there are several
+        InputError: no member is meant, or several may be
     """
     found = registry.find(who)
     found = [member for member in found if str(member.peer_id) == who] or found
@@ -247,17 +265,17 @@ def find_member(registry: Registry, who: str, run_id: str) -> Member:
 
 
 def hand_out(change: Change, lookout: Lookout) -> int:
-    """Sign the new list and give it to the peers of the run, after what they know was taken into the books.
+    """Take the peers' newest list into the books, sign the new list, and hand it to the peers of the run.
 
     Args:
         lookout: for peers of the run
 
     Returns:
-        how many peers it was handed to
+        how many peers have taken the list
 
     Raises:
-        NotTold: they have not got it; whether it was signed is open
-        InputError: it cannot be signed or kept
+        NotTold: no peer has taken the list, which may or may not be signed by then
+        InputError: the list cannot be signed or kept
     """
     from swarm.network.record_push import MORE_RECEIVERS, push_until_taken
     from swarm.protocol.signed_lists import REMOVED
@@ -265,7 +283,7 @@ def hand_out(change: Change, lookout: Lookout) -> int:
     try:
         with calling(lookout, change.authority) as (dht, manifest):
             deadline = Deadline(ANSWER_SECONDS)
-            if change.registry.why_peers_refuse_the_list:  # and this clock is right, as theirs are
+            if change.registry.why_peers_refuse_the_list:  # this clock is right: it agrees with the peers'
                 change.registry.begin_list_anew()
             _keep_newest(dht, manifest, change, deadline)
             peers = _who_trains(dht, manifest, deadline)[:MORE_RECEIVERS]
@@ -278,7 +296,7 @@ def hand_out(change: Change, lookout: Lookout) -> int:
 
 
 def _keep_newest(dht: SwarmDHT, manifest: RunManifest, change: Change, deadline: Deadline) -> None:
-    """A list that was signed on another machine must not be lost."""
+    """Take the peers' newest list into the books: removals that were signed on another machine must not be lost."""
     from swarm.protocol.certificates import NotSigned
     from swarm.protocol.signed_lists import REMOVED
 
@@ -291,7 +309,7 @@ def _keep_newest(dht: SwarmDHT, manifest: RunManifest, change: Change, deadline:
 
 
 def _who_trains(dht: SwarmDHT, manifest: RunManifest, deadline: Deadline) -> list[PeerID]:
-    """Peers that can be called; the others ask for the list every few seconds."""
+    """The training peers that can be called. Client-mode peers ask for the list every few seconds."""
     from swarm.membership.progress_store import progress_records
 
     records = progress_records(dht, manifest, timeout_seconds=deadline.left)

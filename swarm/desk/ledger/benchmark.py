@@ -1,4 +1,4 @@
-"""What adding up the ledger costs, beside a page of 1,000 peers: `python -m swarm.desk.ledger.benchmark [UPDATES]`."""
+"""What adding up ledgers costs beside a page of 1,000 peers: `python -m swarm.desk.ledger.benchmark [UPDATES]`."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ LOOK_SECONDS = 0.5
 
 
 class BusyDesk:
-    """A desk that sees many peers, and how long a visitor waits for its page.
+    """A desk that sees many peers; it measures how long a visitor waits for the page.
 
     Args:
-        folder: for its history
+        folder: for the history
         credits: by the ledger
     """
 
@@ -39,10 +39,14 @@ class BusyDesk:
         self.desk, self._step = Desk(card, folder / "desk.json", Alerts([]), 10, credits), 0
         self.refreshes: list[float] = []
         self.most_bytes = 0
-        """Of the process that adds up; what it shares with others is divided among them."""
+        """Most memory of the process that adds up (PSS): memory shared with other processes is divided among them."""
 
     def turn(self, url: str) -> None:
-        """Everybody has made an update, and somebody looks at the page."""
+        """Let all peers make an update, and load the page once.
+
+        Args:
+            url: of the page
+        """
         self._step, now = self._step + 1, time.time()
         record = PeerProgress("peer", self._step, 8, 10.0, now - 9, now, False, TRAINING, 0.5)
         self.desk.turn({f"id-{number}": record for number in range(NUM_PEERS)})
@@ -59,7 +63,7 @@ class BusyDesk:
 
 
 def main() -> None:
-    """Prints what was measured."""
+    """Measures, and prints the result."""
     num_updates = int(sys.argv[1]) if len(sys.argv) > 1 else 20_000
     with tempfile.TemporaryDirectory() as path:
         ledgers = Path(path) / RUN

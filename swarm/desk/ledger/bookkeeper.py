@@ -1,6 +1,6 @@
-"""Fetches the run's ledger now and then and adds it up, beside the page: a look at the swarm stays as short as it was.
+"""Fetches the run's ledgers now and then and adds them up beside the page, so that looks at the swarm stay short.
 
-What comes over the network goes through the DHT process; adding up is a process of its own, which yields to all others.
+What comes over the network goes through the DHT process. A process of its own with the lowest priority adds up.
 """
 
 from __future__ import annotations
@@ -30,33 +30,33 @@ if TYPE_CHECKING:
     from swarm.network.dht_process import SwarmDHT
 
 FIRST_SECONDS, EVERY_SECONDS = 30.0, 600.0
-"""After the start, and between two times."""
+"""Time from the start to the first fetch, and between two fetches."""
 REST = 20.0
-"""Times as long as it took, the next time is away: what it costs stays a twentieth of a core."""
+"""The next fetch waits so many times as long as the last took: so the cost stays at a twentieth of a core."""
 REST_WHILE_EMPTY = 5.0
-"""The same as long as nobody has anything."""
+"""The same as long as the ledgers confirm nothing yet."""
 ASK_SECONDS = 240.0
-"""After which no other peer is asked for its ledger; whom to ask first is drawn each time."""
+"""Time after which no other peer is asked for its ledger. Which peers are asked first is drawn each time."""
 PEER_SHARE = 4
-"""One peer's ledgers get so large a part of the folder."""
+"""The ledgers of one peer get one in so many parts of the folder's room."""
 VERIFY_SECONDS = 300.0
 ANSWER_SECONDS = 15.0
 END_SECONDS = 2.0
 HALF_SECONDS = 600.0
-"""After which a half-written file is of a desk that was killed; a younger one may be of another desk that writes it."""
+"""Age from which a half-written file is of a desk that was killed. Another desk may be writing a younger one now."""
 NICE = 19
 FOLDER, FILE = "ledger", "credits.json"
 VERIFIED, TAMPERED = 0, 1
-"""Exit status of `swarm ledger verify`: a line that somebody has changed counts for nothing, and the others count."""
+"""Exit status of `swarm ledger verify`. Lines that were changed count for nothing, and all others count."""
 
 
 class Bookkeeper(threading.Thread):
-    """Keeps the run's ledgers and what they add up to.
+    """A thread that keeps the run's ledgers, and the file of what they add up to.
 
     Args:
-        fetch: gets what is new into the folder
+        fetch: fetches what is new into the folder
         folder: of the ledgers
-        credits: read from the file beside it into which this writes
+        credits: read the file that this thread writes beside the folder
     """
 
     def __init__(self, fetch: Callable[[], Collected], folder: Path, credits: Credits):
@@ -68,12 +68,12 @@ class Bookkeeper(threading.Thread):
 
     @classmethod
     def of_run(cls, dht: SwarmDHT, manifest: RunManifest, folder: Path, most_bytes: int) -> Bookkeeper:
-        """That of a swarm.
+        """The bookkeeper of a run.
 
         Args:
-            dht: a running DHT, of `start_dht`
-            folder: of the desk in this run; other recipes under its name have ledgers of their own there
-            most_bytes: of all ledgers together
+            dht: a running DHT, from `start_dht`
+            folder: of the desk for runs of this name; runs with other recipes have ledgers of their own there
+            most_bytes: that all ledgers may take together
         """
         ledgers = folder / FOLDER / manifest.key_prefix
 
@@ -97,7 +97,7 @@ class Bookkeeper(threading.Thread):
                 wait = max(FIRST_SECONDS, REST_WHILE_EMPTY * took)
 
     def turn(self) -> None:
-        """Once: fetch, and add up."""
+        """Fetch and add up once."""
         try:
             collected = self._fetch()
             trouble = "Its folder is full: give the desk more with --ledger-mib." if collected.is_full else ""
@@ -110,7 +110,7 @@ class Bookkeeper(threading.Thread):
         self.credits.trouble = trouble
 
     def stop(self) -> None:
-        """Fetch no more; waits at most two seconds."""
+        """Fetch and add up no more. Waits two seconds at most for the thread to end."""
         self._over.set()
         if (adding := self._adding) is not None:
             adding.kill()
@@ -118,7 +118,11 @@ class Bookkeeper(threading.Thread):
             self.join(END_SECONDS)
 
     def _add_up(self) -> str:
-        """What is wrong, as a sentence; the file changes only if nothing is."""
+        """Write the file with what the ledgers add up to.
+
+        Returns:
+            what went wrong, as a sentence, while the old file stays; empty if all went well
+        """
         command = [sys.executable, "-m", "swarm", "ledger", "verify", str(self._folder), "--json"]
         try:
             with tempfile.TemporaryFile(dir=self._folder) as said:
@@ -134,14 +138,14 @@ class Bookkeeper(threading.Thread):
                 with contextlib.suppress(FileNotFoundError):
                     if half.stat().st_mtime < time.time() - HALF_SECONDS:
                         half.unlink()
-            with whole_file(result, durable=False) as file:  # it can be added up again
+            with whole_file(result, durable=False) as file:  # not durable: it can be added up again
                 file.write(content)
         except OSError as error:
             return f"It could not be added up here ({error.strerror or error})."
         return ""
 
     def _run(self, command: list[str], output: object) -> int | None:
-        """The exit status; None if it takes too long."""
+        """Run the command that adds up. Returns its exit status; None if it took too long."""
         with subprocess.Popen(command, stdout=output, stderr=subprocess.DEVNULL, stdin=subprocess.DEVNULL) as adding:
             self._adding = adding
             with contextlib.suppress(psutil.Error):  # it may be over already
@@ -158,5 +162,5 @@ class Bookkeeper(threading.Thread):
 
 
 def _result_of(ledgers: Path) -> Path:
-    """The file of what a folder of ledgers adds up to."""
+    """Path of the file with what a folder of ledgers adds up to."""
     return ledgers.with_name(f"{ledgers.name}.{FILE}")

@@ -1,4 +1,4 @@
-"""What peers have given by the run's ledger, as `swarm ledger verify FOLDER --json` has written it into a file."""
+"""What peers have given by the run's ledger, read from a file that `swarm ledger verify FOLDER --json` has written."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ logger = logging.getLogger(__name__)
 
 
 class Credit(msgspec.Struct):
-    """Of one peer.
+    """What one peer has given.
 
     Args:
-        peer: its id
-        name: under which the ledger has it
-        samples: in updates that two thirds of their members confirm
+        peer: its peer id
+        name: its name in the ledger
+        samples: that it gave to updates which two thirds of their members confirm
     """
 
     peer: str
@@ -27,7 +27,7 @@ class Credit(msgspec.Struct):
 
 
 class _Verified(msgspec.Struct):
-    """The part of that file which the desk needs."""
+    """The part of the file that the desk needs."""
 
     run: str
     peers: list[Credit]
@@ -36,27 +36,27 @@ class _Verified(msgspec.Struct):
 
 
 class Credits:
-    """The newest file that can be read.
+    """What the newest readable file says.
 
     Args:
-        path: of the file, which may come later
-        key: of the run: another's ledger counts for nothing
+        path: of the file, which may not be there yet
+        key: prefix of the run's keys; a file of another run is not used
     """
 
     def __init__(self, path: Path, key: str):
         self._path, self._key = path, key
         self._read_at = 0
         self.time: float | None = None
-        """Of the file, seconds since 1970; None as long as there is none."""
+        """When the file was written, seconds since 1970; None before there is one."""
         self.peers: list[Credit] = []
-        """Who has given most comes first."""
+        """Peers that have given something; the one that has given most comes first."""
         self.num_findings = 0
-        """Lines that were changed."""
+        """Number of lines that were changed and count for nothing."""
         self.trouble = ""
-        """A sentence, where the newest updates are missing."""
+        """A sentence, if the newest updates are missing; else empty."""
 
     def look(self) -> None:
-        """Read the file again if it is another one by now; one that cannot be read changes nothing."""
+        """Read the file again if it has changed. A file that cannot be read is left out, and logged once."""
         try:
             self._read()
         except FileNotFoundError:

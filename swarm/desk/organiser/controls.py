@@ -1,4 +1,4 @@
-"""What the organiser can order from the page, what was ordered, and how the desk passes an order on."""
+"""Orders that the organiser can give on the page, those that were given, and how the desk passes an order on."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from swarm.network.dht_process import SwarmDHT
 
 LOOK_SECONDS = 4.0
-"""Between two looks at the list of orders."""
+"""Time between two looks at the list of orders."""
 
 
 @dataclass(frozen=True)
@@ -25,12 +25,12 @@ class Command:
     """An order that the page offers.
 
     Args:
-        what: is ordered
-        title: what a button says
-        meaning: one sentence
-        label: of the field for its value; empty if it has none
-        least, most: bounds of that value
-        is_whole: it is a whole number
+        what: kind of the order
+        title: text of the button
+        meaning: what the order does, in one sentence
+        label: of the field for the value; empty if the order has no value
+        least, most: bounds of the value
+        is_whole: the value is a whole number
     """
 
     what: What
@@ -43,8 +43,8 @@ class Command:
 
 
 COMMANDS = (
-    Command(What.PAUSE, "Pause", "Nobody computes from that update on, until you resume."),
-    Command(What.RESUME, "Resume", "All compute again, as if nothing had happened."),
+    Command(What.PAUSE, "Pause", "No peer computes from that update on, until you resume the run."),
+    Command(What.RESUME, "Resume", "All peers compute again, as before the pause."),
     Command(What.END, "End", "The run is over at that update, and its peers end."),
     Command(What.EXTEND, "Extend", "The run gets so many updates in all.", "Updates in all", 1, MAX_TOTAL_STEPS),
     Command(
@@ -69,57 +69,63 @@ COMMANDS = (
 
 
 class SwarmControls:
-    """Gives orders to a swarm, and knows those that were given.
+    """Gives orders to a swarm, and knows the orders that were given.
 
     Args:
-        dht: a running DHT, of `start_dht`
+        dht: a running DHT, from `start_dht`
         manifest: of a run that has an organiser
-        signer: a deputy's key; None: nothing can be ordered here
+        signer: a deputy's key; None: no orders can be given here
     """
 
     def __init__(self, dht: SwarmDHT, manifest: RunManifest, signer: Signer | None = None):
         self._dht, self._manifest, self._signer = dht, manifest, signer
         self.orders = Orders(manifest.key_prefix)
-        """The newest list."""
+        """The newest list of orders that is known."""
         self._looked_at = -LOOK_SECONDS
         dht.take_part(manifest.key_prefix, manifest.authority, b"")
 
     @property
     def can_order(self) -> bool:
-        """There is a key whose time is not over, and the organiser has not revoked it."""
+        """Whether there is a key whose warrant has not ended, and that the organiser has not revoked."""
         if self._signer is None or time.time() > self._manifest.authority.end_of(self._signer):
             return False
         return self._signer.public_key not in self.orders.revoked
 
     def look(self) -> Orders:
-        """The newest list, as far as it is known."""
+        """The newest list of orders that is known. Asks the swarm for it every 4 s at most."""
         if time.monotonic() - self._looked_at >= LOOK_SECONDS:
             self._looked_at = time.monotonic()
-            with contextlib.suppress(InputError):  # nobody answers: what was ordered counts on
+            with contextlib.suppress(InputError):  # the swarm does not answer: what was ordered still counts
                 self._take(newest_orders(self._dht, self._manifest))
         return self.orders
 
     def plan(self, what: What, value: float) -> Order:
-        """What would be ordered now, with the step from which it counts. It may take seconds.
+        """The order that would be given now, with the step from which it would count. This may take seconds.
 
         Raises:
-            InputError: it cannot be ordered
+            InputError: this cannot be ordered now
         """
         now = situation(self._dht, self._manifest)
         self._take(now.orders)
         return now.order(what, value)
 
     def give(self, what: What, value: float, at_step: int) -> Order:
-        """Order it, from that step on or, if that is too near by now, a little later. It may take seconds.
+        """Give an order. This may take seconds.
+
+        Args:
+            at_step: step from which it counts; if that is too near by now, it counts from the next possible step on
+
+        Returns:
+            the order as it was signed
 
         Raises:
-            InputError: it cannot be ordered
+            InputError: this cannot be ordered now, or no peer has taken it
         """
         if self._signer is None:
             raise InputError("This desk has no key to sign orders with: start it with --deputy FILE.")
         nearest = situation(self._dht, self._manifest).nearest
         given = give_order(self._dht, self._manifest, self._signer, what, value, max(at_step, nearest))
-        with contextlib.suppress(InputError):  # it is shown a little later
+        with contextlib.suppress(InputError):  # if this fails, a later look shows the order
             self._take(newest_orders(self._dht, self._manifest))
         return given.order
 

@@ -1,11 +1,12 @@
-"""Browsers that want to give orders: those that wait for the organiser's word, and those that have it.
+"""Log-in of browsers that want to give orders: those that wait for a signed log-in, and those that are logged in.
 
-Everything is kept in memory alone. What is remembered of a browser's secret is its digest.
+Everything is kept in memory only. Of a browser's secret, only the digest is kept.
 """
 
 from __future__ import annotations
 
 import hashlib
+import re
 import secrets
 import time
 from collections.abc import Callable, Collection
@@ -19,24 +20,26 @@ from swarm.protocol.certificates import Authority, NotSigned
 SESSION_SECONDS = 12 * 3600.0
 MAX_VISITS, MAX_SESSIONS = 256, 16
 SECRET_BYTES = 32
+HTTPS_PORT = 443
+"""Port that browsers leave out of the header `Host`."""
 THIS_MACHINE = ("localhost", "127.0.0.1", "::1")
 
 
 class Refused(Exception):  # noqa: N818 (reads as what it says)
-    """Somebody is not let in. The text is one sentence."""
+    """A browser may not do this. The text is one sentence for the person at the browser."""
 
 
 @dataclass
 class Visit:
-    """A browser that waits.
+    """A browser that waits to be logged in.
 
     Args:
-        challenge: that it shows
-        address: of the desk, as this browser has it
-        host: where the browser is
-        ends_at: after which the challenge counts for nothing
-        is_let_in: the organiser has given her word
-        key: with which she, or a deputy, has signed it
+        challenge: code that it shows
+        address: of the desk, as this browser called it
+        host: IP address of the browser
+        ends_at: time after which the challenge counts for nothing, seconds since 1970
+        is_let_in: a signed log-in for it has arrived
+        key: public key with which that was signed; empty before
     """
 
     challenge: str
@@ -49,12 +52,13 @@ class Visit:
 
 @dataclass(frozen=True)
 class Session:
-    """A browser that may give orders.
+    """A browser that is logged in and may give orders.
 
     Args:
-        token: that each of its forms has to bring along: another site's form does not know it
-        host: where the browser was when it was let in
-        key: with which the word was signed that let it in
+        token: secret that each of its forms has to send along; forms of other sites do not know it
+        host: IP address of the browser when it asked to be logged in
+        ends_at: when the session ends, seconds since 1970
+        key: public key with which its log-in was signed
     """
 
     token: str
@@ -64,15 +68,18 @@ class Session:
 
 
 class Door:
-    """Who may give orders at this desk.
+    """Knows which browsers may give orders at this desk, and lets in those for which there is a signed log-in.
+
+    A browser calls `knock`, and shows its challenge. `let_in` takes the log-in that is signed for this challenge. With
+    `enter` the browser gets a session.
 
     Args:
-        authority: whose word counts; None: the run has no organiser
-        page_url: where visitors find the page, behind a web server with a certificate; None if only this machine has it
-        clock: seconds since 1970
+        authority: the run, with the organiser's public key; None: the run has no organiser
+        page_url: address of the page behind a web server with a certificate; None if only this machine has the page
+        clock: tells seconds since 1970
 
     Raises:
-        InputError: the URL cannot be one
+        InputError: the URL cannot be used
     """
 
     def __init__(
@@ -85,22 +92,23 @@ class Door:
 
     @property
     def page_host(self) -> str:
-        """The name in the page's URL; empty if only this machine has the page."""
+        """The host in the page's URL; empty if only this machine has the page."""
         return "" if self.page_url is None else urlsplit(self.page_url).hostname
 
     def address_at(self, host: str) -> str:
-        """Where the desk is for a browser that has called this host.
+        """Address of the desk for a browser that has called this host, without a slash at its end.
 
-        A stranger can call it by any name, so only names count that lead nowhere else.
+        A stranger can make a browser call the desk by any name. So only the host of the page's URL and the names of
+        this machine count.
 
         Args:
-            host: as in the header of the same name
+            host: the request's header `Host`
 
         Raises:
-            Refused: nobody can log in there
+            Refused: no browser can log in at this host, or the run has no organiser
         """
         if self._authority is None:
-            raise Refused("This run has no organiser: nobody can give it orders.")
+            raise Refused("This run has no organiser, so it takes no orders.")
         if self.page_url is not None and host.lower() == urlsplit(self.page_url).netloc:
             return self.page_url
         try:
@@ -111,19 +119,19 @@ class Door:
             return f"http://{host}"
         there = f"at {self.page_url} or " if self.page_url else ""
         raise Refused(
-            f"The organiser logs in {there}on the desk's own machine, as localhost (--page-url says where else)."
+            f"You can log in {there}on the desk's own machine, as localhost. --page-url names another address."
         )
 
     def knock(self, secret: str, address: str, host: str) -> tuple[str, Visit]:
-        """A browser wants to be let in. Returns a new secret and what it has to show: a new code if it has none.
+        """Begin or continue the log-in of a browser. Returns a new secret, and what the browser has to show.
 
-        The secret that it brought counts no more: another page on this host may have planted it, and who made that one
-        knows it.
+        The challenge is a new one, unless the browser waits already. Its old secret counts no more: another page on
+        this host may have planted it, and the maker of that page knows it.
 
         Args:
-            secret: that it was given before; empty if none
-            address: of the desk for it
-            host: where it is
+            secret: that the browser was given before; empty if none
+            address: of the desk, as this browser called it
+            host: IP address of the browser
         """
         now, visit = self._clock(), self._visits.pop(_digest(secret), None)
         self._visits = {digest: visit for digest, visit in self._visits.items() if visit.ends_at > now}
@@ -131,34 +139,35 @@ class Door:
             visit = Visit(new_challenge(), address, host, now + LOGIN_SECONDS)
         visit.host = host
         while len(self._visits) >= MAX_VISITS:
-            del self._visits[next(iter(self._visits))]  # who came first has waited longest
+            # the one that knocked first, as a dict keeps the order; strangers push out no browser that was let in
+            del self._visits[min(self._visits, key=lambda digest: self._visits[digest].is_let_in)]
         secret = secrets.token_urlsafe(SECRET_BYTES)
         self._visits[_digest(secret)] = visit
         return secret, visit
 
     def waiting(self, challenge: str) -> Visit:
-        """The browser that shows this challenge.
+        """The waiting browser that shows this challenge.
 
         Raises:
-            Refused: there is none any more, or there never was
+            Refused: no browser waits with this challenge, or none does any more
         """
         for visit in self._visits.values():
             if visit.challenge == challenge and not visit.is_let_in and visit.ends_at > self._clock():
                 return visit
-        raise Refused("No browser waits with this code: it counts for two minutes and once, so load the page again.")
+        raise Refused("No browser waits with this code. A code counts once, and for two minutes: load the page again.")
 
     def let_in(self, challenge: str, data: bytes, revoked: Collection[bytes] = ()) -> Visit:
-        """The organiser's word for the browser that shows this challenge.
+        """Take a signed log-in for the browser that shows this challenge, which may enter from then on.
 
         Args:
-            data: a `Login`, as it was signed
-            revoked: keys of deputies who may not order any more
+            data: a signed `Login`
+            revoked: public keys of deputies that were revoked
 
         Raises:
-            Refused: it is not her word, or not for this desk and this browser
+            Refused: the log-in does not count, or is for another desk or another browser
         """
         if self._authority is None:
-            raise Refused("This run has no organiser: nobody can give it orders.")
+            raise Refused("This run has no organiser, so it takes no orders.")
         try:
             login = Login.read(data, self._authority, self._clock())
         except NotSigned as error:
@@ -172,12 +181,19 @@ class Door:
         return visit
 
     def state_of(self, secret: str) -> str:
-        """Of a browser that waits: `waiting`, `in`, or `over` if its challenge counts no more."""
+        """State of a browser's log-in: `waiting`, `in`, or `over` if it has no challenge that counts."""
         visit = self._visit(secret)
         return "over" if visit is None else "in" if visit.is_let_in else "waiting"
 
     def enter(self, secret: str) -> tuple[str, Session] | None:
-        """Another secret for a browser that was let in, with which it may give orders; None if it was not."""
+        """Begin the session of a browser that was let in.
+
+        Args:
+            secret: with which it waited
+
+        Returns:
+            the secret and the session with which it may give orders; None if it was not let in
+        """
         visit = self._visit(secret)
         if visit is None or not visit.is_let_in:
             return None
@@ -192,13 +208,14 @@ class Door:
         return secret, session
 
     def session(self, secret: str, revoked: Collection[bytes] = ()) -> Session:
-        """Of a browser that may give orders.
+        """The session of a browser that may give orders.
 
         Args:
-            revoked: keys of deputies who may not order any more, nor those whom they have let in
+            secret: of the session
+            revoked: public keys of deputies that were revoked; browsers that they have let in may order nothing either
 
         Raises:
-            Refused: it may not, or not any more
+            Refused: the browser may not give orders, or not any more
         """
         session = self._sessions.get(_digest(secret))
         if session is None or session.ends_at <= self._clock():
@@ -208,12 +225,12 @@ class Door:
         return session
 
     def check_form(self, session: Session, token: str) -> None:
-        """Raises Refused: the form is not one of this session's, but another site's"""
+        """Raises Refused: the form is not from a page of this session"""
         if not secrets.compare_digest(session.token.encode(), token.encode()):
             raise Refused("This form is not from this page: load the organiser's page again.")
 
     def leave(self, secret: str) -> None:
-        """This browser gives no orders any more."""
+        """End the session of a browser."""
         self._sessions.pop(_digest(secret), None)
 
     def _visit(self, secret: str) -> Visit | None:
@@ -226,6 +243,11 @@ def _digest(secret: str) -> str:
 
 
 def _checked(page_url: str) -> str:
+    """The page's URL as browsers write it: in small letters, without port 443, and without a slash at its end.
+
+    Raises:
+        InputError: the URL cannot be used
+    """
     try:
         parts = urlsplit(page_url)
         has_port = parts.port is None or parts.port > 0
@@ -234,4 +256,7 @@ def _checked(page_url: str) -> str:
     plain = not (parts.query or parts.fragment or parts.username or parts.password)
     if not (has_port and plain and parts.scheme == "https" and parts.hostname) or len(page_url) > MAX_ADDRESS_LENGTH:
         raise InputError("--page-url has to be like https://desk.example.org: elsewhere, others could read along.")
-    return f"https://{parts.netloc.lower()}{parts.path.rstrip('/')}"
+    host = parts.netloc.lower()
+    if parts.port in (None, HTTPS_PORT):
+        host = re.sub(r":\d*$", "", host)
+    return f"https://{host}{parts.path.rstrip('/')}"

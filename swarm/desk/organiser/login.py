@@ -1,4 +1,4 @@
-"""What the organiser signs so that one browser may give orders at one desk, and nothing else."""
+"""The log-in that the organiser signs: it lets one browser give orders at one desk, and counts for nothing else."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from swarm.protocol.certificates import LATEST_SECONDS, MAX_RUN_ID_BYTES, Author
 from swarm.protocol.wire import from_wire, to_wire
 
 LOGIN = "swarm login 1"
-"""Kind of what is signed."""
+"""Kind of the signed message, which is part of what is signed."""
 CHALLENGE_LETTERS = 16
-"""Hexadecimal: nobody guesses one of them in two minutes."""
+"""Hexadecimal digits of a challenge: 64 bits, which cannot be guessed in two minutes."""
 MAX_ADDRESS_LENGTH = 256
 MAX_LOGIN_BYTES = 1024
 LOGIN_SECONDS = 120
-"""Between the page with the challenge and the answer."""
+"""Longest time from the page with the challenge to the signed answer, and longest age of that answer."""
 
 _LOGIN = msgspec.msgpack.Decoder(
     tuple[
@@ -33,20 +33,20 @@ _LOGIN = msgspec.msgpack.Decoder(
 
 
 def new_challenge() -> str:
-    """One that was never there before."""
+    """A new random challenge, 16 hexadecimal digits."""
     return secrets.token_hex(CHALLENGE_LETTERS // 2)
 
 
 @dataclass(frozen=True)
 class Login:
-    """Says that the browser which shows this challenge may give orders.
+    """The statement that the browser which shows this challenge may give orders.
 
     Args:
-        run_id: of which run
-        address: of the desk, without a slash at its end: at another one it counts for nothing
+        run_id: of the run
+        address: of the desk, without a slash at its end; at another desk the log-in counts for nothing
         challenge: that the browser shows
-        time: when it was signed, seconds since 1970
-        key: with which it was signed
+        time: when the log-in was signed, seconds since 1970
+        key: public key with which it was signed
     """
 
     run_id: str
@@ -56,15 +56,20 @@ class Login:
     key: bytes = field(default=b"", compare=False)
 
     def signed_by(self, signer: Signer) -> bytes:
-        """As the desk gets it, at most 1 KiB."""
+        """The signed log-in as it is sent to the desk, at most 1 KiB."""
         return signer.sign(LOGIN, to_wire(self.run_id, self.address, self.challenge, self.time))
 
     @classmethod
     def read(cls, data: bytes, authority: Authority, now: float = 0.0) -> Login:
-        """One that was just signed by the organiser, or by a deputy who may give orders.
+        """The log-in in these bytes, if the organiser, or a deputy with the right control, has just signed it.
+
+        Args:
+            data: as `signed_by` returns it
+            authority: the run, with the organiser's public key
+            now: seconds since 1970; 0: the present time
 
         Raises:
-            NotSigned: it is none
+            NotSigned: it is no such log-in, is for another run, or is too old
         """
         now = now or time.time()
         signed = authority.read(LOGIN, data, MAX_LOGIN_BYTES, Right.CONTROL)

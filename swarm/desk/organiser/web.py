@@ -1,4 +1,4 @@
-"""The organiser's pages: how a browser is let in, and what she can order then. Browsers keep no copy of them."""
+"""The organiser's pages: to log a browser in, and to give orders. Browsers keep no copy of them."""
 
 from __future__ import annotations
 
@@ -24,26 +24,26 @@ from swarm.runtime.token_bucket import TokenBucket, TokenBuckets
 
 HTML, TEXT = "text/html; charset=utf-8", "text/plain; charset=utf-8"
 TRIES_AT_ONCE, TRIES_A_SECOND = 20, 0.5
-"""To log in, of one address; all together have ten times as many."""
+"""Tries to log in that one address has at once, and then per second. All together have ten times as many."""
 MAX_FORM_BYTES, MAX_FIELDS, MAX_VALUE_LETTERS, MAX_STEP_LETTERS = 2**12, 16, 20, 12
 VISIT, SESSION = "visit", "session"
-"""What a cookie stands for."""
+"""Kinds of cookies: of a browser that waits to be logged in, and of one that is logged in."""
 
 T = TypeVar("T")
 
 
 def _say(sentence: str) -> None:
-    """Writes down who is let in and what is ordered."""
+    """Print a sentence with the time: which browser is let in, and what is ordered."""
     print(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {sentence}", flush=True)
 
 
 class OrganisersPages:
-    """What the organiser sees and may do.
+    """The pages with which the organiser logs in and gives orders.
 
     Args:
-        newest: what was seen last
-        door: who may come in
-        controls: of the run; None if it has no organiser
+        newest: returns the newest snapshot
+        door: says which browsers may give orders
+        controls: pass on orders to the run; None if it has no organiser
     """
 
     def __init__(self, newest: Callable[[], Snapshot], door: Door, controls: SwarmControls | None = None):
@@ -51,10 +51,11 @@ class OrganisersPages:
         self._one_at_a_time = asyncio.Lock()
         self._of_address = TokenBuckets(TRIES_AT_ONCE, TRIES_A_SECOND)
         self._of_all = TokenBucket(10 * TRIES_AT_ONCE, 10 * TRIES_A_SECOND)
-        self._run = hashlib.sha256(newest().card.key.encode()).hexdigest()[:8]  # cookies do not care about ports
+        # a part of cookies' names: browsers send the cookies of a host to all its ports, where other desks may be
+        self._run = hashlib.sha256(newest().card.key.encode()).hexdigest()[:8]
 
     def add_to(self, app: FastAPI) -> None:
-        """Serve them."""
+        """Serve these pages in this application."""
         for path, method, answer in (
             ("/login", "GET", self._show_challenge),
             ("/login-state", "GET", self._tell_state),
@@ -122,7 +123,7 @@ class OrganisersPages:
         )
 
     async def _ask_again(self, request: Request) -> Response:
-        """Before anything is ordered, what it is and from when on it counts."""
+        """The page that asks once more: what would be ordered, and from which update on it would count."""
         self._address(request)
         session = self._session_of(request)
         if session is None:
@@ -136,16 +137,16 @@ class OrganisersPages:
         controls, command, value = self._meant(fields)
         step = fields.get("step", "")
         if not (step.isdecimal() and len(step) <= MAX_STEP_LETTERS):
-            raise Refused("From which update it counts is not a number: load the organiser's page again.")
+            raise Refused("The update from which the order counts is not a number: load the organiser's page again.")
         order = await self._in_turn(lambda: controls.give(command.what, value, int(step)))
         _say(f"Ordered from the browser at {_host(request)}: {order}.")
         return _elsewhere("organiser")
 
     def _meant(self, given: Mapping[str, str]) -> tuple[SwarmControls, Command, float]:
-        """The order that a form speaks of.
+        """The controls, the kind of order and its value, as the fields of a form name them.
 
         Raises:
-            Refused: there is none like this, or none can be given
+            Refused: there is no such order, or this desk can give none
         """
         if self._controls is None or not self._controls.can_order:
             raise Refused(
@@ -167,10 +168,12 @@ class OrganisersPages:
         return self._controls, command, value
 
     async def _in_turn(self, call: Callable[[], T]) -> T:
-        """It may take seconds, in which the others get their answers.
+        """Call this in another thread, one call at a time, and return its result.
+
+        It may take seconds, in which other visitors get their answers.
 
         Raises:
-            Refused: it cannot be done
+            Refused: the call raised an `InputError`
         """
         try:
             async with self._one_at_a_time:
@@ -186,10 +189,10 @@ class OrganisersPages:
         return response
 
     async def _form(self, request: Request) -> tuple[str, dict[str, str]]:
-        """A form that was filled in on the organiser's page: the browser's secret, and what it says.
+        """Secret of the browser's session, and fields of the form that it sent from the organiser's page.
 
         Raises:
-            Refused: the browser is not let in, or the form comes from elsewhere
+            Refused: the browser is not logged in, or the form is from another page
         """
         secret = self._cookie(request, SESSION)
         session = self._door.session(secret, self._revoked)
@@ -200,7 +203,7 @@ class OrganisersPages:
     # ---- all of them ------------------------------------------------------------------------------------------------
 
     def _answering(self, answer: Callable[[Request], Awaitable[Response]]) -> Callable[[Request], Awaitable[Response]]:
-        """One sentence for whoever is refused; and no copy of anything stays anywhere."""
+        """The same answer, but a refusal becomes a page or a line of text, and no copy of any answer is kept."""
 
         async def answered(request: Request) -> Response:
             try:
@@ -231,7 +234,7 @@ class OrganisersPages:
 
     @property
     def _revoked(self) -> frozenset[bytes]:
-        """Keys of deputies who may not order any more."""
+        """Public keys of deputies that were revoked."""
         return self._newest().orders.revoked
 
     def _may_try(self, request: Request) -> bool:
@@ -242,12 +245,15 @@ class OrganisersPages:
         return request.cookies.get(self._name_of_cookie(request, kind), "")
 
     def _set_cookie(self, response: Response, request: Request, kind: str, secret: str, seconds: float) -> None:
-        """For 0 seconds: it is taken away."""
+        """Set a cookie for this many seconds; 0: take it away."""
         name, is_secure = self._name_of_cookie(request, kind), self._is_secure(request)
         response.set_cookie(name, secret, int(seconds), secure=is_secure, httponly=True, samesite="strict")
 
     def _name_of_cookie(self, request: Request, kind: str) -> str:
-        """Over https with a prefix: browsers take such a cookie from no page of another host, or without https."""
+        """Name of a cookie; over https with the prefix `__Host-`.
+
+        Browsers accept a cookie with this prefix only over https, and only from this very host.
+        """
         return f"{'__Host-' * self._is_secure(request)}swarm-{kind}-{self._run}"
 
     def _is_secure(self, request: Request) -> bool:
@@ -267,24 +273,24 @@ def _host(request: Request) -> str:
 
 
 async def _body(request: Request, most_bytes: int) -> bytes:
-    """What was sent.
+    """The body of a request.
 
     Raises:
-        Refused: it is longer than it can be, or ends too early
+        Refused: it is too long, or ends too early
     """
     body = b""
     try:
         async for piece in request.stream():
             body += piece
             if len(body) > most_bytes:
-                raise Refused("That is too long.")
+                raise Refused("The request is too long.")
     except ClientDisconnect:
-        raise Refused("The rest has not come.") from None
+        raise Refused("The request is not complete.") from None
     return body
 
 
 def _fields(body: bytes) -> dict[str, str]:
-    """Of a form."""
+    """The fields of a form, with their last values; empty if the body is no form."""
     try:
         found = parse_qs(body.decode(), max_num_fields=MAX_FIELDS, keep_blank_values=True)
     except ValueError:

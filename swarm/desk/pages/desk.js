@@ -9,7 +9,7 @@ let shown = "";
 async function update() {
   const source = document.querySelector("main").dataset.source;
   const answer = await fetch(source, { headers: { Accept: "text/html" }, signal: AbortSignal.timeout(10000) });
-  if (answer.redirected) return location.reload(); // who was logged in is not any more
+  if (answer.redirected) return location.reload(); // the session has ended
   if (!answer.ok) throw new Error(`status ${answer.status}`);
   const text = await answer.text();
   if (text === shown) return; // the desk has not looked again since
@@ -49,7 +49,7 @@ async function keepUpToDate() {
     sayWhetherItAnswers("");
   } catch {
     pauseMs = Math.min(2 * pauseMs, MAX_REFRESH_MS); // the desk is busy or away: ask less often
-    sayWhetherItAnswers("The desk does not answer at the moment: what stands here may have changed.");
+    sayWhetherItAnswers("The desk does not answer at the moment: this page may be out of date.");
   }
   setTimeout(keepUpToDate, pauseMs);
 }

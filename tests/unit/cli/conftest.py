@@ -31,10 +31,10 @@ class OrganisersRun:
         """A further run of hers."""
         return OrganisersRun(self.output_dir, run_id)
 
-    def add(self, name: str, roles: Role = EVERYTHING) -> Member:
-        """A new member."""
-        registry = self.folder.registry
-        return registry.use_invitation(registry.invite(name, 1, 1, roles), PeerID(b"\x12\x20" + os.urandom(32)), name)
+    def add(self, name: str, roles: Role = EVERYTHING, uses: int = 1) -> Member:
+        """A new member, which came with an invitation for so many people."""
+        registry, peer_id = self.folder.registry, PeerID(b"\x12\x20" + os.urandom(32))
+        return registry.use_invitation(registry.invite(name, 1, uses, roles), peer_id, name)
 
     def note_rounds(self, peer: str, *rounds: tuple[int, dict[Member, int]]) -> None:
         """A peer of her machine has seen these steps, with the samples of their members."""

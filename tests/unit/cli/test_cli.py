@@ -121,9 +121,13 @@ def test_join_takes_addresses_and_what_a_volunteer_gives():
 def test_join_takes_the_words_of_other_programs(monkeypatch):
     read = []
     monkeypatch.setattr(train, "run", lambda options: read.append(options()) or 0)
-    for word in ("--initial-peers", "--initial_peers"):
-        assert app.main(["join", word, ADDRESS, "--public-name", "anna"]) == 0
-    assert [options.initial_peers for options in read] == [(ADDRESS,)] * 2
+    given = [["--initial-peers", ADDRESS], ["--initial_peers", ADDRESS], [f"--initial-peers={ADDRESS}"]]
+    for words in given:
+        assert app.main(["join", *words, "--public-name", "anna"]) == 0
+        assert app.main(["join", "--host-maddrs", "/ip4/0.0.0.0/tcp/31337", *words]) == 0
+    assert [options.initial_peers for options in read] == [(ADDRESS,)] * 6
+    assert app.main(["join", ADDRESS, "--initial-peers", "another"]) == 0
+    assert read[-1].initial_peers == (ADDRESS, "another")
 
 
 def test_join_without_an_address_is_refused(capsys):

@@ -8,7 +8,7 @@ from swarm.cli.organiser import control, deputy
 @pytest.mark.parametrize(
     ("given", "says"),
     [
-        (["extend"], "How much? Give swarm control extend UPDATES."),
+        (["extend"], "swarm control extend needs a value: swarm control extend UPDATES."),
         (["pause", "7"], "swarm control pause takes no value"),
         (["resume", "--at-step", "7"], "leave out --at-step"),
         (["pause", "--json"], "leave it out"),

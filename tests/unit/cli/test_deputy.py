@@ -62,7 +62,7 @@ def test_no_key_is_written_over(her_run, tmp_path, capsys):
             ["eve.key", "--revoke"],
             "No deputy 'eve.key' of run digits is known: give one of ben.key, desk.key, twice",
         ),
-        (["ben.key", "--revoke"], "may not order anything, and only that can be taken back"),
+        (["ben.key", "--revoke"], "has no right to give orders, and only that right can be taken back"),
         (["desk.key", "--revoke"], "The run cannot be reached"),
         (["desk.key", "--revoke", "--organiser-key", "desk.key"], "use the organiser's own key"),
         (["twice.key", "--revoke"], "Several deputies were made as twice.key: name the .warrant"),

@@ -1,5 +1,6 @@
 """`swarm enrol`: people become members until Ctrl-C."""
 
+import os
 import signal
 
 import pytest
@@ -62,6 +63,21 @@ def test_the_port_of_the_join_lines_is_taken_again(her_run):
     port = her_run.folder.enrolment_port
     assert said[0] == f"People enrol for run digits at 127.0.0.1:{port}; this machine listens on TCP port {port}."
     assert said[1] == "No invitation is open: swarm invite makes one."
+
+
+def test_another_port_does_not_make_this_run_the_one_that_was_started_last(her_run):
+    """It is the one that is meant without --run-id."""
+
+    def end() -> None:
+        raise KeyboardInterrupt
+
+    os.utime(her_run.folder.path / "contact.json", (1, 1))
+    her_run.another("letters")
+    said = []
+    for words in (["--run-id", "digits"], []):
+        assert main(her_run.options("--port", "0", *words), said.append, end) == 0
+    runs = [sentence.split(" at ")[0] for sentence in said if sentence.startswith("People enrol")]
+    assert runs == ["People enrol for run digits", "People enrol for run letters"]
 
 
 def test_people_enrol_at_any_address_of_this_machine(her_run):

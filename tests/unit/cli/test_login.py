@@ -88,15 +88,15 @@ def test_the_line_that_is_shown_is_for_the_run_of_the_desk(her_run, browser):
 def test_a_code_that_was_used_is_refused(her_run, browser, refusal):
     url = shown_url(browser)
     assert main(her_run.options(url, "--yes"), print) == 0
-    assert "for two minutes and once" in refusal(main, her_run.options(url, "--yes"))
+    assert "once, and for two minutes" in refusal(main, her_run.options(url, "--yes"))
 
 
 @pytest.mark.parametrize(
     ("url", "words"),
     [
-        ("https://desk.example.org", "That is no line of a desk"),
-        ("https://desk.example.org/login/0123", "That is no line of a desk"),
-        ("ftp://desk.example.org/login/0123456789abcdef", "That is no line of a desk"),
+        ("https://desk.example.org", "This is no line of a desk's page"),
+        ("https://desk.example.org/login/0123", "This is no line of a desk's page"),
+        ("ftp://desk.example.org/login/0123456789abcdef", "This is no line of a desk's page"),
         ("http://desk.example.org/login/0123456789abcdef", "use https"),
         ("http://127.0.0.1:1/login/0123456789abcdef", "127.0.0.1:1 does not answer"),
     ],

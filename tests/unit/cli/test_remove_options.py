@@ -104,6 +104,17 @@ def test_nothing_is_signed_while_the_clock_is_off(her_run, refusal, monkeypatch,
     assert "172800 s" in refusal(control.main, her_run.options("pause"))
 
 
+def test_an_invitation_is_closed_only_if_the_list_is_signed(her_run, refusal, monkeypatch):
+    ada = her_run.add("ada", uses=3)
+    registry, arguments = her_run.folder.registry, her_run.options("ada", "--close")
+    with monkeypatch.context() as patch:
+        clocks_differ(patch, DAY)
+        assert refusal(main, arguments).startswith("Nothing was signed")
+    assert registry.uses_left_of(ada.serial) == 2
+    ran([*arguments, "--offline"])
+    assert registry.uses_left_of(ada.serial) == 0
+
+
 def test_a_clock_that_is_off_by_a_minute_keeps_nobody_from_signing(her_run, monkeypatch):
     ada = her_run.add("ada")
     clocks_differ(monkeypatch, 60)
@@ -181,13 +192,13 @@ def test_who_is_called_as_a_number_protects_nobody_with_that_number(her_run, ref
         her_run.options(str(eve.peer_id), "--offline"),
     )
     assert refusal(main, by_number) == (
-        "1764000000000 is the name of a member in your books, and may be the number of one who is not there: give a "
-        f"peer id, {eve.peer_id}. Once that one is removed, 1764000000000 means the number."
+        "1764000000000 is the name of a member in your books, and may be the number of a member that is not in "
+        f"them: give a peer id, {eve.peer_id}. Once that member is removed, 1764000000000 means the number."
     )
     ran(by_peer_id)
     ran(by_number)
     assert list_of(her_run).keys() == {eve.serial, 1764000000000}
-    assert f"give a peer id, {eve.peer_id}. Once that one is restored" in refusal(main, [*by_number, "--restore"])
+    assert f"give a peer id, {eve.peer_id}. Once that member is restored" in refusal(main, [*by_number, "--restore"])
     ran([*by_peer_id, "--restore"])
     ran([*by_number, "--restore"])
     assert list_of(her_run) == {}

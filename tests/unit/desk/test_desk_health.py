@@ -99,7 +99,7 @@ def test_it_has_not_begun(seen):
     seen.look(seen.record("ada", 0, phase=WAITING), seen.record("ben", 0, phase=WAITING))
     level, said = sentence(seen)
     assert level == "warning"
-    assert said.startswith("The peers that are here wait for more to come")
+    assert said.startswith("The peers that are here wait for more peers")
 
 
 def test_no_update_is_made(seen):
@@ -119,7 +119,7 @@ def test_the_loss_rises_or_is_no_number(seen):
     seen.train("ada", "ben", steps=range(5, 6), loss=2.3)
     assert sentence(seen) == ("bad", "The loss has risen from 0.300 to 2.300.")
     seen.train("ada", "ben", steps=range(6, 9), loss=math.nan)
-    assert sentence(seen) == ("bad", "The loss is not finite: no peer has a number for it any more.")
+    assert sentence(seen) == ("bad", "The loss is not finite: no peer states a number any more.")
 
 
 def test_a_desk_that_comes_late_does_not_take_the_first_records_for_a_broken_loss(seen):
@@ -157,7 +157,23 @@ def test_the_own_disk(seen, monkeypatch, tmp_path):
     seen.path.mkdir()
     seen.desk.save()
     seen.train("ada", "ben", steps=range(8, 10))
-    assert sentence(seen) == ("warning", "The desk cannot save its history (Is a directory): free some space.")
+    told = "The desk cannot save its history (Is a directory): check its folder and its disk."
+    assert sentence(seen) == ("warning", told)
+
+
+def test_a_folder_that_is_deleted_does_not_end_the_desk(another, tmp_path):
+    folder = tmp_path / "letters"
+    folder.mkdir()
+    run = another("letters/desk.json")
+    run.train("ada", "ben", steps=range(8))
+    folder.rmdir()
+    run.train("ada", "ben", steps=range(8, 10))
+    told = "The desk cannot save its history (No such file or directory): check its folder and its disk."
+    assert sentence(run) == ("warning", told)
+    folder.mkdir()
+    run.desk.save()
+    run.train("ada", "ben", steps=range(10, 12))
+    assert sentence(run)[0] == "good"
 
 
 def test_certificates_that_nobody_renews(seen):
@@ -184,11 +200,15 @@ class Mailbox:
     def __init__(self):
         self.received: list[dict] = []
         self.status = 200
+        self.answers = threading.Event()
+        """Cleared: whatever is sent waits until it is set again."""
+        self.answers.set()
         mailbox = self
 
         class Handler(BaseHTTPRequestHandler):
             def do_POST(self):
                 body = self.rfile.read(int(self.headers["content-length"]))
+                mailbox.answers.wait()
                 if mailbox.status == 200:
                     mailbox.received.append(json.loads(body))
                 self.send_response(mailbox.status)
@@ -210,6 +230,7 @@ class Mailbox:
         return [message["message"] for message in self.received]
 
     def close(self) -> None:
+        self.answers.set()
         self.server.shutdown()
         self.thread.join()
         self.server.server_close()
@@ -243,9 +264,27 @@ def test_each_matter_is_told_once_and_once_more_when_it_is_over(another, mailbox
     go_on(10)
     assert mailbox.texts == told, "it is not over"
     go_on(2 * SETTLED_SECONDS, "ada", "ben")
-    assert mailbox.texts == [*told, f"Is well again. It was: {told[0]}"]
+    assert mailbox.texts == [*told, f"This is over: {told[0]}"]
     assert [message["type"] for message in mailbox.received] == ["failure", "success"]
     assert {message["title"] for message in mailbox.received} == {"Swarm letters"}
+    run.alerts.stop()
+
+
+def test_what_ends_while_its_message_is_on_its_way_is_well_again(another, mailbox):
+    run = another(urls=(mailbox.url,))
+    mailbox.answers.clear()
+    run.look()
+    run.look(after=SURE_SECONDS)
+    for step in range(1, 4):
+        run.look(run.record("ada", step), run.record("ben", step))
+    mailbox.answers.set()
+    run.alerts.wait()
+    told = "No peer trains: the desk finds no peer in the run."
+    assert mailbox.texts == [told]
+    for step in range(4, 4 + int(SETTLED_SECONDS)):
+        run.look(run.record("ada", step), run.record("ben", step))
+        run.alerts.wait()
+    assert mailbox.texts == [told, f"This is over: {told}"]
     run.alerts.stop()
 
 
@@ -270,9 +309,9 @@ def test_what_is_hidden_by_something_worse_is_not_well_again(another, mailbox):
     assert deaf.startswith("The desk has had no answer")
     for_long(run.look)
     (over,) = mailbox.texts[3:]
-    assert over.startswith("Is well again. It was: The desk has had no answer")
+    assert over.startswith("This is over: The desk has had no answer")
     for_long(lambda: run.look(run.record("ada", 1), run.record("cleo", 1)))
-    assert set(mailbox.texts[4:]) == {f"Is well again. It was: {alone}", f"Is well again. It was: {nobody}"}
+    assert set(mailbox.texts[4:]) == {f"This is over: {alone}", f"This is over: {nobody}"}
     run.alerts.stop()
 
 

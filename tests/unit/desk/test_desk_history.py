@@ -22,7 +22,7 @@ def test_a_peer_that_falls_silent_is_lost_and_one_that_says_so_has_left(seen):
         "ben": "lost",
         "eve": "left",
     }
-    assert seen.events[1:] == ["eve left.", "ben was lost: no word for more than 5 s."]
+    assert seen.events[1:] == ["eve left.", "ben was lost: no record for more than 5 s."]
     seen.look(seen.record("ada", 4), seen.record("ben", 4))
     assert seen.events[-1] == "ben came back."
     assert [*seen.history.shown(seen.now)] == ["ada", "ben", "eve"]
@@ -68,7 +68,7 @@ def test_a_desk_whose_clock_is_set_back_goes_on_as_before(seen):
     assert sum(credited) == pytest.approx(64), "after an unknown time, an update's worth is believed"
     for step in range(23, 27):
         seen.look(*(seen.record(name, step, behind_seconds=-60) for name in ("ada", "ben")), silent)
-    assert seen.events[1:] == ["cy was lost: no word for more than 5 s."]
+    assert seen.events[1:] == ["cy was lost: no record for more than 5 s."]
     times = [point.time for point in seen.history.points]
     assert len(times) == num_points + 4, "one at each later look"
     assert times == sorted(times)
@@ -92,7 +92,7 @@ def test_a_peer_whose_clock_is_set_back_is_there_again_after_some_seconds(seen):
     seen.train("ada", "ben", steps=range(3))
     for step in range(3, 100):
         seen.look(seen.record("ada", step, behind_seconds=6), seen.record("ben", step))
-    assert seen.events[1:] == ["ada was lost: no word for more than 5 s.", "ada came back."]
+    assert seen.events[1:] == ["ada was lost: no record for more than 5 s.", "ada came back."]
 
 
 def test_one_who_claims_to_be_ahead_moves_nothing(seen):
@@ -211,6 +211,15 @@ def test_tests_of_the_weights_are_a_curve(seen):
     assert "90.0 % <small>update 60, by <bdi>cy</bdi>" in page
     tests = seen.web.get("/api/v1/history").json()["tests"]
     assert [(test["step"], test["name"]) for test in tests] == [(50, "<i>ada</i>"), (60, "ben"), (60, "cy")]
+
+
+def test_a_run_that_goes_back_is_tested_anew(seen):
+    for step in (20, 52):
+        seen.look(seen.record("ada", step, tested=Score(step, 0.5, 1.0)))
+    seen.train("ada", steps=range(20, 25), seconds=20)
+    assert seen.history.step == 24
+    seen.look(seen.record("ada", 30, tested=Score(30, 0.6, 1.0)))
+    assert [(test.step, test.accuracy) for test in seen.history.tests] == [(20, 0.5), (30, 0.6)]
 
 
 def test_one_that_tells_of_many_tests_loses_its_own(seen, monkeypatch):

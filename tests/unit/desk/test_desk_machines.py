@@ -98,6 +98,11 @@ def test_nobody_is_believed_to_send_more_than_any_line_carries(seen):
     assert seen.history.sent == pytest.approx(2 * MOST_BYTES_A_SECOND)
     sending(seen, GPU, 40 * [0, MAX_TRAFFIC_BYTES])
     assert seen.history.bytes_per_second <= MOST_BYTES_A_SECOND
+    seen.look(seen.record("dan", 1))
+    before = seen.history.sent
+    sending(seen, GPU, [MAX_TRAFFIC_BYTES], name="dan")
+    assert seen.history.sent - before == pytest.approx(2 * MOST_BYTES_A_SECOND), "its first profile is no exception"
+    assert seen.history.bytes_per_second <= MOST_BYTES_A_SECOND
     sending(seen, GPU, [MAX_TRAFFIC_BYTES, MAX_TRAFFIC_BYTES], name="eve")
     assert seen.history.peers["eve"].sent == MAX_TRAFFIC_BYTES
     seen.desk.save()

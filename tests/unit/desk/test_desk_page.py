@@ -52,7 +52,7 @@ def test_the_page_says_how_the_run_is(seen):
         "The desk began to watch. ada and ben were there.",
         "Claimed, not audited",
         "swarm join /ip4/203.0.113.5/tcp/31337",
-        "What stands here of a peer is what it says of itself.",
+        "What this page says of a peer is what the peer says of itself.",
     ):
         assert words in text, words
 
@@ -60,7 +60,7 @@ def test_the_page_says_how_the_run_is(seen):
 def test_who_comes_to_join_reads_where_the_program_is(another):
     """An open event sends strangers to the page, who have nothing but that."""
     silent = another().web.get("/").text
-    assert "the program: ask whoever has sent you here. Then paste: swarm join" in text_of(silent)
+    assert "the program: ask the person who sent you here. Then paste: swarm join" in text_of(silent)
     told = another("told", card=replace(CARD, project_url="https://example.org/a&b/swarm-vit")).web.get("/").text
     assert '<a href="https://example.org/a&amp;b/swarm-vit">the program</a>' in told
     assert "git clone &#39;https://example.org/a&amp;b/swarm-vit&#39; swarm-vit &amp;&amp; cd swarm-vit" in told
@@ -353,7 +353,7 @@ def test_peers_are_found_by_name_and_by_peer_id(seen):
     seen.look(*((f"Qm{number:03}", seen.record(f"Peer {number}", 1)) for number in range(250)))
     assert names_on(seen, "/peers?words=peer+17") == ["Peer 17", *(f"Peer {number}" for number in range(170, 180))]
     assert names_on(seen, "/peers?words=Qm031") == ["Peer 31"]
-    assert "Nobody is found" in seen.web.get("/peers?words=zoe").text
+    assert "No peer is found" in seen.web.get("/peers?words=zoe").text
     pages = [names_on(seen, f"/peers?page={page}") for page in (1, 2, 3)]
     assert sorted(name for page in pages for name in page) == sorted(f"Peer {number}" for number in range(250))
     assert names_on(seen, "/peers?page=4") == pages[2]

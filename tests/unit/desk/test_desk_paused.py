@@ -109,4 +109,4 @@ def test_orders_stand_among_what_happened_once_and_old_ones_do_not(seen):
         look(seen, both, 10, "training")
     assert [event for event in seen.events if "ordered" in event] == ["The organiser ordered: pause at step 30."]
     look(seen, first, 10, "training")
-    assert seen.events[-1] == "An order of a deputy who was revoked fell away: pause at step 30."
+    assert seen.events[-1] == "An order no longer counts, as its deputy was revoked: pause at step 30."

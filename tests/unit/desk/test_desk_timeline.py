@@ -103,7 +103,7 @@ def test_an_update_says_why_rounds_before_it_were_in_vain(seen):
     others = [seen.record("ben", 3, failed=own), seen.record("cy", 3, failed=FailedRound(3, 9, "long ago"))]
     seen.look(seen.record("ada", 3, failed=once), *others)
     page = seen.web.get("/live").text
-    assert "Not made yet. ✕ 1 round in vain: <bdi>&lt;b&gt;cy&lt;/b&gt; did not send in time</bdi> (says" in page
+    assert "Not made yet. ✕ 1 round failed: <bdi>&lt;b&gt;cy&lt;/b&gt; did not send in time</bdi> (says" in page
     assert "long ago" not in page, "that update was made"
     seen.look(seen.record("ada", 3, failed=twice), seen.record("cy", 3, failed=once), *others[:1])
     assert len(seen.history.timeline.trying) == 2
@@ -116,6 +116,15 @@ def test_an_update_says_why_rounds_before_it_were_in_vain(seen):
     assert not seen.history.timeline.rounds[-1].failed, "it is told once"
     said = seen.web.get("/api/v1/timeline").json()["rounds"][-2]["failed"][0]
     assert said == {"why": "<b>cy</b> did not send in time", "times": 2, "said_by": ["ada", "cy", "ben"]}
+
+
+def test_a_run_that_goes_back_forgets_why_later_rounds_were_in_vain(seen):
+    seen.train("ada", steps=range(50, 53))
+    seen.look(seen.record("ada", 52, failed=FailedRound(53, 1, "ben did not send in time")))
+    assert [failure.why for failure in seen.history.timeline.trying] == ["ben did not send in time"]
+    seen.train("ada", steps=range(20, 25), seconds=20)
+    assert seen.history.step == 24
+    assert not seen.history.timeline.trying
 
 
 def test_strangers_cannot_fill_the_page_with_reasons(seen):
