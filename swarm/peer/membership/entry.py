@@ -23,7 +23,7 @@ OPEN_USES = 100_000
 
 
 class Entry:
-    """How one peer enters a run; in an open run it does nothing.
+    """How one peer enters a run: as a member of it, if the run is by invitation.
 
     Args:
         options: the command line
