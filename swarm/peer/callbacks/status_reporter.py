@@ -1,4 +1,4 @@
-"""What a peer shows of itself: `status.json` for other programs, a live table or lines for the person at the terminal."""
+"""What a peer shows of itself: `status.json` for other programs, and a live table or lines for its owner."""
 
 from __future__ import annotations
 
