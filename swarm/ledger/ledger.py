@@ -38,7 +38,7 @@ from swarm.runtime.once import Once
 logger = get_logger(__name__)
 
 SIGN_SECONDS = 10.0
-"""Time between two signatures, each of which takes at most about a millisecond. Lines after the last one are unsigned."""
+"""Time between two signatures, each of which takes about a millisecond. Lines after the last one are not signed yet."""
 SIGN_BYTES = 2**21
 """After this many unsigned bytes the peer signs at once."""
 MAX_CERTIFICATES = 4096

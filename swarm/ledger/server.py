@@ -33,7 +33,7 @@ ALL_CALLS, ALL_CALLS_PER_SECOND = 128, 16.0
 """Calls of all callers: at once, and then in a second. A peer id costs a stranger nothing."""
 
 PassOn = Callable[[PeerID, averaging_pb2.DownloadData], Stream[averaging_pb2.DownloadData]]
-"""Asks a peer for its ledger, over a connection that this peer has made."""
+"""Asks a peer for its ledger, over a connection that the asked peer has made."""
 
 
 class LedgerServer:
