@@ -40,7 +40,7 @@ _OPTIONS = (
     ("grpc.max_receive_message_length", MAX_ANSWER_BYTES),
     ("grpc.enable_http_proxy", 0),  # the server's certificate was fetched without a proxy, too
     ("grpc.enable_retries", 0),
-    ("grpc.use_local_subchannel_pool", 1),  # the certificate was not checked for a connection of another call
+    ("grpc.use_local_subchannel_pool", 1),  # no connection of another call: its certificate was not checked now
 )
 
 
@@ -102,7 +102,7 @@ class _Found:
 
 
 class _Enrolment:
-    """One call, at the first endpoint where the right server answers."""
+    """Makes one call, at the first endpoint where the right server answers."""
 
     def __init__(self, line: JoinLine, key: RSAPrivateKey, timeout_seconds: float):
         self._line, self._key = line, key

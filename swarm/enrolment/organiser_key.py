@@ -80,7 +80,7 @@ def make_key(path: Path, passphrase: str | None) -> Signer:
 def make_deputy(
     organiser: Signer, run_id: str, rights: Right, days: float, path: Path, passphrase: str | None
 ) -> Signer:
-    """Make the key of a deputy, who signs in the organiser's place, and the warrant beside it.
+    """Make the key with which a deputy signs in the organiser's place, and the warrant beside it.
 
     Args:
         rights: what the deputy may sign

@@ -400,7 +400,7 @@ class Registry:
             books.executemany("INSERT OR IGNORE INTO removed_here VALUES (?)", [(serial,) for serial in chosen])
             list_ = self._fitting(books, everybody, chosen)
             signed = list_.signed_by(signer)
-            _keep(books, list_.number, signed, everybody.removed)  # also members that the list leaves out: none renews
+            _keep(books, list_.number, signed, everybody.removed)  # also the ones that the list leaves out
         return signed
 
     def _fitting(self, books: sqlite3.Connection, list_: Removals, chosen: Set[int]) -> Removals:

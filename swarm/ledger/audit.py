@@ -143,7 +143,7 @@ class Audit:
 
     @property
     def members(self) -> list[dict[str, Any]]:
-        """The same for each member of a run with an organiser, over all its peer ids."""
+        """Samples and updates of each member of a run with an organiser, over all its peer ids."""
         found: dict[int, dict[str, Any]] = {}
         for _, credit in self.ranked:
             if credit.serial is not None:

@@ -349,7 +349,7 @@ def collect(
             f"A desk or another swarm ledger fetch keeps its ledgers in {folder}: stop it, or name another folder."
         )
     until = time.monotonic() + most_seconds
-    peers = random.sample(list(is_client), min(MAX_PEERS, len(is_client)))  # so that other peers get a turn next time
+    peers = random.sample(list(is_client), min(MAX_PEERS, len(is_client)))  # by lot: the rest may get a turn next time
     asked = {peer: [peer] for peer in peers if not is_client[peer]}
     num_bytes, problems = _fetch_all(dht, run, asked, folder, max_bytes, max_folder_bytes, until)
     relays = itertools.cycle([peer for peer in asked if not problems[peer]])

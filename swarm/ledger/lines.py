@@ -115,7 +115,7 @@ class Claim(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
         pace: what it had measured, with `--averaging auto`
         line_kbps: speed of its line, in kbit/s; 0 if it is not known
         work: name of the list of what it had computed
-        doubts: name of a member that had not done the work that it claimed
+        doubts: name of a member that had done other work than it claimed; empty if there is none
         nonce: random bytes of this ticket
     """
 

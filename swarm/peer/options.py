@@ -79,7 +79,7 @@ class RoleOptions:
     """For a helper that starts a run without the data: digest of the data that the volunteers have. swarm doctor
     --check-images shows the digest of a folder of images."""
     desk_port: Annotated[int | None, arg("PORT", "no page")] = None
-    """Also show the run on a web page at this port (swarm desk, in a process of its own)."""
+    """Also show the run on a web page at this port. The page is that of swarm desk, in a process of its own."""
     desk_host: Annotated[str, arg("ADDRESS")] = "127.0.0.1"
     """Address at which that page is served. With 0.0.0.0, every machine that can reach this one can see the page."""
 
@@ -106,8 +106,8 @@ class LeavingOptions:
     target_accuracy: Annotated[float | None, arg("FRACTION", "none")] = None
     """Leave when the validation accuracy reaches this fraction, such as 0.95."""
     max_traffic_gb: Annotated[float | None, arg("GB", "no limit")] = None
-    """Leave when rounds and states have sent and received this many GB (10⁹ bytes, both together), at the end of the
-    round that is under way. Data sets and progress records are not counted."""
+    """Leave when rounds and states have sent and received this many GB (10⁹ bytes, both together). The round that is
+    under way is completed. Data sets and progress records are not counted."""
     pause_on_battery: bool = False
     """Leave while this machine runs on its battery, and come back afterwards."""
     pause_on_metered: bool = False
@@ -226,8 +226,8 @@ class MembershipOptions:
     """Anyone with the join line may become a member: its invitation has no limit. You can still remove members."""
     invite: Annotated[int, arg("PEOPLE")] = 20
     """How many people may join with the line that is printed; 0 prints none. A peer that starts again prints the same
-    line. It prints a new one if the line has expired or you give other numbers, and none if you have closed the line or
-    it is used up. `swarm invite` makes more."""
+    line, or a new one if that has expired or you give other numbers. It prints none if you have closed the line or it
+    is used up. `swarm invite` makes more."""
     invite_days: Annotated[float, arg("DAYS")] = 30.0
     """For how many days people may join with that line."""
     organiser_key: Annotated[Path | None, arg("FILE", "OUTPUT_DIR/organiser/RUN_ID/organiser.key")] = None

@@ -142,7 +142,7 @@ def come_back(
                 print(f"{told}\nTrying again, {limit}.", file=sys.stderr, flush=True)
         signal.signal(signal.SIGINT, lambda signal_number, _frame: leave(signal_number))
         with quick_imports():
-            importlib.import_module("swarm.peer.session")  # takes seconds, which the peer would only wait
+            importlib.import_module("swarm.peer.session")  # takes seconds, and the peer waits anyway
         time.sleep(RETRY_SECONDS)
         if is_time_up():
             print(TIME_IS_UP, flush=True)

@@ -276,7 +276,8 @@ class Session:
         if (coordinator := self.strategy.coordinator) is None:
             return self._processes
         if self._averaging is None:
-            with contextlib.suppress(psutil.NoSuchProcess):  # dead already: other deaths show it, or its future
+            # If it has died already, other processes have died with it, or its future reports that.
+            with contextlib.suppress(psutil.NoSuchProcess):
                 self._averaging = psutil.Process(coordinator.averager.pid)
         return self._processes | ({} if self._averaging is None else {AVERAGING_PROCESS: self._averaging})
 

@@ -86,7 +86,7 @@ class Status:
             return None
 
     def line(self) -> str:
-        """One line for a log, of what is known."""
+        """Return one line for a log, with what is known."""
         parts = [f"step {self.step}/{self.total_steps}"] if self.total_steps else []
         parts.append(self.ended or self.phase)
         if self.num_peers:

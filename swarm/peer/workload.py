@@ -80,7 +80,7 @@ class Workload:
 
     own: OwnData
     started_from: Path | None
-    """The file whose weights a new swarm starts from."""
+    """The file with the weights that a new swarm starts from; None for the recipe's own."""
     task: ClassificationTask
     helps: bool
     device: str

@@ -39,7 +39,7 @@ class Evaluation(L.Callback):
         self._every, self._validate_every, self._file, self._say = every, validate_every, JsonlFile(file), say
         self._last_step, self._has_complained = 0, False
         self.best: dict[str, Any] | None = None
-        """The pass of this peer whose weights have the highest validation accuracy; None before the first pass."""
+        """The pass over the weights with the highest validation accuracy; None before this peer's first pass."""
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._last_step = trainer.global_step

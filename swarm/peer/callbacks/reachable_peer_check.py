@@ -7,7 +7,7 @@ import time
 
 import lightning as L
 
-PATIENCE_SECONDS = 120.0  # a server-mode peer whose machine restarts is back by then
+PATIENCE_SECONDS = 120.0  # a server-mode peer is back by then if its machine restarts
 LOOK_SECONDS = 1.0
 
 

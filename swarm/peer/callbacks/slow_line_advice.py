@@ -1,4 +1,4 @@
-"""Tells the person who started a run if its averages take longer than computing, and what makes them shorter."""
+"""Tells the starter of a run if its averages take longer than computing, and what makes them shorter."""
 
 from __future__ import annotations
 
