@@ -164,6 +164,9 @@ class Interrupts:
         self._leave_at_once = leave_at_once
         self.state = State.IMPORTING
         self.stop_requested = threading.Event()
+        """Set to leave: by the first signal, or by a part of this peer, such as the traffic limit."""
+        self.first_signal: int | None = None
+        """Number of the first signal that came; None as long as none has."""
 
     def listen(self) -> None:
         """Handle these signals from now on."""
@@ -178,8 +181,9 @@ class Interrupts:
         Raises:
             KeyboardInterrupt: the peer is joining, or its training has ended
         """
-        if self.stop_requested.is_set() or self.state is State.IMPORTING:
+        if self.first_signal is not None or self.state is State.IMPORTING:
             self._leave_at_once(signal_number)
+        self.first_signal = signal_number
         self.stop_requested.set()
         if self.state is not State.TRAINING:
             raise KeyboardInterrupt
@@ -266,7 +270,7 @@ class Peer:
             if self._desk is not None:
                 self._desk.stop()
             stop_dht(dht)
-        if self._session.pause.has_stopped:
+        if self._session.pause.has_stopped and self._interrupts.first_signal is None:
             self._wait_in_another_life()
         return 0
 
@@ -368,6 +372,8 @@ class Peer:
         self._restart.cancel()
         if self._session is not None:
             self._session.traffic.keep()
+        if self._interrupts.first_signal is not None:  # the person wants it to end
+            _leave_at_once(self._interrupts.first_signal)
         if self._channel is not None:  # torchrun starts all of its processes again
             kill(descendants(os.getpid()))
             os._exit(1)

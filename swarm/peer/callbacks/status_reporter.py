@@ -155,7 +155,7 @@ class StatusReporter(L.Callback):
         while not until.is_set() and not self._closing.is_set():
             if self._stop_requested.is_set() and not announced:
                 announced = True
-                self._console.print("Leaving the swarm, this takes a few seconds (Ctrl-C again leaves at once) …")
+                self._console.print("Leaving the swarm, this takes a few seconds (a second Ctrl-C leaves at once) …")
             status = self.snapshot()
             status.write(self._folder.status)
             with contextlib.suppress(OSError):
