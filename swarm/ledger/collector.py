@@ -235,8 +235,10 @@ async def fetch(call: Call, shelf: Shelf, of: PeerID | None = None) -> None:
             complete = await _read(stream, wish, shelf)
         finally:
             await stream.aclose()
-        if complete or shelf.num_bytes == before:
+        if complete:
             return
+        if shelf.num_bytes == before:
+            raise Refused("breaks off before its next signature")
     raise Refused("has more to show than comes at once: ask again")
 
 

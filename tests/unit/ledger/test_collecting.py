@@ -258,6 +258,13 @@ def test_who_sends_empty_pieces_is_cut_off(run, tmp_path):
         fetched(run, tmp_path / "fetched", lying(b"", size=10))
 
 
+def test_a_peer_that_breaks_off_has_not_handed_over_its_ledger(run, tmp_path, monkeypatch):
+    first_line = text_of(run.lines("anna")[:1])
+    breaks_off = lying(first_line, size=run.path("anna").stat().st_size)
+    _, problems = fetch_by(monkeypatch, tmp_path / "fetched", {"anna": breaks_off}, {"anna": ["anna"]})
+    assert problems == {"anna": "breaks off before its next signature"}
+
+
 @pytest.mark.parametrize("answer", [b"", b"rubbish", LedgerOffer().to_bytes(), LedgerOffer(b"L" * 32, 5, 9).to_bytes()])
 def test_who_offers_nothing_of_use_is_told_so(run, tmp_path, answer):
     async def call(request):
