@@ -118,6 +118,8 @@ class Shelf:
         self._room = room or Room()
         self._file: LedgerFile | None = None
         self._start: Start | None = None
+        self._offered = b""
+        """Digest of the first line, as it was offered; its beginning is in the name of the file."""
         self._others_bytes = 0
         self._n, self._before = 0, b""
         """Number that the next line has to have, and the hash of the line before it."""
@@ -175,6 +177,7 @@ class Shelf:
         if len(paths) >= MAX_LEDGERS:
             raise Refused(f"has begun {MAX_LEDGERS} ledgers already")
         self._open(LedgerFile(path))
+        self._offered = offer.ledger
 
     def add(self, data: bytes) -> None:
         """Take more bytes, and keep the lines among them that are signed by now.
@@ -197,6 +200,8 @@ class Shelf:
         if isinstance(line, Start):
             if (line.peer, line.run) != (self._peer, self._run):
                 raise Refused("sends the ledger of another peer, or of another run")
+            if line.n == 0 and digest_of(content) != self._offered:
+                raise Refused("sends another ledger than it offers")
             self._start = self._start or line
         self._pending.append(content)
         self._n, self._before = line.n + 1, digest_of(content)

@@ -174,12 +174,13 @@ def refusal(folder: Path) -> str:
 # ---- who lies ------------------------------------------------------------------------------------------------------
 
 
-def lying(*pieces: bytes, ledger: bytes = b"L" * 32, begin: int = 0, size: int | None = None):
-    """Somebody who sends these."""
+def lying(*pieces: bytes, ledger: bytes | None = None, begin: int = 0, size: int | None = None):
+    """A peer that sends these; it offers what it sends, unless `ledger` is another digest."""
+    offered = digest_of(pieces[0].partition(b"\n")[0]) if ledger is None else ledger
 
     async def call(request):
         total = sum(map(len, pieces)) if size is None else size
-        yield DownloadData(metadata=LedgerOffer(ledger, begin, begin + total).to_bytes())
+        yield DownloadData(metadata=LedgerOffer(offered, begin, begin + total).to_bytes())
         for piece in pieces:
             yield DownloadData(metadata=piece)
 
@@ -238,6 +239,14 @@ def test_what_somebody_invents_behind_a_true_ledger_is_not_kept(run, tmp_path):
     run.start("anna")
     fetched(run, folder, caller(server_of(run)))
     assert content_of(folder)[-1] == run.path("anna").read_bytes()
+
+
+def test_a_true_ledger_under_an_invented_digest_is_not_kept(run, tmp_path):
+    """With `MAX_LEDGERS` of them a relay could keep the next true one out."""
+    folder = tmp_path / "fetched"
+    with pytest.raises(Refused, match="another ledger than it offers"):
+        fetched(run, folder, lying(run.path("anna").read_bytes(), ledger=b"L" * 32))
+    assert content_of(folder) == []
 
 
 def test_who_sends_without_an_end_is_cut_off(run, tmp_path):
