@@ -11,14 +11,12 @@ import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
 
 from recipe.errors import InputError
+from recipe.run_folder import OWN_PREFIX, resumable
 from recipe.training.checkpoint_io import best_checkpoint
 
 logger = logging.getLogger(__name__)
 
 KEPT_CHECKPOINTS = 3
-OWN_PREFIX = "own-step-"
-"""Begins the names of checkpoints with a peer's own weights, made before it took over weights that are far from them. A
-peer never goes on from such a checkpoint by itself."""
 
 
 def kept_checkpoints(folder: Path, every_steps: int) -> list[ModelCheckpoint]:
@@ -49,7 +47,7 @@ def newest_checkpoint(folder: Path, needed: bool, data_name: str) -> tuple[Path 
     Raises:
         InputError: a checkpoint is needed, and all are damaged
     """
-    found = [path for path in folder.glob("[!.]*.ckpt") if not path.name.startswith(OWN_PREFIX)]
+    found = resumable(folder)
     read = [(path, content) for path in found if (content := _read(path, data_name)) is not None]
     # The greatest step comes before the latest time, since a clock may have been wrong.
     for path, content in sorted(read, key=lambda one: (one[1]["global_step"], one[0].stat().st_mtime), reverse=True):

@@ -18,7 +18,7 @@ from typing import Any
 
 from recipe.config import Recipe
 from recipe.errors import InputError
-from recipe.run_folder import RunFolder, check_name
+from recipe.run_folder import RunFolder, check_name, resumable
 from swarm.enrolment.removed import Removed
 from swarm.network.addresses import NobodyAnswers
 from swarm.network.known_peers import books_of
@@ -47,7 +47,7 @@ def trained_before(options: PeerOptions) -> tuple[str, Recipe] | None:
     folders = [output_dir / options.run_id / name] if options.run_id else [path.parent for path in books]
     for folder in map(RunFolder, folders):
         try:
-            if folder.path.name == name and folder.has_checkpoint:
+            if folder.path.name == name and resumable(folder.checkpoints):
                 return folder.path.parent.name, Recipe.from_json(folder.recipe.read_bytes())
         except (OSError, InputError):
             continue
@@ -73,10 +73,10 @@ def resumed(options: PeerOptions) -> PeerOptions:
     peers = [RunFolder(path.parent) for path in output_dir.glob(f"{run_id}/{name}/{RunFolder('').rounds.name}")]
     of_demos = [folder for folder in peers if options.run_id is None and folder.identity.exists()]
     peers = [folder for folder in peers if folder not in of_demos]
-    checkpoints = [path for folder in peers for path in folder.checkpoints.glob("[!.]*.ckpt")]
+    checkpoints = [path for folder in peers for path in resumable(folder.checkpoints)]
     if not checkpoints:
         said = f"--resume finds no checkpoint in {output_dir}"
-        if any(folder.has_checkpoint for folder in of_demos):
+        if any(resumable(folder.checkpoints) for folder in of_demos):
             raise InputError(
                 f"{said} but those of `swarm demo`: name one with --run-id, or leave --resume out to begin anew."
             )
