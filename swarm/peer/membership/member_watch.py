@@ -62,6 +62,8 @@ class MemberWatch(threading.Thread):
         self._stopped = threading.Event()
         self._told: tuple[bytes, Mapping[str, bytes]] | None = None
         """Certificate and lists that the averaging process has; None at first, since it starts after this thread."""
+        self._shown = admission.certificate
+        """Certificate that the DHT process has."""
         self._passed_on: Mapping[str, bytes] = {}
         self._refused: dict[str, int] = {}
         """By kind, the number of the latest list that this peer has refused."""
@@ -98,11 +100,16 @@ class MemberWatch(threading.Thread):
             self._search()
         if news[1] and (now >= self._pass_on_at or news[1] != self._passed_on):
             self._pass_on(news[1])
+        if news[0] != self._shown:
+            self._dht.take_part(self._prefix, self._admission.authority, news[0])
+            self._shown = news[0]
+        if self._stopped.is_set():
+            return
         if self._is_to_be_renewed() and now >= self._renew_at:
             self._renew_at = now + RENEW_AGAIN_SECONDS
-            self._take_certificate()
-        if not self._stopped.is_set():
-            self._end_if_over(now)
+            # A server that does not answer takes seconds. Lists that come meanwhile must not wait for it.
+            threading.Thread(target=self._take_certificate, name="renewal", daemon=True).start()
+        self._end_if_over(now)
 
     # ---- what the organiser has signed ------------------------------------------------------------------------------
 
@@ -142,8 +149,7 @@ class MemberWatch(threading.Thread):
                 end = shown_date(self._admission.own.end)
                 logger.warning("This peer's certificate, which ends on %s, could not be renewed: %s", end, error)
             return
-        self._admission.certificate = certificate
-        self._dht.take_part(self._prefix, self._admission.authority, certificate)
+        self._admission.certificate = certificate  # the next look tells this peer's processes
 
     def _end_if_over(self, now: float) -> None:
         """End this peer if its certificate ended `ENDED_SECONDS` ago.
