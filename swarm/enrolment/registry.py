@@ -57,6 +57,7 @@ _TABLES = (
     """CREATE TABLE IF NOT EXISTS removal_list (
         only_one INTEGER PRIMARY KEY CHECK (only_one = 1), number INTEGER NOT NULL, signed BLOB NOT NULL)""",
 )
+_USABLE = "invitations WHERE uses_left > 0 AND expires_at >= ?"
 _OF_MEMBER = "token_sha256 = (SELECT token_sha256 FROM members WHERE serial = ?)"
 _MEMBERS = """SELECT members.serial, peer_id, name, roles, enrolled_at, certificate_ends_at, why
     FROM members LEFT JOIN removed ON removed.serial = members.serial"""
@@ -166,8 +167,7 @@ class Registry:
         """Return the invitations that can still be used, in the order in which they were made, without their tokens."""
         with self._books() as books:
             rows = books.execute(
-                "SELECT name, roles, uses_left, expires_at FROM invitations WHERE uses_left > 0 AND expires_at >= ? "
-                "ORDER BY created_at, rowid",
+                f"SELECT name, roles, uses_left, expires_at FROM {_USABLE} ORDER BY created_at, rowid",
                 (self._clock(),),
             ).fetchall()
         return [Invitation(name, Role(roles), uses_left, expires_at) for name, roles, uses_left, expires_at in rows]
@@ -228,8 +228,8 @@ class Registry:
         Returns:
             how many of them could be used until now
         """
-        num_open = len(self.invitations())
         with self._books() as books:
+            (num_open,) = books.execute(f"SELECT COUNT(*) FROM {_USABLE}", (self._clock(),)).fetchone()
             books.execute("UPDATE invitations SET uses_left = 0")
         return num_open
 

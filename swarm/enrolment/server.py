@@ -232,6 +232,9 @@ class EnrolmentServer:
     def _certified(self, member: Member) -> EnrolAnswer:
         """Make a certificate of what is in the books, whatever the member says of itself."""
         certificate = self._registry.certify(member, self._signer, self._authority, self._certificate_days)
+        by_now = self._registry.member_of(member.peer_id)
+        if by_now.why_removed is not None:  # since the caller of this method has looked
+            raise NotInvited(removed_sentence(by_now))
         return EnrolAnswer(certificate, self._registry.removals())
 
     def _complain_once(self, about: str) -> None:
