@@ -232,7 +232,7 @@ def read_chains(path: Path, given: dict[bytes, Given], find: Find) -> list[Chain
     """
     chains: list[Chain] = []
     chain: Chain | None = None
-    is_headless = False
+    awaits_start = True
     name = printed(f"{path.parent.name}/{path.name}")  # with its folder: the files of all peers have the same name
     for number, data, has_end in _lines_of(path):
         place, whose = Place(name, number), chain.peer if chain else ""
@@ -246,8 +246,9 @@ def read_chains(path: Path, given: dict[bytes, Given], find: Find) -> list[Chain
         if isinstance(line, Start) and line.n == 0:
             chain = _begin(line, place, given, find)
             chains += [chain] if chain else []
-        elif not chains and not is_headless:
-            is_headless = True
+            awaits_start = False  # also where that start is false
+        elif awaits_start:
+            awaits_start = False
             find(Kind.HEADLESS, place, whose)
         if chain is not None:
             chain.follow(line, data, place)
