@@ -35,7 +35,8 @@ from swarm.protocol.signed_lists import REMOVED
 FOLDER = "identities"
 SUFFIX = ".key"
 MAX_KEY_BYTES = 2**14
-MAX_MEMBERSHIPS, MAX_MEMBERSHIP_BYTES = 64, 2**18
+MAX_MEMBERSHIPS, MAX_MEMBERSHIP_BYTES = 64, 2**19
+"""A membership has a manifest and two lists of up to 64 KiB each, in base64."""
 _DAEMON = "p2pd"
 _Membership = Annotated[str, Meta(max_length=MAX_MEMBERSHIP_BYTES)]
 
@@ -137,19 +138,20 @@ def chosen_identity(output_dir: Path, name: str | None, path: Path | None) -> Id
     return found
 
 
-def export_identity(identity: Identity, file: Path, passphrase: str, overwrite: bool) -> int:
+def export_identity(identity: Identity, file: Path, passphrase: str, overwrite: bool) -> tuple[int, int]:
     """Write a backup of the key and of its memberships, which only the passphrase opens.
 
     Returns:
-        how many memberships are in it
+        how many memberships are in it, and how many are left out because their certificates end earlier
 
     Raises:
         InputError: the file cannot be written, or exists already
     """
-    memberships = [kept.credentials.to_json() for kept in identity.memberships()][-MAX_MEMBERSHIPS:]
+    found = sorted(identity.memberships(), key=lambda kept: kept.certificate.end, reverse=True)
+    memberships = [kept.credentials.to_json() for kept in found[:MAX_MEMBERSHIPS]]
     content = msgspec.json.encode(_Content(identity.name, identity.path.read_bytes(), memberships))
     _write(file.expanduser(), seal(content, passphrase).encode(), overwrite)
-    return len(memberships)
+    return len(memberships), len(found) - len(memberships)
 
 
 def read_backup(file: Path) -> bytes:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import base64
 import hashlib
 import os
-import textwrap
 
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
@@ -16,7 +15,7 @@ from cryptography.hazmat.primitives.kdf.scrypt import Scrypt
 
 TITLE = "swarm-vit identity 1"
 SALT_BYTES, NONCE_BYTES, DIGEST_BYTES = 16, 12, 8
-MAX_SEALED_BYTES = 2**24
+MAX_SEALED_BYTES = 2**25
 _SCRYPT = {"length": 32, "n": 2**17, "r": 8, "p": 1}
 """What OWASP recommends: 128 MiB of memory, and a fraction of a second for each guess. These numbers are not read from
 the file, which could demand far more."""
@@ -35,7 +34,8 @@ def seal(content: bytes, passphrase: str) -> str:
     """Return the content as text that only this passphrase opens."""
     salt, nonce = os.urandom(SALT_BYTES), os.urandom(NONCE_BYTES)
     body = salt + nonce + AESGCM(_key(passphrase, salt)).encrypt(nonce, content, TITLE.encode())
-    lines = textwrap.wrap(base64.b64encode(body + _digest(body)).decode(), _COLUMNS)
+    encoded = base64.b64encode(body + _digest(body)).decode()
+    lines = [encoded[place : place + _COLUMNS] for place in range(0, len(encoded), _COLUMNS)]
     return "\n".join([TITLE, *lines]) + "\n"
 
 
