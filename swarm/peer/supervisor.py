@@ -38,7 +38,7 @@ class Supervisor(L.Callback):
     """Watches a peer's processes while it waits for company and trains.
 
     Args:
-        processes: returns the processes of this moment by name
+        processes: returns the processes of this moment by name, without this one
         on_death: called once, from a thread, with the name of the first process that was found dead
         note: file that lists what the last life of this peer may have left on the disk, then what this one may leave
         leaves: set when this peer is asked to leave: its processes then end on purpose
@@ -102,7 +102,7 @@ class Supervisor(L.Callback):
                 return self._on_death(self.found)
             if time.monotonic() >= count_files_at:
                 count_files_at = time.monotonic() + FILES_SECONDS
-                for sentence in self._files.look(self._processes()):
+                for sentence in self._files.look({"The trainer process": psutil.Process(), **self._processes()}):
                     logger.warning(sentence)
 
 
