@@ -201,7 +201,7 @@ class _Enrolment:
             if removals:
                 Removals.read(removals, self._authority)
         except NotSigned as error:
-            logger.warning(f"The enrolment server's list of those who were removed {error}")
+            logger.warning(f"The enrolment server's list of removed members {error}")
             return b""
         return removals
 

@@ -154,7 +154,7 @@ class Registry:
         if not 1 <= uses <= MAX_MEMBERS:
             raise InputError(f"An invitation for {uses} members cannot be made: give 1 to {MAX_MEMBERS}.")
         if not roles:
-            raise InputError("An invitation without any role lets nobody do anything: give at least one.")
+            raise InputError("An invitation without a role allows nothing: give at least one.")
         token, now = secrets.token_bytes(TOKEN_BYTES), self._clock()
         with self._books() as books:
             books.execute(

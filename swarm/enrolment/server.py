@@ -198,7 +198,7 @@ class EnrolmentServer:
                 self._complain_once(str(error))
                 return context.abort(code.INTERNAL, "its own files or its key cannot be used")
             except ValueError as error:
-                self._complain_once("Somebody has sent what is no request to enrol here.")
+                self._complain_once("A caller has sent a message that is no request to enrol here.")
                 return context.abort(code.INVALID_ARGUMENT, f"the request cannot be used: {error}")
             self._complain_once(f"An enrolment was refused: {why}.")
             return context.abort(status, why)

@@ -304,7 +304,7 @@ class FetchLedgers:
         return sum(shelf.num_bytes for shelf in shelves.values()), dict(zip(self.peers, results, strict=True))
 
     async def _fetch(self, p2p: P2P, peer: PeerID, shelf: Shelf, turns: Mapping[PeerID, asyncio.Lock]) -> str:
-        problem = "cannot be called, and nobody can pass its ledger on"
+        problem = "cannot be called, and no other peer can pass its ledger on"
         for other in self.peers[peer]:
             try:
                 async with asyncio.timeout(PEER_SECONDS), turns[other]:

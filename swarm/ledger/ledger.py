@@ -133,7 +133,7 @@ class LedgerFile:
         content = b"".join(line + b"\n" for line in lines)
         with open(self.path, "r+b" if self.size else "wb") as file:
             if file.seek(0, os.SEEK_END) < self.size:
-                raise OSError(errno.ESTALE, "somebody else has shortened it")
+                raise OSError(errno.ESTALE, "another program has shortened it")
             file.seek(self.size)
             file.truncate()  # cuts off what did not fit as a whole last time
             file.write(content)

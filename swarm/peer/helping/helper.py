@@ -70,8 +70,8 @@ def digest_for(manifest: RunManifest, data_dir: Path, given: str | None) -> str:
         if recipe.dataset == "glyphs":
             return REFERENCE_DIGEST
         raise InputError(
-            "A helper needs no data, but who starts a run has to say which its peers have: give their --data-digest "
-            "(swarm doctor --check-images shows that of a folder of images), or start the run where they are and let "
-            "the helper join."
+            "A helper needs no data, but one that starts a run has to say which data its peers have: give their "
+            "--data-digest (swarm doctor --check-images shows that of a folder of images), or start the run where they "
+            "are and let the helper join."
         ) from error
     return data.digest

@@ -144,7 +144,7 @@ def test_two_who_fetch_into_one_folder_tear_no_hole(run, tmp_path):
         shelf.begin(shelf.wish(), LedgerOffer(digest_of(lines[0].rstrip()), 0, len(content)))
     one.add(content[:second])
     other.add(content[:first])
-    with pytest.raises(OSError, match="somebody else has shortened it"):
+    with pytest.raises(OSError, match="another program has shortened it"):
         one.add(content[second:])
     (path,) = tmp_path.glob("*.jsonl")
     assert path.read_bytes() == content[:first]
@@ -414,7 +414,7 @@ def test_another_one_is_asked_where_the_first_passes_nothing_on(run, tmp_path, m
 
 def test_whose_ledger_nobody_passes_on_is_said(run, tmp_path, monkeypatch):
     _, problems = fetch_by(monkeypatch, tmp_path / "fetched", {}, {"anna": []})
-    assert problems == {"anna": "cannot be called, and nobody can pass its ledger on"}
+    assert problems == {"anna": "cannot be called, and no other peer can pass its ledger on"}
 
 
 def test_all_peers_together_get_no_more_than_the_folder_may_hold(run, tmp_path, monkeypatch):
