@@ -13,6 +13,10 @@ from typing import Any, BinaryIO
 from recipe.config import Recipe
 from recipe.errors import InputError
 
+OWN_PREFIX = "own-step-"
+"""Begins the names of checkpoints with a peer's own weights, made before it took over weights that are far from them. A
+peer never goes on from such a checkpoint by itself."""
+
 
 class RunFolder:
     """Paths in `output_dir/run_id/peer_name`. `create` makes the folder; the constructor only names it."""
@@ -46,11 +50,6 @@ class RunFolder:
         folder = cls(path)
         make_writable(folder.checkpoints)
         return folder
-
-    @property
-    def has_checkpoint(self) -> bool:
-        """Whether a training has left one here; a half-written one is none."""
-        return any(self.checkpoints.glob("[!.]*.ckpt"))
 
     def write_recipe(self, recipe: Recipe) -> None:
         """Writes `recipe.json`, which `Recipe.from_json` reads."""
@@ -113,6 +112,11 @@ def make_writable(path: str | Path) -> None:
         raise InputError(
             f"The folder {path} cannot be written ({error.strerror}): name another --output-dir."
         ) from error
+
+
+def resumable(checkpoints: Path) -> list[Path]:
+    """Return the checkpoints in this folder that a training may go on from by itself; a half-written one is none."""
+    return [path for path in checkpoints.glob("[!.]*.ckpt") if not path.name.startswith(OWN_PREFIX)]
 
 
 def check_name(name: str, option: str) -> str:

@@ -97,11 +97,13 @@ def _export(options: IdentityOptions, say: Callable[[str], None]) -> None:
     identity = chosen_identity(options.output_dir, options.public_name, options.identity_path)
     if options.file.exists() and not options.overwrite:
         raise InputError(f"{options.file} is there already: choose another name, or add --overwrite.")
-    number = export_identity(identity, options.file, _new_passphrase(), options.overwrite)
+    number, left_out = export_identity(identity, options.file, _new_passphrase(), options.overwrite)
     memberships = "1 membership" if number == 1 else f"{number} memberships"
+    lacks = "1 that ends earlier is" if left_out == 1 else f"{left_out} that end earlier are"
+    older = f" {lacks} left out: a backup holds {number}." if left_out else ""
     say(
-        f"{options.file} has the identity {identity.peer_id} of {identity.name} with {memberships}. Anyone with it and "
-        "the passphrase can act as this peer: keep both apart. The passphrase cannot be replaced.\n"
+        f"{options.file} has the identity {identity.peer_id} of {identity.name} with {memberships}.{older} Anyone with "
+        "it and the passphrase can act as this peer: keep both apart. The passphrase cannot be replaced.\n"
         "Use it on one machine at a time: a swarm takes no second peer with the same identity."
     )
 

@@ -1,4 +1,4 @@
-"""A volunteer becomes a member, and a member gets a new certificate, at the server that a join line names."""
+"""Asks the enrolment server that a join line names: to make a peer a member, or for a member's new certificate."""
 
 from __future__ import annotations
 
@@ -31,39 +31,40 @@ if TYPE_CHECKING:
 logger = get_logger(__name__)
 
 LOOK_SECONDS = 6.0
-"""For a connection. With what this program imports before, a person hears within ten seconds that nobody is there."""
+"""How long a connection may take. With the imports before it, a person learns within ten seconds that no server is
+there."""
 MAX_SENTENCE_LENGTH = 400
-"""Of what a server says."""
+"""How many characters of a server's message are shown."""
 _OPTIONS = (
     ("grpc.ssl_target_name_override", SERVER_NAME),
     ("grpc.max_receive_message_length", MAX_ANSWER_BYTES),
-    ("grpc.enable_http_proxy", 0),  # its certificate was fetched without one, too
+    ("grpc.enable_http_proxy", 0),  # the server's certificate was fetched without a proxy, too
     ("grpc.enable_retries", 0),
-    ("grpc.use_local_subchannel_pool", 1),  # a connection of another call has proven nothing for this one
+    ("grpc.use_local_subchannel_pool", 1),  # no connection of another call: its certificate was not checked now
 )
 
 
 class TryLater(InputError):  # noqa: N818
-    """Nobody answers, or too many ask. That may pass."""
+    """No server answers, or it gets too many calls. That may pass."""
 
 
 class Refused(InputError):  # noqa: N818
-    """The organiser's server says no, and will say so again."""
+    """The organiser's server refuses, and would do so again."""
 
 
 def enrol(line: JoinLine, key: RSAPrivateKey, name: str, timeout_seconds: float = 10.0) -> EnrolAnswer:
-    """Become a member with an invitation. Who is one already gets a new certificate.
+    """Make this peer a member with an invitation. A peer that is a member already gets a new certificate.
 
     Args:
-        key: the peer's
+        key: private key of the peer
         name: under which the organiser may know it; may be empty
         timeout_seconds: for everything
 
     Raises:
-        TryLater: nobody answers, or too many ask
+        TryLater: no server answers, or it gets too many calls
         Removed: the organiser has removed this peer
-        Refused: the server says no for another reason
-        InputError: the line invites nobody, or somebody else answers, or a clock is wrong
+        Refused: the server refuses for another reason
+        InputError: the line has no invitation, or another server answers, or a clock is wrong
     """
     if not line.enrolment_endpoints:
         raise InputError("This join line carries no invitation: ask the organiser for one that does.")
@@ -85,13 +86,13 @@ def renew(
 
 @dataclass(frozen=True)
 class _Found:
-    """What is at an endpoint.
+    """What was found at an endpoint.
 
     Args:
         endpoint: as people know it
         address: IP address and port, as gRPC writes them
-        certificate: DER, of whoever answers
-        failure: why nobody does; the end of a sentence
+        certificate: of the server that answers, as DER
+        failure: why no server answers; the end of a sentence
     """
 
     endpoint: str
@@ -101,7 +102,7 @@ class _Found:
 
 
 class _Enrolment:
-    """One call, at the first endpoint where the right server answers."""
+    """Makes one call, at the first endpoint where the right server answers."""
 
     def __init__(self, line: JoinLine, key: RSAPrivateKey, timeout_seconds: float):
         self._line, self._key = line, key
@@ -138,12 +139,12 @@ class _Enrolment:
         )
 
     def _look_at_all(self):
-        """Who is at the endpoints, first come first served."""
+        """Look at all endpoints at the same time, and yield what was found as it comes."""
         found: queue.Queue[_Found] = queue.Queue()
         endpoints, until = self._line.server_endpoints, time.monotonic() + LOOK_SECONDS
         seconds = min(LOOK_SECONDS, self._left())
         for host, port in endpoints:
-            # Name look-ups know no timeout: a daemon thread can be left behind.
+            # A name look-up has no timeout, so it runs in a daemon thread, which can be left behind.
             looker = threading.Thread(
                 target=lambda h=host, p=port: found.put(_look(h, p, seconds)), name="enrolment", daemon=True
             )
@@ -155,11 +156,16 @@ class _Enrolment:
                 return
 
     def _left(self) -> float:
-        """Seconds; never none, which would mean for ever."""
+        """Seconds that are left; never 0, which would mean no limit."""
         return max(0.001, self._deadline - time.monotonic())
 
     def _call(self, found: _Found, method: str, request: bytes) -> bytes:
-        """Raises _NoAnswer: it may have gone"""
+        """Send the request to the server and return its answer.
+
+        Raises:
+            _NoAnswer: the server does not answer any more
+            InputError: it refuses or fails, as `_explained` says
+        """
         grpc = load_grpc()
         pem = ssl.DER_cert_to_PEM_cert(found.certificate).encode()
         credentials = grpc.ssl_channel_credentials(root_certificates=pem)
@@ -170,7 +176,7 @@ class _Enrolment:
                 raise _explained(grpc, error) from None
 
     def _checked(self, data: bytes) -> EnrolAnswer:
-        """Not even the organiser's server is believed without a look."""
+        """Check the answer: even the organiser's server may send something wrong."""
         try:
             answer = EnrolAnswer.from_bytes(data)
             certificate = Certificate.read(answer.certificate, self._authority)
@@ -190,25 +196,25 @@ class _Enrolment:
         return EnrolAnswer(answer.certificate, self._sound(answer.removals))
 
     def _sound(self, removals: bytes) -> bytes:
-        """The list, or nothing if it is of no use: others in the swarm may have a better one."""
+        """Return the list of removed members; empty if it does not count: other peers may have one that does."""
         try:
             if removals:
                 Removals.read(removals, self._authority)
         except NotSigned as error:
-            logger.warning(f"The enrolment server's list of those who were removed {error}")
+            logger.warning(f"The enrolment server's list of removed members {error}")
             return b""
         return removals
 
 
 class _NoAnswer(Exception):  # noqa: N818
-    """Nobody answers any more at an endpoint. The text is the end of a sentence."""
+    """The server at an endpoint does not answer any more. The text is the end of a sentence."""
 
 
 def _look(host: str, port: int, timeout_seconds: float) -> _Found:
-    """Who answers there, whoever it is: the fingerprint is compared afterwards."""
+    """Fetch the certificate of the server that answers there, whichever it is: its fingerprint is compared later."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-    context.set_alpn_protocols(["h2"])  # gRPC closes the connection of who does not say so
+    context.set_alpn_protocols(["h2"])  # gRPC closes a connection without it
     endpoint = host_and_port(host, port)
     try:
         with (
@@ -229,7 +235,7 @@ def _look(host: str, port: int, timeout_seconds: float) -> _Found:
 
 
 def _check_clock(certificate: bytes) -> None:
-    """The certificate is the right one, but TLS would refuse it on a machine that lives in another year."""
+    """Raises InputError: TLS would refuse this certificate, which is the right one, because a clock is wrong"""
     known, now = x509.load_der_x509_certificate(certificate), datetime.now(UTC)
     if not known.not_valid_before_utc <= now <= known.not_valid_after_utc:
         begin, end = known.not_valid_before_utc, known.not_valid_after_utc
@@ -241,7 +247,7 @@ def _check_clock(certificate: bytes) -> None:
 
 
 def _explained(grpc: Any, error: grpc.RpcError) -> Exception:
-    """What a failed call means."""
+    """Return the exception for a failed call."""
     code, said = error.code(), _sentence(error.details() or "")
     if code is grpc.StatusCode.PERMISSION_DENIED and said.startswith(SAID):
         return Removed(f"The organiser's server refuses: {said}.")
@@ -257,5 +263,5 @@ def _explained(grpc: Any, error: grpc.RpcError) -> Exception:
 
 
 def _sentence(text: str) -> str:
-    """Of somebody else, for a person."""
+    """Return a server's message in a form that can be shown to a person."""
     return printed(text)[:MAX_SENTENCE_LENGTH]

@@ -1,4 +1,4 @@
-"""Where the organiser's peer was last, in a file of her folder. Imports nothing slow, so it can be read at once."""
+"""Where the organiser's peer was last, in a file of the organiser's folder. Imports nothing slow."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 from recipe.errors import InputError
 
 FOLDER = "organiser"
-"""Of all runs, in the folder of runs."""
+"""Name of the folder, inside the folder of runs, that has the organiser's folders of all runs."""
 CONTACT_FILE, BOOKS_FILE = "contact.json", "members.db"
 
 
@@ -20,8 +20,8 @@ class Contact:
     Args:
         organiser: public key
         addresses: of a peer that newcomers can call
-        enrolment_port: where its host enrols them
-        public_ip: which of the hosts others can call whatever its range, as the organiser said; None: she did not
+        enrolment_port: TCP port of the enrolment server on the host of that peer
+        public_ip: host that others can call whatever its range, as the organiser gave it; None if none was given
     """
 
     organiser: bytes
@@ -31,7 +31,7 @@ class Contact:
 
     @classmethod
     def read(cls, folder: Path) -> Contact:
-        """As the organiser's peer has noted it.
+        """Read what the organiser's peer has noted.
 
         Args:
             folder: of the run, named after it

@@ -1,4 +1,4 @@
-"""The one line that a volunteer needs: which run, whose it is, where its peers are, and perhaps an invitation.
+"""The one line that a volunteer needs: the run, its organiser, addresses of its peers, and perhaps an invitation.
 
 Nothing here needs hivemind, so a damaged line is refused before the slow imports.
 """
@@ -31,21 +31,22 @@ MAX_LINE_LENGTH = 4096
 MAX_CONTENT_BYTES = 8192
 
 _WORDS = b"/dns4//dns6//udp/31337/quic-v1/p2p/12D3KooW/dns//ip6//ip4/192.168./tcp/31337/p2p/Qm"
-"""What addresses are made of, so that the line need not repeat it. Whoever changes it has to count up `VERSION`."""
+"""Dictionary for zlib: usual pieces of addresses, which keep lines short. A change of it needs another `VERSION`."""
 _RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
-"""As `swarm.protocol.run_names` has it, which needs hivemind."""
+"""The same as in `swarm.protocol.run_names`, which needs hivemind."""
 _PART = re.compile(r"[A-Za-z0-9_-]{61,}")
-"""As much of a line as no peer id has letters; nothing that is no part of a line looks like that."""
+"""A piece of a line that lacks its beginning. It is longer than any peer id, and nothing but a line looks like that."""
 _RAW = -15
-"""zlib without its header and checksum: the line has its own."""
+"""Window size for zlib without its header and checksum: the line has its own checksum."""
 _QUOTES = "'\"`<>“”„‘’‚«»"
 _BEGINNING = re.compile(r"swarm:/+", re.IGNORECASE)
-"""`SCHEME`, as telephones and editors write it."""
+"""`SCHEME`, as telephones and editors may change it."""
 _ADDRESS = re.compile(r"/(p2p|ipfs|ip4|ip6|dns\w*)/")
 _BEHIND = f"{_QUOTES}.,;:!?([{{)]}}*|"
-"""What a sentence, a list or a link that has the line twice has put behind it; no line has such letters."""
+"""Characters that may follow a line in a sentence, in a list, or in a link that has the line twice. No line contains
+them."""
 _INVISIBLE = re.compile("[\\s\u00ad\u200b-\u200d\u2060\ufeff]+")
-"""White space, and what messengers put where a long word may be broken."""
+"""White space, and the characters that messengers put where a long word may be broken."""
 _CONTENT = msgspec.msgpack.Decoder(
     tuple[
         str,
@@ -60,18 +61,18 @@ _CONTENT = msgspec.msgpack.Decoder(
 
 @dataclass(frozen=True)
 class JoinLine:
-    """What stands in a join line. Whoever has one with a token may enrol with it.
+    """The content of a join line. Anyone with a line that has a token may enrol with it.
 
     Args:
         run_id: of the run
-        organiser: her public key, 32 bytes
+        organiser: public key of the organiser, 32 bytes
         addresses: multiaddresses of peers, one to eight, those of the organiser's peer first
-        token: an invitation, 16 bytes; empty for a line that invites nobody
+        token: an invitation, 16 bytes; empty for a line without an invitation
         enrolment_port: TCP port of the enrolment server at the hosts of the first peer; 0 where there is none
         fingerprint: of the enrolment server's TLS certificate, 16 bytes; empty where there is none
 
     Raises:
-        InputError: a field is none of that
+        InputError: a field does not have this form
     """
 
     run_id: str
@@ -102,7 +103,7 @@ class JoinLine:
 
     @classmethod
     def parse(cls, text: str) -> JoinLine:
-        """A line as a person has pasted it: with white space, line breaks or quotes, or behind `swarm join`.
+        """Read a line as a person has pasted it: with white space, line breaks or quotes, or behind `swarm join`.
 
         Raises:
             InputError: it is damaged, from a later version, no join line, or more than one
@@ -115,7 +116,7 @@ class JoinLine:
             )
         if _ADDRESS.search(line):
             raise InputError("Give a join line, or addresses, not both.")
-        # Behind the scheme of an example the whole line may stand again, and behind a command the whole command.
+        # A person may have pasted the whole line behind the scheme of an example, or a command behind itself.
         parts = [part.rstrip(_BEHIND).removesuffix("swarmjoin") for part in _BEGINNING.split(line)[1:]]
         bodies = set(filter(None, parts))
         if len(bodies) > 1:
@@ -135,7 +136,7 @@ class JoinLine:
     def server_endpoints(self) -> list[tuple[str, int]]:
         """Hosts and ports where the enrolment server may be: those of the first peer, which is the organiser's.
 
-        A relay's host is none of them.
+        The host of a relay is left out.
         """
         hers = [address for address in self.addresses if peer_of_address(address) == peer_of_address(self.addresses[0])]
         hosts = [address.split("/")[2] for address in hers if "/p2p-circuit/" not in address]
@@ -143,15 +144,15 @@ class JoinLine:
 
     @property
     def enrolment_endpoints(self) -> list[tuple[str, int]]:
-        """Where one can enrol with this line: nowhere without an invitation."""
+        """Hosts and ports where a peer can enrol with this line; none without an invitation."""
         return self.server_endpoints if self.token else []
 
 
 def whom_to_join(values: Sequence[str] | None) -> tuple[list[str], JoinLine | None]:
-    """The addresses that a person gave, as `parse_initial_peers`; and the join line, if that is how they came.
+    """Return the addresses that a person gave, as `parse_initial_peers` does, and the join line if one was given.
 
     Args:
-        values: of `--initial-peers`; None where that was not given
+        values: of `--initial-peers`; None if that was not given
 
     Raises:
         InputError: the line, or an address, is malformed
@@ -169,12 +170,12 @@ def whom_to_join(values: Sequence[str] | None) -> tuple[list[str], JoinLine | No
 
 
 def is_join_line(text: str) -> bool:
-    """Whether somebody means this to be one; `JoinLine.parse` says whether it is sound."""
+    """Whether the text is meant as a join line; `JoinLine.parse` says whether it is sound."""
     return bool(_BEGINNING.search(_INVISIBLE.sub("", text[:MAX_LINE_LENGTH])))
 
 
 def _squeezed(text: str) -> str:
-    """Without what mails and messengers have put into it."""
+    """Return the text without what mails and messengers have put into it."""
     if len(text) > MAX_LINE_LENGTH:
         raise InputError(
             f"That is longer than any join line: paste only the line, from {SCHEME} to its end, and nothing else."
@@ -183,7 +184,7 @@ def _squeezed(text: str) -> str:
 
 
 def _body(text: str) -> bytes:
-    """What was encoded, without its checksum. The letters must be those that encoding makes again."""
+    """Decode the text and check its checksum, which is left out. Encoding again has to give exactly the same text."""
     try:
         data = base64.b64decode(text + "=" * (-len(text) % 4), altchars=b"-_", validate=True)
     except ValueError:
@@ -222,7 +223,7 @@ def _check_addresses(addresses: tuple[str, ...]) -> None:
             usable = parse_initial_peers([address])
         except InputError:
             usable = []
-        if usable != [address]:  # nor one that would have to be mended
+        if usable != [address]:  # an address that would have to be corrected is refused, too
             raise _unusable(f"{address!a} is no address of a peer")
 
 

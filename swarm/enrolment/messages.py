@@ -1,4 +1,4 @@
-"""What a volunteer and the enrolment server tell each other. Either is a stranger to the other."""
+"""The messages between a volunteer and the enrolment server. Neither side trusts the other's message."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from swarm.protocol.wire import from_wire, to_wire
 KIND = "swarm enrolment 1"
 MAX_REQUEST_BYTES = 4096
 MAX_SIGNATURE_BYTES = 700
-"""Of the longest key, 4,096 bits, in base64."""
+"""Enough for the longest key, 4,096 bits, in base64."""
 MAX_ANSWER_BYTES = MAX_CERTIFICATE_BYTES + MAX_REMOVALS_BYTES + 16
 
 _Certificate = Annotated[bytes, Meta(max_length=MAX_CERTIFICATE_BYTES)]
@@ -39,10 +39,10 @@ _ANSWER = msgspec.msgpack.Decoder(tuple[_Certificate, Annotated[bytes, Meta(max_
 
 @dataclass(frozen=True)
 class Server:
-    """Which enrolment server a request is for; no other can use it.
+    """The enrolment server that a request is for; no other server can use the request.
 
     Args:
-        organiser: public key of the organiser whose run it is
+        organiser: public key of the run's organiser
         fingerprint: of the server's TLS certificate
     """
 
@@ -52,14 +52,14 @@ class Server:
 
 @dataclass(frozen=True)
 class EnrolRequest:
-    """Somebody wants to become a member, or to stay one.
+    """The request of a peer that wants to become a member, or to stay one.
 
     Args:
         token: the invitation; empty for a renewal
         subkey: the peer's public key, as the DHT writes it
         name: under which the volunteer wants to be known; may be empty
-        certificate: that is to be renewed; empty without one
-        signature: of the peer's private key
+        certificate: the one to be renewed; empty without one
+        signature: by the peer's private key
     """
 
     token: bytes
@@ -72,27 +72,27 @@ class EnrolRequest:
     def signed(
         cls, key: RSAPrivateKey, server: Server, token: bytes, name: str, certificate: bytes = b""
     ) -> EnrolRequest:
-        """A request of the peer with this key."""
+        """Make a request of the peer with this key."""
         text = _signed_text(server, token, name, certificate)
         return cls(token, subkey_of(key), name, certificate, key.sign(text))
 
     def to_bytes(self) -> bytes:
-        """At most 4 KiB."""
+        """Return at most 4 KiB."""
         return to_wire(self.token, self.subkey, self.name, self.certificate, self.signature)
 
     @classmethod
     def from_bytes(cls, data: bytes) -> EnrolRequest:
-        """Raises ValueError: whatever is wrong with it; the sender is not trusted"""
+        """Raises ValueError: something is wrong with the message; its sender is not trusted"""
         token, *rest = from_wire(_REQUEST, data, MAX_REQUEST_BYTES)
         if len(token) not in (0, TOKEN_BYTES):
             raise ValueError("its invitation has the wrong length")
         return cls(token, *rest)
 
     def check(self, server: Server) -> PeerID:
-        """The peer that has signed this.
+        """Return the peer that has signed this request.
 
         Raises:
-            ValueError: nobody has, or for another server
+            ValueError: no peer has signed it, or it is for another server
         """
         peer = peer_of(self.subkey)
         if peer is None:
@@ -108,28 +108,28 @@ class EnrolRequest:
 
 @dataclass(frozen=True)
 class EnrolAnswer:
-    """The peer is a member.
+    """The answer that makes the peer a member.
 
     Args:
-        certificate: that says so, signed
-        removals: the newest list of those who may not take part any more, signed; empty as long as there is none
+        certificate: of the membership, signed
+        removals: the newest list of removed members, signed; empty as long as there is none
     """
 
     certificate: bytes
     removals: bytes
 
     def to_bytes(self) -> bytes:
-        """At most 65 KiB."""
+        """Return at most 65 KiB."""
         return to_wire(self.certificate, self.removals)
 
     @classmethod
     def from_bytes(cls, data: bytes) -> EnrolAnswer:
-        """Raises ValueError: whatever is wrong with it; the sender is not trusted"""
+        """Raises ValueError: something is wrong with the message; its sender is not trusted"""
         return cls(*from_wire(_ANSWER, data, MAX_ANSWER_BYTES))
 
 
 def printable(name: str) -> str:
-    """As a member may be called: at most 64 characters that can be shown; empty if nothing is left."""
+    """Return a name as a member may have it: at most 64 characters that can be shown; empty if nothing is left."""
     return printed(name).strip()[:MAX_NAME_LENGTH].strip()
 
 

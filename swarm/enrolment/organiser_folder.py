@@ -1,4 +1,4 @@
-"""Everything that an organiser has of a run, in one folder: her key, her books, and where her peer can be found."""
+"""The organiser's folder of a run: the organiser's key, the books, and where the organiser's peer can be found."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ from swarm.protocol.certificates import MAX_WARRANT_BYTES, Authority, Signer
 
 LOOK_SECONDS = 3.0
 MAX_OTHERS = 2
-"""Members whom a join line names beside the organiser's peer: a QR code of it still fits a terminal."""
+"""Number of members that a join line names beside the organiser's peer: its QR code still fits a terminal."""
 KEY_FILE, DEPUTIES_FOLDER, FIRST_LINE_FILE = "organiser.key", "deputies", "first_line.json"
 
 
 class OrganiserFolder:
-    """`OUTPUT_DIR/organiser/RUN_ID`. The key may lie somewhere else, on a stick for instance.
+    """The folder `OUTPUT_DIR/organiser/RUN_ID`. The key may lie somewhere else, for instance on a stick.
 
     Args:
         output_dir: where the folders of runs are
         run_id: of the run
-        key: file of the key; None: in the folder
+        key: file of the key; None if it is in the folder
 
     Raises:
         InputError: the run id is no plain name
@@ -46,7 +46,7 @@ class OrganiserFolder:
 
     @property
     def registry(self) -> Registry:
-        """Her books.
+        """The organiser's books.
 
         Raises:
             InputError: they cannot be used
@@ -59,10 +59,10 @@ class OrganiserFolder:
         return self._contact.exists()
 
     def make_signer(self) -> Signer:
-        """The key; for a run that is new it is made, with the passphrase of SWARM_KEY_PASSPHRASE, if that is set.
+        """Return the key. For a new run it is made, with the passphrase in SWARM_KEY_PASSPHRASE if that is set.
 
         Raises:
-            InputError: it cannot be made, or read; or the run has a key already, which is not there
+            InputError: the key cannot be made or read; or the run was started before, and its key is not there
         """
         if self.key.exists() or self.is_started:
             return self.signer()
@@ -74,10 +74,10 @@ class OrganiserFolder:
         return make_key(self.key, given or None)
 
     def signer(self) -> Signer:
-        """The key that is there already; a passphrase is asked for in the terminal, if the file needs one.
+        """Return the key that is there already. If its file needs a passphrase, `passphrase_from` gets it.
 
         Raises:
-            InputError: it is not there, or cannot be read
+            InputError: the key is not there, or cannot be read
         """
         if not self.key.exists():
             raise InputError(
@@ -88,7 +88,7 @@ class OrganiserFolder:
         return read_key(self.key, lambda: passphrase_from(os.environ, f"Passphrase of {self.key}: "))
 
     def keep_warrant(self, name: str, signer: Signer) -> None:
-        """Of a deputy, so that it can be revoked by the name of its key's file.
+        """Keep the warrant of a deputy, so that it can be revoked by the name of the deputy's key file.
 
         Raises:
             InputError: it cannot be written
@@ -101,7 +101,7 @@ class OrganiserFolder:
             raise InputError(f"{path} cannot be written ({error.strerror}): make room.") from None
 
     def warrants(self) -> dict[str, list[bytes]]:
-        """Of the deputies that were made here, by the names of their keys' files."""
+        """Return the warrants of the deputies that were made here, by the names of their key files."""
         found: dict[str, list[bytes]] = {}
         for path in sorted(self._deputies.glob("*.*")):
             found.setdefault(path.stem, []).append(path.read_bytes()[: MAX_WARRANT_BYTES + 1])
@@ -115,7 +115,7 @@ class OrganiserFolder:
         Args:
             organiser: public key
             addresses: of a peer that newcomers can call
-            enrolment_port: where its host enrols them
+            enrolment_port: TCP port of the enrolment server on the host of that peer
             public_ip: as `Contact` has it
 
         Raises:
@@ -148,9 +148,9 @@ class OrganiserFolder:
         os.utime(self._contact, ns=(before.st_atime_ns, before.st_mtime_ns))
 
     def first_token(self, uses: int, days: float) -> bytes:
-        """The invitation of the line that her peer prints; one that is not known yet, if other numbers are asked for.
+        """Return the invitation in the line that the organiser's peer prints; empty if none is kept for these numbers.
 
-        A peer that starts again prints the same line again, so it is kept, unlike those of `swarm invite`.
+        A peer that starts again prints the same line again. So this invitation is kept, unlike those of `swarm invite`.
 
         Args:
             uses: how many may enrol with it
@@ -165,7 +165,7 @@ class OrganiserFolder:
         return b""
 
     def keep_first_token(self, token: bytes, uses: int, days: float) -> None:
-        """For `first_token`.
+        """Keep an invitation for `first_token`.
 
         Raises:
             InputError: it cannot be written
@@ -187,7 +187,7 @@ class OrganiserFolder:
 
     @property
     def addresses(self) -> tuple[str, ...]:
-        """Where the organiser's peer was last.
+        """Addresses where the organiser's peer was last.
 
         Raises:
             InputError: as `authority`
@@ -196,7 +196,7 @@ class OrganiserFolder:
 
     @property
     def enrolment_port(self) -> int:
-        """Where newcomers enrol.
+        """TCP port where newcomers enrol.
 
         Raises:
             InputError: as `authority`
@@ -205,7 +205,7 @@ class OrganiserFolder:
 
     @property
     def public_ip(self) -> str | None:
-        """Which of the hosts others can call whatever its range, as the organiser said; None: she did not.
+        """Host that others can call whatever its range, as the organiser gave it; None if none was given.
 
         Raises:
             InputError: as `authority`
@@ -214,10 +214,10 @@ class OrganiserFolder:
 
     @property
     def may_be_a_copy(self) -> bool:
-        """Whether nothing says that newcomers enrol with these books, and not with those of another machine.
+        """Whether this folder may be a copy, so that newcomers enrol with the books of another machine.
 
-        The organiser's own key would, or an address of this machine in the join line. Two machines may have the same
-        private address, such as that of a bridge of containers: then it misses a copy.
+        It is no copy if the organiser's own key is here, or if the join line has an address of this machine. Two
+        machines may have the same private address, such as that of a bridge of containers: then a copy is missed.
 
         Raises:
             InputError: as `authority`
@@ -228,7 +228,7 @@ class OrganiserFolder:
         return bool(elsewhere) and not {address.split("/")[2] for address in elsewhere} & set(own_addresses())
 
     def others_there(self) -> list[str]:
-        """An address of each of up to two members whom peers of this machine have met, and who answer now.
+        """Return an address for each of up to two other members that peers of this machine have met and that answer.
 
         Raises:
             InputError: as `authority`
@@ -250,11 +250,11 @@ class OrganiserFolder:
         return [found[peer] for peer in dict.fromkeys(map(peer_of_address, answering))][:MAX_OTHERS]
 
     def join_line(self, token: bytes = b"", others: Sequence[str] = ()) -> JoinLine:
-        """The line with which others join.
+        """Return the line with which other people join.
 
         Args:
             token: of an invitation
-            others: addresses of further peers, through which people join while the organiser's own does not run
+            others: addresses of further peers, through which people join while the organiser's own peer does not run
 
         Raises:
             InputError: as `authority`

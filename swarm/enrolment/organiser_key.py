@@ -1,7 +1,7 @@
-"""The keys of those who sign for a run, as files: the organiser's own, and her deputies'.
+"""The files of the keys that sign for a run: the organiser's own key, and those of deputies.
 
-A key is a PKCS8 PEM file, with a passphrase or without. A deputy's has a file beside it, with the same name and
-`.warrant` at its end, in which the organiser has signed what the deputy may do.
+A key is a PKCS8 PEM file, with a passphrase or without. A deputy's key has a second file beside it, with the same name
+and `.warrant` at its end. In it the organiser has signed what the deputy may do.
 """
 
 from __future__ import annotations
@@ -43,29 +43,30 @@ from swarm.protocol.certificates import (
 from swarm.protocol.order_book import MAX_SIGNED_BYTES
 
 VARIABLE = "SWARM_KEY_PASSPHRASE"
-"""Environment variable: the passphrase, for whoever has no terminal."""
+"""Environment variable: the passphrase, for use without a terminal."""
 HANDED_OVER = "SWARM_TYPED"
-"""Environment variable: process and number of the pipe with what was typed before this program took another's place."""
+"""Environment variable: process id, and file number of the pipe with the passphrases that were typed before this
+program replaced another one."""
 _TYPED: dict[str, str] = {}
-"""By prompt, in this program."""
+"""Passphrases that were typed in this program, by prompt."""
 MAX_PASSPHRASE_BYTES = 1023  # of `cryptography`
 MAX_KEY_FILE_BYTES = 2**14
 MAX_DEPUTY_DAYS = 3650
 CLOCK_SECONDS = 600
-"""A clock may be so far behind the signer's."""
+"""What is signed counts from this long before its signing on, since a reader's clock may be behind the signer's."""
 _PROBES = {
     Right.ENROL: (CERTIFICATE, MAX_CERTIFICATE_BYTES),
     Right.REMOVE: (REMOVALS, MAX_REMOVALS_BYTES),
     Right.CONTROL: (ORDER, MAX_SIGNED_BYTES),
 }
-"""By the right: what is signed with it."""
+"""By right: the kind of what is signed with it, and the most bytes that it may have."""
 
 
 def make_key(path: Path, passphrase: str | None) -> Signer:
-    """A new key in a new file, which only this user can read.
+    """Make a new key in a new file, which only this user can read.
 
     Args:
-        passphrase: that is asked for wherever the key is used; None for a file that needs none
+        passphrase: asked for wherever the key is used; None for a file that needs none
 
     Raises:
         InputError: the file is there already, or cannot be written; or the passphrase cannot be used
@@ -79,11 +80,11 @@ def make_key(path: Path, passphrase: str | None) -> Signer:
 def make_deputy(
     organiser: Signer, run_id: str, rights: Right, days: float, path: Path, passphrase: str | None
 ) -> Signer:
-    """A key for somebody who may sign in the organiser's place, and beside it the file that says so.
+    """Make the key with which a deputy signs in the organiser's place, and the warrant beside it.
 
     Args:
         rights: what the deputy may sign
-        days: from now on
+        days: how long the warrant counts, from now on
 
     Raises:
         InputError: as `make_key`; or the key is not the organiser's own, or there are no rights or days
@@ -110,7 +111,7 @@ def make_deputy(
 
 
 def read_key(path: Path, passphrase: Callable[[], str] | None = None) -> Signer:
-    """The key in a file; a deputy's with its warrant.
+    """Read the key in a file; a deputy's key with its warrant.
 
     Args:
         passphrase: asked only if the file needs one
@@ -129,14 +130,14 @@ def warrant_path(path: Path) -> Path:
 
 
 def check_right(signer: Signer, authority: Authority, right: Right, now: float = 0.0) -> None:
-    """See whether what this key signs counts in a run.
+    """Check that what this key signs counts in a run.
 
     Args:
-        right: that it needs if it is a deputy's
+        right: the right that a deputy's key needs for it
         now: seconds since 1970; 0 for this machine's clock
 
     Raises:
-        InputError: it does not
+        InputError: it does not count
     """
     kind, most_bytes = _PROBES[right]
     try:
@@ -149,7 +150,7 @@ def check_right(signer: Signer, authority: Authority, right: Right, now: float =
 
 
 def passphrase_from(environment: Mapping[str, str], prompt: str) -> str:
-    """The passphrase, from the variable SWARM_KEY_PASSPHRASE or else from whoever sits at the terminal.
+    """Return the passphrase: from the variable SWARM_KEY_PASSPHRASE, or else typed at the terminal.
 
     Raises:
         InputError: there is neither, or it is empty
@@ -172,18 +173,19 @@ def passphrase_from(environment: Mapping[str, str], prompt: str) -> str:
 
 @cache
 def _handed_over() -> dict[str, str]:
-    """By prompt, what was typed before this program took the place of another one."""
+    """Return by prompt the passphrases that were typed before this program replaced another one."""
     process, _, number = os.environ.pop(HANDED_OVER, "").partition(" ")
-    if process != str(os.getpid()):  # nothing, or it was for a program that has started this one
+    if process != str(os.getpid()):  # nothing was handed over, or it was for the parent of this process
         return {}
     with open(int(number)) as pipe:
         return json.load(pipe)
 
 
 def hand_over_typed() -> None:
-    """For just before `os.execv`: the program that follows asks for no passphrase that was typed in this one.
+    """Hand the typed passphrases to the program that replaces this one. Call it just before `os.execv`.
 
-    The organiser may be asleep. It goes through a pipe, which no other process can read; a variable could be.
+    That program could not ask for them again: the organiser may be asleep. They go through a pipe, which no other
+    process can read; an environment variable could be read.
     """
     if not (typed := _handed_over() | _TYPED):
         return
@@ -245,7 +247,7 @@ def _read(path: Path, most_bytes: int) -> bytes:
 
 
 def _write_new(path: Path, content: bytes) -> None:
-    """Never over a file that is there, and nothing of it stays if that fails."""
+    """Write a new file. An existing file is never replaced, and a failed write leaves nothing."""
     try:
         write_private(path, content)
     except OSError as error:

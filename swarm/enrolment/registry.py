@@ -1,6 +1,7 @@
-"""The organiser's books of a run: whom she has invited, who is a member, and who may not take part any more.
+"""The organiser's books of a run: invitations, members, and members that were removed.
 
-One SQLite file, since several processes write at the same time: the enrolment server, and the organiser's commands.
+They are one SQLite file, since several processes write at the same time: the enrolment server, and the organiser's
+commands.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ from swarm.protocol.certificates import (
 
 VERSION = 1
 BUSY_SECONDS = 10.0
-"""For which a process waits while others write."""
+"""How long a process waits while another one writes."""
 MAX_MEMBERS = 100_000
 MAX_DAYS = 3650
 NO_NAME = "unnamed"
@@ -52,31 +53,32 @@ _TABLES = (
         serial INTEGER PRIMARY KEY, peer_id TEXT NOT NULL UNIQUE, name TEXT NOT NULL, roles INTEGER NOT NULL,
         enrolled_at REAL NOT NULL, certificate_ends_at INTEGER NOT NULL, token_sha256 BLOB NOT NULL)""",
     "CREATE TABLE IF NOT EXISTS removed (place INTEGER PRIMARY KEY, serial INTEGER NOT NULL UNIQUE, why TEXT NOT NULL)",
-    "CREATE TABLE IF NOT EXISTS removed_here (serial INTEGER PRIMARY KEY)",  # the others of `removed` a deputy has said
+    "CREATE TABLE IF NOT EXISTS removed_here (serial INTEGER PRIMARY KEY)",  # removed here, not in lists from elsewhere
     """CREATE TABLE IF NOT EXISTS removal_list (
         only_one INTEGER PRIMARY KEY CHECK (only_one = 1), number INTEGER NOT NULL, signed BLOB NOT NULL)""",
 )
+_USABLE = "invitations WHERE uses_left > 0 AND expires_at >= ?"
 _OF_MEMBER = "token_sha256 = (SELECT token_sha256 FROM members WHERE serial = ?)"
 _MEMBERS = """SELECT members.serial, peer_id, name, roles, enrolled_at, certificate_ends_at, why
     FROM members LEFT JOIN removed ON removed.serial = members.serial"""
 
 
 class NotInvited(ValueError):  # noqa: N818 (reads as what it says)
-    """This volunteer does not become a member. The text is the end of a sentence for the volunteer."""
+    """This volunteer does not become a member. The text, the reason, is the end of a sentence for the volunteer."""
 
 
 @dataclass(frozen=True)
 class Member:
-    """Who has enrolled.
+    """A member, as the books have it.
 
     Args:
         serial: number of this member, in all its certificates
-        peer_id: who alone can use them
-        name: under which the organiser knows it
-        roles: what it may do
+        peer_id: the only peer that can use them
+        name: under which the organiser knows the member
+        roles: what the member may do
         enrolled_at: seconds since 1970
-        certificate_ends_at: of its newest certificate, seconds since 1970; 0 before the first
-        why_removed: the organiser's reason; None as long as it may take part
+        certificate_ends_at: latest end of its certificates, seconds since 1970; 0 before the first
+        why_removed: the organiser's reason; None as long as the member may take part
     """
 
     serial: int
@@ -90,11 +92,11 @@ class Member:
 
 @dataclass(frozen=True)
 class Invitation:
-    """With which people enrol.
+    """An invitation, with which people enrol.
 
     Args:
-        name: of who is invited; empty: members choose their own
-        roles: what they may do then
+        name: of the invited person; empty if members choose their own names
+        roles: what these members may do
         uses_left: how many can still enrol with it; 0 as well if the organiser has closed it
         expires_at: seconds since 1970
     """
@@ -106,14 +108,14 @@ class Invitation:
 
 
 class Registry:
-    """Every method is one transaction. Any number of threads and processes may use the same folder.
+    """The books of one run. Each method is a transaction. Any number of threads and processes may use the same folder.
 
     Args:
         folder: of this run; made if it is missing
-        clock: seconds since 1970
+        clock: returns seconds since 1970
 
     Raises:
-        InputError: the books cannot be used; so do all methods
+        InputError: the books cannot be used; all methods raise it as well
     """
 
     def __init__(self, folder: Path, clock: Callable[[], float] = time.time):
@@ -121,7 +123,7 @@ class Registry:
         self._path = folder / BOOKS_FILE
         try:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            # The log of changes cannot be switched on while others write, so one process after the other may try.
+            # SQLite cannot switch on its log of changes while another process writes, so one at a time may try.
             with FileLock(folder / f"{BOOKS_FILE}.lock", timeout=BUSY_SECONDS, mode=0o600):
                 os.close(os.open(self._path, os.O_RDWR | os.O_CREAT, 0o600))
                 self._prepare()
@@ -134,12 +136,13 @@ class Registry:
     # ---- invitations ------------------------------------------------------------------------------------------------
 
     def invite(self, name: str, days: float, uses: int, roles: Role) -> bytes:
-        """A new invitation: 16 bytes, which are not kept here.
+        """Make a new invitation: 16 bytes, of which only a hash is kept here.
 
         Args:
-            name: of who is invited; empty: members choose their own
-            days: for which it can be used, from now on
+            name: of the invited person; empty if members choose their own names
+            days: how long it can be used, from now on
             uses: how many may enrol with it
+            roles: what these members may do
 
         Raises:
             InputError: as the class, or a number is out of bounds
@@ -151,7 +154,7 @@ class Registry:
         if not 1 <= uses <= MAX_MEMBERS:
             raise InputError(f"An invitation for {uses} members cannot be made: give 1 to {MAX_MEMBERS}.")
         if not roles:
-            raise InputError("An invitation without any role lets nobody do anything: give at least one.")
+            raise InputError("An invitation without a role allows nothing: give at least one.")
         token, now = secrets.token_bytes(TOKEN_BYTES), self._clock()
         with self._books() as books:
             books.execute(
@@ -161,17 +164,16 @@ class Registry:
         return token
 
     def invitations(self) -> list[Invitation]:
-        """Those that can still be used, in the order in which they were made; not what they are used with."""
+        """Return the invitations that can still be used, in the order in which they were made, without their tokens."""
         with self._books() as books:
             rows = books.execute(
-                "SELECT name, roles, uses_left, expires_at FROM invitations WHERE uses_left > 0 AND expires_at >= ? "
-                "ORDER BY created_at, rowid",
+                f"SELECT name, roles, uses_left, expires_at FROM {_USABLE} ORDER BY created_at, rowid",
                 (self._clock(),),
             ).fetchall()
         return [Invitation(name, Role(roles), uses_left, expires_at) for name, roles, uses_left, expires_at in rows]
 
     def invitation_of(self, token: bytes) -> Invitation | None:
-        """As it stands now, usable or not; None if it is not known here."""
+        """Return the invitation as it stands now, usable or not; None if it is not known here."""
         with self._books() as books:
             found = books.execute(
                 "SELECT name, roles, uses_left, expires_at FROM invitations WHERE token_sha256 = ?", (_digest(token),)
@@ -179,13 +181,13 @@ class Registry:
         return None if found is None else Invitation(found[0], Role(found[1]), found[2], found[3])
 
     def use_invitation(self, token: bytes, peer_id: PeerID, name: str) -> Member:
-        """Makes the peer a member, which costs one use of the invitation; a member already stays what it is.
+        """Make the peer a member, which costs one use of the invitation. A peer that is a member stays what it is.
 
         Args:
-            name: that it gives itself; counts only if the invitation is for nobody in particular
+            name: that the peer gives itself; counts only if the invitation has no name
 
         Raises:
-            NotInvited: why not
+            NotInvited: the peer does not become a member
         """
         with self._books() as books:
             member = _one_member(books, peer_id)
@@ -210,7 +212,7 @@ class Registry:
             return _one_member(books, peer_id)
 
     def close_invitation_of(self, serial: int) -> int:
-        """Nobody else can use the invitation with which this member came.
+        """Close the invitation with which this member came: no other peer can use it any more.
 
         Returns:
             how many could have used it until now
@@ -221,18 +223,18 @@ class Registry:
         return uses
 
     def close_invitations(self) -> int:
-        """Nobody can use any invitation that was made so far.
+        """Close all invitations that were made so far.
 
         Returns:
-            how many could be used until now
+            how many of them could be used until now
         """
-        num_open = len(self.invitations())
         with self._books() as books:
+            (num_open,) = books.execute(f"SELECT COUNT(*) FROM {_USABLE}", (self._clock(),)).fetchone()
             books.execute("UPDATE invitations SET uses_left = 0")
         return num_open
 
     def uses_left_of(self, serial: int) -> int:
-        """How many may still join with the invitation with which this member came."""
+        """Return how many may still join with the invitation with which this member came."""
         with self._books() as books:
             return self._uses_left(books, serial)
 
@@ -253,19 +255,19 @@ class Registry:
     # ---- members ----------------------------------------------------------------------------------------------------
 
     def member_of(self, peer_id: PeerID) -> Member | None:
-        """The member with this peer id; None if it has never enrolled here."""
+        """Return the member with this peer id; None if it has never enrolled here."""
         with self._books() as books:
             return _one_member(books, peer_id)
 
     def members(self) -> list[Member]:
-        """All, in the order in which they have enrolled; those who were removed as well."""
+        """Return all members in the order in which they have enrolled, removed ones included."""
         with self._books() as books:
             return _members(books, "ORDER BY members.serial")
 
     def find(self, name_or_peer_id_or_serial: str) -> list[Member]:
-        """The members that this may mean; several may have the same name."""
+        """Return the members that the text may mean; several may have the same name."""
         wanted = name_or_peer_id_or_serial
-        if not wanted.isprintable():  # as all names are; SQLite takes no half characters
+        if not wanted.isprintable():  # all names are printable, and SQLite takes no half of a surrogate pair
             return []
         with self._books() as books:
             return _members(
@@ -275,13 +277,15 @@ class Registry:
             )
 
     def certify(self, member: Member, signer: Signer, authority: Authority, days: float) -> bytes:
-        """A certificate of what the books say of a member, as it was signed; its end is noted.
+        """Sign a certificate of what the books say of a member, and note its end.
 
-        That of a deputy ends with the deputy's warrant at the latest.
+        A certificate that a deputy signs ends with the deputy's warrant at the latest.
 
         Args:
-            signer: the organiser's key, or that of a deputy who may do this
-            days: for which it counts
+            member: as the books have it
+            signer: the organiser's key, or that of a deputy with the right to enrol
+            authority: the run, and the organiser's public key
+            days: how long it counts
 
         Raises:
             InputError: as the class, or this key cannot sign certificates
@@ -294,9 +298,10 @@ class Registry:
         return made.signed_by(signer)
 
     def note_certificate(self, serial: int, ends_at: int) -> None:
-        """This member has got a certificate; the one that ends last is what a full list of removed members goes by.
+        """Note that this member has got a certificate. A full list of removed members goes by the latest end.
 
         Args:
+            serial: of the member
             ends_at: seconds since 1970
         """
         with self._books() as books:
@@ -305,14 +310,16 @@ class Registry:
                 (ends_at, serial),
             )
 
-    # ---- those who may not take part any more -----------------------------------------------------------------------
+    # ---- removed members --------------------------------------------------------------------------------------------
 
     def remove(self, serials: Iterable[int], why: str, signer: Signer, authority: Authority) -> bytes:
-        """These may not take part any more.
+        """Remove members: they may not take part any more.
 
         Args:
-            why: for the members themselves
-            signer: the organiser's key, or that of a deputy who may do this
+            serials: of these members
+            why: the reason, which the members themselves read
+            signer: the organiser's key, or that of a deputy with the right to remove
+            authority: the run, and the organiser's public key
 
         Returns:
             the new list, signed
@@ -324,27 +331,27 @@ class Registry:
         return self._sign(signer, authority, lambda list_: list_.with_removed(chosen, why), chosen)
 
     def restore(self, serials: Iterable[int], signer: Signer, authority: Authority) -> bytes:
-        """These may take part again; the rest as `remove`."""
+        """Let these members take part again; the rest as `remove`."""
         return self._sign(signer, authority, lambda list_: list_.without(serials))
 
     def removals(self) -> bytes:
-        """The newest list of those who may not take part any more, as it was signed; empty if nobody ever was."""
+        """Return the newest list of removed members, as it was signed; empty if none was ever signed."""
         with self._books() as books:
             return _newest(books)[1]
 
     def why_removed(self, serial: int) -> str | None:
-        """The reason in the books, also for a member whom they do not know; None if this one is not removed."""
+        """Return the reason in the books, also for an unknown member; None if this member is not removed."""
         with self._books() as books:
             return _removed(books).get(serial)
 
     @property
     def why_peers_refuse_the_list(self) -> str:
-        """A sentence, if it was made while this machine's clock was more than a day ahead; else empty."""
+        """A sentence that says why, if the list was made while the clock was more than a day ahead; else empty."""
         with self._books() as books:
             return self._from_the_future(books)
 
     def begin_list_anew(self) -> None:
-        """The next list that is signed is numbered by this clock, which has to be right; the members stay removed."""
+        """Let the next list be numbered by this clock alone, which has to be right. The members stay removed."""
         with self._books() as books:
             books.execute("DELETE FROM removal_list")
 
@@ -359,10 +366,12 @@ class Registry:
         )
 
     def keep_removals(self, signed: bytes, authority: Authority) -> bool:
-        """Whether this list, which came from elsewhere, is newer than the one here; then it counts.
+        """Take over a list of removed members that came from elsewhere, if it is newer than the one here.
 
-        Who was removed here stays so, also if the other list does not say it: that one may have been signed by somebody
-        who did not know.
+        Members that were removed here stay so even if the other list does not have them: its signer may not have known.
+
+        Returns:
+            whether the list is newer
 
         Raises:
             NotSigned: it is no list of this run
@@ -391,17 +400,18 @@ class Registry:
             books.executemany("INSERT OR IGNORE INTO removed_here VALUES (?)", [(serial,) for serial in chosen])
             list_ = self._fitting(books, everybody, chosen)
             signed = list_.signed_by(signer)
-            _keep(books, list_.number, signed, everybody.removed)  # who is left out of the list gets no certificate
+            _keep(books, list_.number, signed, everybody.removed)  # also the ones that the list leaves out
         return signed
 
     def _fitting(self, books: sqlite3.Connection, list_: Removals, chosen: Set[int]) -> Removals:
-        """A list that is full leaves out those whose certificates have ended; the books still know them.
+        """Shorten a list that is full: it leaves out members with ended certificates, which the books still know.
 
-        Of serials that are no members here, those come first that these books have removed, then the latest: a deputy
-        can have invented all the others. Where reasons are too long together, the last in this order have none.
+        Some serials may be of no member here. Of these, the ones that these books have removed come first, and of the
+        rest the latest: a deputy can have invented all of them. If the reasons are too long together, the last members
+        in this order have none.
 
         Args:
-            chosen: who is removed now, and is in the list in any case
+            chosen: members that are removed now, and stay in the list in any case
         """
         ends = dict(books.execute("SELECT serial, certificate_ends_at FROM members").fetchall())
         here = {serial for (serial,) in books.execute("SELECT serial FROM removed_here").fetchall()}
@@ -443,7 +453,7 @@ class Registry:
 
     @contextlib.contextmanager
     def _books(self) -> Iterator[sqlite3.Connection]:
-        """One transaction: all of it happens, or nothing."""
+        """Open one transaction: all of it happens, or nothing."""
         with self._connected() as books:
             books.execute("BEGIN IMMEDIATE")
             yield books
@@ -451,7 +461,7 @@ class Registry:
 
     @contextlib.contextmanager
     def _connected(self) -> Iterator[sqlite3.Connection]:
-        """A connection for one use: none is ever shared with another thread, or with a forked process."""
+        """Open a connection for one use: none is ever shared with another thread, or with a forked process."""
         try:
             with contextlib.closing(
                 sqlite3.connect(
@@ -471,7 +481,7 @@ class Registry:
 
 
 def removed_sentence(member: Member) -> str:
-    """What a volunteer reads who was removed; the end of a sentence."""
+    """Return the end of the sentence that a removed volunteer reads."""
     return f"{SAID}: {member.why_removed or 'no reason given'}"
 
 
@@ -492,12 +502,12 @@ def _one_member(books: sqlite3.Connection, peer_id: PeerID) -> Member | None:
 
 
 def _newest(books: sqlite3.Connection) -> tuple[int, bytes]:
-    """Number and bytes of the signed list."""
+    """Return number and bytes of the signed list."""
     return books.execute("SELECT number, signed FROM removal_list").fetchone() or (0, b"")
 
 
 def _removed(books: sqlite3.Connection) -> dict[int, str]:
-    """By the member's serial, why; the earliest first."""
+    """Return the reasons by the members' serials, the earliest removal first."""
     return dict(books.execute("SELECT serial, why FROM removed ORDER BY place").fetchall())
 
 

@@ -1,11 +1,11 @@
-"""How a peer ends that its organiser has removed from the run. Imports nothing slow."""
+"""How a peer ends after the organiser has removed it from the run. Imports nothing slow."""
 
 from recipe.errors import InputError
 
 SAID = "the organiser has removed this peer"
 """How the enrolment server's answer to a removed peer begins."""
 EXIT_STATUS = 3
-"""With which the program of a removed peer ends: a service manager should not start it again."""
+"""Exit status of the program of a removed peer: a service manager should not start it again."""
 
 
 class Removed(InputError):  # noqa: N818 (reads as what happened)

@@ -10,9 +10,9 @@ ENROL, RENEW = "Enrol", "Renew"
 
 
 def load_grpc() -> ModuleType:
-    """gRPC, set up for a process that forks later and whose children do not use it.
+    """Import gRPC, set up for a process that forks later and has children that do not use it.
 
-    It looks at these variables when it is imported, and otherwise writes its own troubles to the screen.
+    gRPC reads these variables when it is imported. Without them it writes its own errors to the screen.
     """
     os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")

@@ -1,4 +1,4 @@
-"""Where volunteers become members, and members get new certificates: a small gRPC server beside the organiser's key."""
+"""The enrolment server, a small gRPC server beside the organiser's key: makes members and renews their certificates."""
 
 from __future__ import annotations
 
@@ -33,28 +33,28 @@ logger = get_logger(__name__)
 
 THREADS = 4
 MAX_CALLS = 32
-"""At a time; further ones are refused."""
+"""Calls at a time; further ones are refused."""
 MAX_CONNECTIONS = 4096
 CALLS_PER_MINUTE = 60
-"""Of all."""
+"""Calls of all hosts together."""
 CALLS_OF_A_HOST, CALLS_OF_A_HOST_PER_MINUTE = 10, 5
-"""Of one IP address at once, and then in a minute; there may be a whole laboratory behind it."""
+"""Calls of one IP address: at once, and then in a minute. A whole laboratory may be behind one address."""
 REQUEST_SECONDS = 5.0
-"""In which a request is complete: it is a few hundred bytes."""
+"""Time in which a request has to be complete: it is a few hundred bytes."""
 STOP_SECONDS = 2.0
 MAX_DAYS = 365.0
 LATEST_RENEWAL_SECONDS = 30 * 24 * 3600
-"""So long after its end a certificate can be renewed."""
+"""How long after its end a certificate can still be renewed."""
 MAX_COMPLAINTS = 16
 _OPTIONS = (
-    ("grpc.so_reuseport", 0),  # or two servers would share a port without a word
+    ("grpc.so_reuseport", 0),  # otherwise two servers could share a port without an error
     ("grpc.max_receive_message_length", 2 * MAX_REQUEST_BYTES),
     ("grpc.max_metadata_size", 2**13),
     ("grpc.absolute_max_metadata_size", 2**14),
     ("grpc.max_concurrent_streams", 4),
     ("grpc.max_allowed_incoming_connections", MAX_CONNECTIONS),
     ("grpc.server_handshake_timeout_ms", 5_000),
-    # A volunteer needs a connection for a second. Who keeps one for longer is not missed.
+    # A volunteer needs a connection for a second, so one that stays longer can be closed.
     ("grpc.max_connection_idle_ms", 10_000),
     ("grpc.max_connection_age_ms", 30_000),
     ("grpc.max_connection_age_grace_ms", 5_000),
@@ -65,14 +65,14 @@ _PEER = re.compile(r"ipv[46]:\[?([^\]]+?)\]?:\d+")
 
 
 class TooManyCalls(ValueError):  # noqa: N818 (reads as what it says)
-    """The caller may try again later. The text is the end of a sentence for the volunteer."""
+    """There are too many calls; the caller may try again later. The text is the end of a sentence for the volunteer."""
 
 
 class CallLimits:
-    """How often the server does something, for one IP address and for all.
+    """Limits how often the server is called, by one IP address and by all together.
 
     Args:
-        per_minute: for all, and as many at once
+        per_minute: calls of all together; as many may come at once
     """
 
     def __init__(self, per_minute: float = CALLS_PER_MINUTE):
@@ -81,32 +81,32 @@ class CallLimits:
         self._of_hosts = TokenBuckets(CALLS_OF_A_HOST, CALLS_OF_A_HOST_PER_MINUTE / 60)
 
     def may_call(self, caller: str) -> bool:
-        """Whether this caller may do it once more, which is then counted.
+        """Whether this caller may call once more; if so, the call is counted.
 
         Args:
             caller: as gRPC writes it, such as `ipv4:203.0.113.5:40000`
         """
         with self._lock:
             host = _host_of(caller)
-            is_here = host is not None and host.is_loopback  # where a whole swarm may start
+            is_here = host is not None and host.is_loopback  # a whole swarm may start on this machine
             if not is_here and not self._of_hosts.take(household(str(host))):  # callers without an address share one
                 return False
             return self._all.take()
 
 
 class EnrolmentServer:
-    """Makes members of those who have an invitation. It runs in threads of this process, between `start` and `stop`.
+    """Makes members of people with an invitation. It runs in threads of this process, between `start` and `stop`.
 
-    Start it after the last fork: a forked process keeps the port open when this one is killed.
+    Start it after the last fork: a forked process would keep the port open when this one is killed.
 
     Args:
         registry: the organiser's books of this run
-        signer: her key, or that of a deputy who may do this
-        authority: the run, and her public key
+        signer: the organiser's key, or that of a deputy with the right to enrol
+        authority: the run, and the organiser's public key
         host: IP address to listen on, such as `0.0.0.0`
         port: 0 for any free one
-        certificate_days: for which a certificate counts
-        clock: seconds since 1970
+        certificate_days: how long a certificate counts
+        clock: returns seconds since 1970
         limits: of calls
 
     Raises:
@@ -139,11 +139,11 @@ class EnrolmentServer:
 
     @property
     def fingerprint(self) -> bytes:
-        """Of the TLS certificate, as join lines carry it."""
+        """Fingerprint of the TLS certificate, as join lines carry it."""
         return self._identity.fingerprint
 
     def start(self) -> int:
-        """Listens from now on.
+        """Listen from now on.
 
         Returns:
             the port
@@ -151,7 +151,7 @@ class EnrolmentServer:
         Raises:
             InputError: the port cannot be listened on
         """
-        allow_many_files()  # or strangers' connections leave none for the books
+        allow_many_files()  # otherwise strangers' connections could leave no file for the books
         grpc = self._grpc
         server = grpc.server(
             ThreadPoolExecutor(THREADS, "enrolment"), options=_OPTIONS, maximum_concurrent_rpcs=MAX_CALLS
@@ -173,7 +173,7 @@ class EnrolmentServer:
         return port
 
     def stop(self) -> None:
-        """Finishes what has begun and closes the port."""
+        """Finish the calls that have begun, and close the port."""
         if self._server is not None:
             self._server.stop(STOP_SECONDS).wait()
             self._server = None
@@ -181,7 +181,7 @@ class EnrolmentServer:
     # ---- calls ------------------------------------------------------------------------------------------------------
 
     def _answers(self, grant: Callable[[EnrolRequest, PeerID], EnrolAnswer]) -> Callable[[Iterator[bytes], Any], bytes]:
-        """Serves calls. For gRPC a call has many messages; so we see who calls before anything is read."""
+        """Return a handler for gRPC. It takes a stream of messages, so that it sees the caller before it reads any."""
 
         def answer(messages: Iterator[bytes], context: grpc.ServicerContext) -> bytes:
             code = self._grpc.StatusCode
@@ -194,11 +194,11 @@ class EnrolmentServer:
                 status, why = code.RESOURCE_EXHAUSTED, str(error)
             except NotInvited as error:
                 status, why = code.PERMISSION_DENIED, str(error)
-            except InputError as error:  # of the organiser's own files
+            except InputError as error:  # the organiser's own files cannot be used
                 self._complain_once(str(error))
                 return context.abort(code.INTERNAL, "its own files or its key cannot be used")
             except ValueError as error:
-                self._complain_once("Somebody has sent what is no request to enrol here.")
+                self._complain_once("A caller has sent a message that is no request to enrol here.")
                 return context.abort(code.INVALID_ARGUMENT, f"the request cannot be used: {error}")
             self._complain_once(f"An enrolment was refused: {why}.")
             return context.abort(status, why)
@@ -230,8 +230,11 @@ class EnrolmentServer:
         return self._certified(member)
 
     def _certified(self, member: Member) -> EnrolAnswer:
-        """What is in the books counts, whatever the member says of itself."""
+        """Make a certificate of what is in the books, whatever the member says of itself."""
         certificate = self._registry.certify(member, self._signer, self._authority, self._certificate_days)
+        by_now = self._registry.member_of(member.peer_id)
+        if by_now.why_removed is not None:  # since the caller of this method has looked
+            raise NotInvited(removed_sentence(by_now))
         return EnrolAnswer(certificate, self._registry.removals())
 
     def _complain_once(self, about: str) -> None:
@@ -240,7 +243,7 @@ class EnrolmentServer:
 
 
 def _first(messages: Iterator[bytes], context: grpc.ServicerContext) -> bytes:
-    """The request, or nothing; whoever is slow with it loses the call, since a thread waits for it."""
+    """Return the request; empty if none comes. A slow caller loses its call, since a thread waits for the request."""
     timer = threading.Timer(REQUEST_SECONDS, context.cancel)
     timer.daemon = True
     timer.start()
@@ -251,7 +254,7 @@ def _first(messages: Iterator[bytes], context: grpc.ServicerContext) -> bytes:
 
 
 def _host_of(caller: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
-    """The IP address of a caller; None if it cannot be told."""
+    """Return the IP address of a caller; None if it cannot be told."""
     found = _PEER.fullmatch(unquote(caller))
     try:
         address = ipaddress.ip_address(found[1]) if found else None

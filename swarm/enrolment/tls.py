@@ -1,4 +1,4 @@
-"""The TLS certificate of the enrolment server. It is its own authority: join lines carry its fingerprint."""
+"""The TLS certificate of the enrolment server. It is self-signed: join lines carry its fingerprint."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from recipe.run_folder import write_private
 from swarm.enrolment.join_line import FINGERPRINT_BYTES
 
 SERVER_NAME = "swarm-enrolment"
-"""In the certificate; wherever the server is."""
+"""Host name in the certificate, whatever the address of the server is."""
 FILE_NAME = "tls.pem"
 MAX_FILE_BYTES = 2**14
 VALID_FOR = timedelta(days=3650)
@@ -27,10 +27,10 @@ LOCK_SECONDS = 10.0
 
 
 def ensure_tls(folder: Path) -> tuple[bytes, bytes]:
-    """The server's private key and its certificate, both PEM; made if there are none yet.
+    """Return the server's private key and its certificate, both PEM; they are made if there are none yet.
 
     Args:
-        folder: the organiser's, of this run
+        folder: the organiser's folder of this run
 
     Raises:
         InputError: the file cannot be written, read or understood
@@ -61,12 +61,12 @@ def ensure_tls(folder: Path) -> tuple[bytes, bytes]:
 
 
 def fingerprint_of(certificate_der: bytes) -> bytes:
-    """16 bytes that no other certificate has."""
+    """Return 16 bytes that identify the certificate: the beginning of its SHA-256."""
     return hashlib.sha256(certificate_der).digest()[:FINGERPRINT_BYTES]
 
 
 def fingerprint_in(folder: Path) -> bytes:
-    """That of the server whose folder this is; see `ensure_tls`."""
+    """Return the fingerprint of the server that uses this folder; see `ensure_tls`."""
     return fingerprint_of(ssl.PEM_cert_to_DER_cert(ensure_tls(folder)[1].decode()))
 
 

@@ -1,4 +1,4 @@
-"""Adds ledgers up again: an update counts when at least two thirds of its members have signed the same of it."""
+"""Adds ledgers up again: an update counts when at least two thirds of its members have signed the same about it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from swarm.protocol.certificates import Authority, Certificate, NotSigned
 from swarm.protocol.run_names import is_prefix_of
 
 MAX_FINDINGS = 1000
-"""Which are kept; further ones are counted."""
+"""Findings that are kept; further ones are only counted."""
 CONFIRMED, UNCONFIRMED, ALONE = "confirmed", "unconfirmed", "alone"
 
 
@@ -26,13 +26,13 @@ class Credit:
 
     Args:
         samples: in updates that two thirds of their members confirm
-        updates: those that it took part in
+        updates: how many of these it took part in
         unconfirmed_samples: in other updates
-        unconfirmed_updates: the same
-        alone_samples: in updates that it has made alone, of which nobody else knows
-        alone_updates: the same
-        name: under which it is shown
-        serial: of the member, where the run has an organiser
+        unconfirmed_updates: how many of these it took part in
+        alone_samples: in updates that it has made alone, which no other peer can confirm
+        alone_updates: how many of these it has made
+        name: under which the peer is shown
+        serial: of the member, if the run has an organiser
     """
 
     samples: int = 0
@@ -45,7 +45,7 @@ class Credit:
     serial: int | None = None
 
     def add(self, samples: int, how: str) -> None:
-        """One more update."""
+        """Count one more update."""
         if how == CONFIRMED:
             self.samples, self.updates = self.samples + samples, self.updates + 1
         elif how == ALONE:
@@ -57,13 +57,13 @@ class Credit:
 
 @dataclass
 class Round:
-    """What is said of one group.
+    """What the ledgers say about one group.
 
     Args:
         claims: each member, and the samples that it says it gave
-        step: that it has ended
-        said: as a member has written it
-        words: what the members that have signed it say
+        step: that the group has ended
+        said: the first line about it that was found, which counts if no member has signed one
+        words: what each member that has signed a line about it says
     """
 
     claims: tuple[tuple[str, int], ...]
@@ -73,12 +73,12 @@ class Round:
 
     @property
     def most(self) -> int:
-        """Samples for which a member counts at most, as most of them say; the name binds everything else."""
+        """Samples for which one member counts at most, as most signers say. The group's name fixes everything else."""
         return self._agreed[0]
 
     @property
     def how(self) -> str:
-        """Whether it is confirmed, not, or of a peer that was alone."""
+        """Whether the update is confirmed, not confirmed, or of a peer that was alone."""
         if len(self.claims) == 1:
             return ALONE
         return CONFIRMED if 3 * self._agreed[1] >= 2 * len(self.claims) else UNCONFIRMED
@@ -93,18 +93,18 @@ class Round:
 
 @dataclass
 class Audit:
-    """What came out of it.
+    """The result of an audit.
 
     Args:
         run: start of the run's keys in the DHT
-        organiser: her public key; empty if the run is open to everybody
+        organiser: public key of the organiser; empty in an open run
         rounds: by name of the group
         credits: by peer id
         findings: what was tampered with
-        more_findings: how many there are beyond those
-        unsigned: updates that their peers have not signed, or not yet
-        equal_states: of how many states all who have taken a digest say the same
-        different_states: of how many they do not
+        more_findings: number of findings beyond those
+        unsigned: number of updates that their peers have not signed, or not yet
+        equal_states: number of states with the same digest from all peers that have taken one; two at least
+        different_states: number of states with different digests
     """
 
     run: str = ""
@@ -118,7 +118,7 @@ class Audit:
     different_states: int = 0
 
     def find(self, kind: Kind, place: Place, peer: str) -> None:
-        """Note what is wrong."""
+        """Note a fault."""
         if len(self.findings) < MAX_FINDINGS:
             self.findings.append(Finding(place, peer, kind))
         else:
@@ -126,7 +126,7 @@ class Audit:
 
     @property
     def updates(self) -> dict[str, int]:
-        """How many are confirmed, not, and made alone."""
+        """How many updates are confirmed, not confirmed, and made alone."""
         counted = Counter(found.how for found in self.rounds.values())
         return {how: counted[how] for how in (CONFIRMED, UNCONFIRMED, ALONE)}
 
@@ -138,12 +138,12 @@ class Audit:
 
     @property
     def ranked(self) -> list[tuple[str, Credit]]:
-        """The credits by peer id; who has given most comes first."""
+        """The credits by peer id; the peer that has given most comes first."""
         return sorted(self.credits.items(), key=lambda item: (-item[1].samples, -item[1].unconfirmed_samples, item[0]))
 
     @property
     def members(self) -> list[dict[str, Any]]:
-        """The same for each member of a run with an organiser, over all its peer ids."""
+        """Samples and updates of each member of a run with an organiser, over all its peer ids."""
         found: dict[int, dict[str, Any]] = {}
         for _, credit in self.ranked:
             if credit.serial is not None:
@@ -154,7 +154,7 @@ class Audit:
         return sorted(found.values(), key=lambda member: -member["samples"])
 
     def as_json(self) -> dict[str, Any]:
-        """For programs."""
+        """Return the result for programs."""
         findings = [
             {**vars(finding.place), "peer": finding.peer, "kind": finding.kind.name, "text": str(finding)}
             for finding in self.findings
@@ -180,7 +180,7 @@ def audit(paths: Sequence[Path], run_id: str = "", organiser: bytes = b"") -> Au
     Args:
         paths: files of ledgers, or folders in which they are
         run_id: if it is given, ledgers of other runs are refused
-        organiser: of that run; empty if it is open to everybody
+        organiser: public key of that run's organiser; empty if it is an open run
 
     Raises:
         InputError: there is no ledger, it cannot be read, or they are of several runs, or of another one
@@ -215,7 +215,7 @@ def audit(paths: Sequence[Path], run_id: str = "", organiser: bytes = b"") -> Au
 
 
 def ledgers_in(paths: Iterable[Path]) -> list[Path]:
-    """The files of ledgers that are meant, each once.
+    """Return the files of ledgers at these paths, each once.
 
     Of a folder, a ledger that was set aside (`ledger-1.jsonl`) is not one of them: it is of an earlier run, or of
     another version of this program.
@@ -236,7 +236,7 @@ def ledgers_in(paths: Iterable[Path]) -> list[Path]:
 
 
 def _check_run(chains: Sequence[Chain], run_id: str, organiser: bytes) -> None:
-    """Raises InputError: they are of several runs, or of another one"""
+    """Raises InputError: the ledgers are of several runs, or of another one"""
     runs = sorted({chain.start.run for chain in chains})
     if len(runs) > 1:
         raise InputError(f"These are ledgers of several runs ({', '.join(runs[:4])}): give those of one.")
@@ -248,7 +248,7 @@ Said = list[tuple[Chain, list[Word]]]
 
 
 def _once(chains: Sequence[Chain], result: Audit) -> Said:
-    """What peers have signed, once: of a ledger there may be several copies, some shorter than others."""
+    """Return what peers have signed, each line once: there may be several copies of a ledger, some shorter."""
     seen: dict[tuple[bytes, int], bytes] = {}
     said: Said = []
     for chain in chains:
@@ -266,7 +266,7 @@ def _once(chains: Sequence[Chain], result: Audit) -> Said:
 
 
 def _members(said: Said, result: Audit) -> dict[str, Certificate]:
-    """Those whom the organiser has let in, by peer id; also who was removed later, and whose time has ended since."""
+    """Return the latest certificate of each member by peer id, also of removed members and of those that have ended."""
     members: dict[str, Certificate] = {}
     for chain, words in said:
         for word in words:
@@ -288,7 +288,7 @@ def _members(said: Said, result: Audit) -> dict[str, Certificate]:
 
 
 def _certificate(data: bytes, chain: Chain) -> Certificate:
-    """Raises NotSigned: it is none of this run"""
+    """Decode a certificate. Raises NotSigned: it is not one of this run"""
     try:
         run_id = msgspec.msgpack.decode(msgspec.msgpack.decode(data)[0])[0]
     except (msgspec.MsgspecError, TypeError, LookupError, ValueError, RecursionError):
@@ -299,7 +299,7 @@ def _certificate(data: bytes, chain: Chain) -> Certificate:
 
 
 def _listen(said: Said, given: dict[bytes, Given], members: dict[str, Certificate], result: Audit) -> None:
-    """Who says what of each group."""
+    """Collect what each peer has signed about each group. In a run by invitation, only members count."""
     for chain, words in said:
         if chain.start.organiser and chain.peer not in members:
             continue
@@ -314,7 +314,7 @@ def _listen(said: Said, given: dict[bytes, Given], members: dict[str, Certificat
 def _note_unsigned(
     chains: Sequence[Chain], given: dict[bytes, Given], members: dict[str, Certificate], result: Audit
 ) -> None:
-    """What was written and not signed confirms nothing, but it was said."""
+    """Note the updates that were written and not signed: they confirm nothing, but are shown."""
     for chain in chains:
         for word in chain.unsigned:
             if word.group and not (chain.start.organiser and chain.peer not in members):
@@ -330,7 +330,7 @@ def _round(word: Word, given: dict[bytes, Given], result: Audit) -> Round:
 
 
 def _compare_states(said: Said, result: Audit) -> None:
-    """Digests of a state that several peers have held; other hardware may round it otherwise."""
+    """Compare the digests of states that several peers have held. Other hardware may round differently."""
     digests: dict[tuple[int, bytes], dict[str, bytes]] = {}
     for chain, words in said:
         for step, lineage, digest in (word.state for word in words if word.state is not None):

@@ -1,4 +1,4 @@
-"""What a ledger costs: seconds and bytes for each update, and how fast it is verified; on a quiet core.
+"""Measures what a ledger costs: seconds and bytes for each update, and how fast it is verified; on a quiet core.
 
 python -m swarm.ledger.benchmark
 """
@@ -25,11 +25,11 @@ from swarm.protocol.wire import LINEAGE_BYTES
 
 RUN = "benchmark-00000000"
 SKETCH = (0.123456789, -0.5, 1e-3, 2.0, 0.25, -1.75, 3.1415926, 0.7)
-"""As in every eighth ticket."""
+"""A sketch, as every eighth ticket has one."""
 
 
 def measure(num_peers: int, num_updates: int, folder: Path) -> str:
-    """As many peers write as many updates, and all is added up again; a sentence with what that took."""
+    """Let this many peers write this many updates, add them up again, and return a sentence with the cost."""
     owners = sorted((OwnedRecords(RSAPrivateKey()) for _ in range(num_peers)), key=lambda owner: owner.own.to_bytes())
     ledgers = [Ledger(folder / f"ledger-{n}.jsonl", RUN, 1, owner, f"peer {n}") for n, owner in enumerate(owners)]
     for ledger in ledgers:
@@ -64,7 +64,7 @@ def measure(num_peers: int, num_updates: int, folder: Path) -> str:
 
 
 def main() -> None:
-    """Prints what was measured."""
+    """Print what was measured."""
     for num_peers, num_updates in ((3, 2000), (10, 1000)):
         with tempfile.TemporaryDirectory() as folder:
             print(measure(num_peers, num_updates, Path(folder)))

@@ -11,16 +11,18 @@ from hivemind.proto.averaging_pb2 import DownloadData
 from swarm.network.peer_service import PeerService
 
 ANSWER_SECONDS = 10.0
-"""Between two messages."""
+"""Longest wait for the next message."""
 
 Call = Callable[[DownloadData], AsyncGenerator[DownloadData, None]]
-"""Opens a stream to somebody who may have a ledger."""
+"""Opens a stream to a peer that may have a ledger."""
 
 
 def caller_of(p2p: P2P, peer: PeerID, run: str) -> Call:
-    """Calls this peer; also one that cannot be dialled, over a connection that it has made.
+    """Return a function that calls this peer. A peer that cannot be dialled is called over a connection that it made.
 
     Args:
+        p2p: of this process
+        peer: to call
         run: start of the run's keys in the DHT
     """
 

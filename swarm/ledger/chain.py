@@ -1,4 +1,4 @@
-"""Reads one peer's ledger and holds it against itself: numbers, bonds, signatures, and the names of groups."""
+"""Reads one peer's ledger and checks it by itself: line numbers, hashes, signatures, and the names of groups."""
 
 from __future__ import annotations
 
@@ -60,11 +60,11 @@ class Place:
 
 @dataclass(frozen=True)
 class Finding:
-    """Something that an honest peer does not write.
+    """Something in a ledger that an honest peer does not write.
 
     Args:
         place: of the line
-        peer: whose ledger it is, empty if that is not known
+        peer: owner of the ledger; empty if it is not known
         kind: what is wrong
     """
 
@@ -78,21 +78,21 @@ class Finding:
 
 
 Find = Callable[[Kind, Place, str], None]
-"""Called with what is wrong, where, and in whose ledger."""
+"""Called with what is wrong, where, and the peer id of the ledger's owner."""
 
 
 @dataclass(frozen=True, slots=True)
 class Word:
-    """What a peer has signed of an update, without what its group's name stands for.
+    """What a line of a ledger says about an update, without what the name of the group fixes already.
 
     Args:
         n: number of the line in the ledger
         digest: of the line
         place: of the line
-        group: name of the round; empty for other lines
-        most: samples for which a member counts at most
-        state: step, lineage and digest of a state that it held
-        certificate: that a member has shown, in place of all this
+        group: name of the round; empty for lines about something else
+        most: samples for which one member counts at most
+        state: step, lineage and digest of a state that the peer held
+        certificate: that a member has shown; such a line says nothing else
     """
 
     n: int
@@ -111,7 +111,7 @@ class Given:
     Args:
         claims: each member, and the samples that it says it gave
         step: that the round has ended
-        content: digest of all that the group's name is made of, which was checked
+        content: digest of all that the group's name is made of; the name was checked
     """
 
     claims: tuple[tuple[str, int], ...]
@@ -120,14 +120,14 @@ class Given:
 
 
 class Chain:
-    """One peer's ledger, line by line.
+    """One peer's ledger, read line by line.
 
     Args:
         start: its first line
-        peer: whose it is
+        peer: its owner
         place: of that line
-        given: by name of a group, what its members brought; filled in
-        find: told what is wrong
+        given: by name of a group, what its members brought; filled in here
+        find: called with each fault
     """
 
     def __init__(self, start: Start, peer: PeerID, place: Place, given: dict[bytes, Given], find: Find):
@@ -135,25 +135,32 @@ class Chain:
         self.id = b""
         """Digest of the first line."""
         self.said: list[Word] = []
-        """What is signed."""
+        """What the peer has signed."""
         self.unsigned: list[Word] = []
-        """What is not, or not yet."""
+        """What the peer has written and not signed, or not yet."""
         self._given, self._find = given, find
         self._n, self._before = 0, b""
         self._updated: set[tuple[int, bytes]] = set()
-        """Step and lineage of weights, since the peer was started last: a crash may take it back."""
+        """Step and lineage of the weights that the peer has updated since its last start. A crash may take it back to
+        weights that it has updated before."""
 
     @property
     def name(self) -> str:
-        """Under which the peer wants to be shown."""
+        """Name under which the peer wants to be shown."""
         return printed(self.start.name)
 
     def follow(self, line: AnyLine, data: bytes, place: Place) -> None:
-        """One more line, as it was read."""
+        """Take one more line.
+
+        Args:
+            line: the next line
+            data: its bytes
+            place: where it stands
+        """
         if (line.n, line.before) != (self._n, self._before):
             kind = Kind.CHANGED if line.n == self._n else Kind.MISSING if line.n > self._n else Kind.OUT_OF_ORDER
             self._find(kind, place, self.peer)
-            self.unsigned.clear()  # what a later signature says, it does not say of these
+            self.unsigned.clear()  # a later signature does not cover these lines
         digest = digest_of(data)
         self.id = self.id or digest
         self._n, self._before = line.n + 1, digest
@@ -188,7 +195,7 @@ class Chain:
         self.unsigned.clear()
 
     def _is_named_rightly(self, line: Update) -> bool:
-        """The same as of the line itself, at a fifth of the cost where another member has said the same."""
+        """Do the same as `Update.is_named_rightly`, at a fifth of the cost if another member has said the same."""
         known, content = self._given.get(line.group), line.content
         if known is not None:
             return known.content == content or line.is_named_rightly(self.start.run)
@@ -199,12 +206,12 @@ class Chain:
         return True
 
     def _fault(self, line: Update) -> Kind | None:
-        """What an honest peer would not say of an update."""
+        """Return what an honest peer would not say of an update; None if nothing is wrong."""
         if not self._is_named_rightly(line):
             return Kind.FALSE_GROUP
         if all(claim.peer != self.peer for claim in line.members):
             return Kind.NOT_IN_GROUP
-        if len(line.members) > 1:  # alone it may have gone a way that it came back from
+        if len(line.members) > 1:  # a peer that went on alone may go back, and update the same weights again
             weights = (line.step, line.lineage)
             if weights in self._updated:
                 return Kind.TWO_ROUNDS
@@ -213,19 +220,20 @@ class Chain:
 
 
 def read_chains(path: Path, given: dict[bytes, Given], find: Find) -> list[Chain]:
-    """The ledgers in a file, mostly one.
+    """Read the ledgers in a file, mostly one.
 
     Args:
-        given: by name of a group, what its members brought; filled in
-        find: told what is wrong
+        path: of the file
+        given: by name of a group, what its members brought; filled in here
+        find: called with each fault
 
     Raises:
-        InputError: it cannot be read
+        InputError: the file cannot be read
     """
     chains: list[Chain] = []
     chain: Chain | None = None
-    is_headless = False
-    name = printed(f"{path.parent.name}/{path.name}")  # a peer's file is called as all others
+    awaits_start = True
+    name = printed(f"{path.parent.name}/{path.name}")  # with its folder: the files of all peers have the same name
     for number, data, has_end in _lines_of(path):
         place, whose = Place(name, number), chain.peer if chain else ""
         try:
@@ -238,8 +246,9 @@ def read_chains(path: Path, given: dict[bytes, Given], find: Find) -> list[Chain
         if isinstance(line, Start) and line.n == 0:
             chain = _begin(line, place, given, find)
             chains += [chain] if chain else []
-        elif not chains and not is_headless:
-            is_headless = True
+            awaits_start = False  # also where that start is false
+        elif awaits_start:
+            awaits_start = False
             find(Kind.HEADLESS, place, whose)
         if chain is not None:
             chain.follow(line, data, place)
@@ -257,7 +266,7 @@ def _begin(start: Start, place: Place, given: dict[bytes, Given], find: Find) ->
 
 
 def _lines_of(path: Path) -> Iterator[tuple[int, bytes, bool]]:
-    """Number, content, and whether it has an end; what is far too long comes without its content."""
+    """Yield each line's number, its content, and whether it has an end; a line that is far too long has no content."""
     try:
         with open(path, "rb") as file:
             number = 0

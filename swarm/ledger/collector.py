@@ -1,4 +1,4 @@
-"""Fetches the ledgers of a run's peers into a folder, each from where it was left; keeps only what follows on it."""
+"""Fetches the ledgers of a run's peers into a folder. Each fetch goes on where the last one ended."""
 
 from __future__ import annotations
 
@@ -31,41 +31,42 @@ logger = get_logger(__name__)
 
 MAX_PEERS = 1024
 MAX_LEDGERS = 4
-"""Of one peer: it begins another one where it has lost its folder."""
+"""Ledgers that are kept of one peer. A peer begins another one if it has lost its folder."""
 MAX_BYTES = 2**28
-"""Of one peer's ledgers together; then nothing more of it is fetched."""
+"""Bytes of one peer's ledgers together; beyond that, nothing more of it is fetched."""
 MAX_FOLDER_BYTES = 2**32
-"""Of all peers together; then nothing more is fetched."""
+"""Bytes of all peers' ledgers together; beyond that, nothing more is fetched."""
 FILE_BYTES = 2**12
-"""That a file takes on a disk, however short it is."""
+"""Bytes that a file takes on a disk, however short it is."""
 AT_A_TIME = 8
+"""Peers from which ledgers are fetched at the same time."""
 RELAYS = 2
-"""Peers that are asked for the ledger of one that cannot be called."""
+"""How many peers are asked for the ledger of a peer that cannot be called."""
 MAX_CALLS = 8
-"""To one peer, each for 8 MiB; what is left comes next time."""
+"""Calls to one peer, each for 8 MiB; what is left comes next time."""
 PEER_SECONDS = 30.0
-"""For one peer, however slowly it sends; what is left comes next time."""
+"""Time for one peer, however slowly it sends; what is left comes next time."""
 FETCH_SECONDS = 2 * RELAYS * PEER_SECONDS
-"""For a few peers, after which the DHT process does not answer any more."""
+"""Time for `AT_A_TIME` peers; after it the DHT process is taken for one that does not answer any more."""
 
 
 LOCK = ".lock"
-"""In the folder, of who fetches into it."""
+"""File in the folder, which a process claims that fetches into it."""
 NO_ROOM = "has more to show than the folder may hold"
 NO_TIME = "was not asked, since the time was over"
 
 
 class Refused(ValueError):  # noqa: N818 (reads as what happened)
-    """What a peer sends is not kept. The text is the end of a sentence that begins with its name."""
+    """What a peer sends is not kept. The text is the end of a sentence that begins with the name of the peer."""
 
 
 @dataclass(frozen=True)
 class Collected:
-    """What has come.
+    """The result of a fetch.
 
     Args:
-        num_bytes: that are new
-        answered: peers whose ledgers are complete up to now
+        num_bytes: new bytes
+        answered: peers that have handed over their ledgers without a fault
         silent: peers that handed over nothing, or not all, and why
         is_full: there was more than the folder may hold
     """
@@ -77,10 +78,10 @@ class Collected:
 
 
 class Room:
-    """What several peers together may still add to a folder.
+    """How much several peers together may still add to a folder.
 
     Args:
-        num_bytes: so much
+        num_bytes: bytes that are left
     """
 
     def __init__(self, num_bytes: float = math.inf):
@@ -88,11 +89,11 @@ class Room:
 
     @classmethod
     def in_folder(cls, folder: Path, max_bytes: int) -> int:
-        """Bytes that are left there."""
+        """Return how many bytes are left in a folder."""
         return max_bytes - sum(max(FILE_BYTES, path.stat().st_size) for path in folder.glob("*.jsonl"))
 
     def take(self, num_bytes: int) -> bool:
-        """Whether there is room for so much, which is used from now on."""
+        """Take this many bytes, if there is room for them; returns whether there is."""
         with self._lock:
             has_room = num_bytes <= self._left
             self._left -= num_bytes if has_room else 0
@@ -100,16 +101,16 @@ class Room:
 
 
 class Shelf:
-    """The ledgers of one peer in a folder, as PEER_ID-LEDGER.jsonl; only what is signed is kept.
+    """The ledgers of one peer in a folder, as PEER_ID-LEDGER.jsonl; only signed lines are kept.
 
-    Whoever passes them on can leave something out, and no more: what it invents has no signature.
+    A peer that passes them on can leave something out, and no more: what it invents has no signature.
 
     Args:
-        folder: where they are
-        peer: whose
+        folder: where the ledgers are
+        peer: their owner
         run: start of the run's keys in the DHT
-        max_bytes: of all of them
-        room: of the folder, which the shelves of others use as well
+        max_bytes: of all ledgers of this peer
+        room: of the folder, which the shelves of other peers use as well
     """
 
     def __init__(self, folder: Path, peer: PeerID, run: str, max_bytes: int = MAX_BYTES, room: Room | None = None):
@@ -117,26 +118,28 @@ class Shelf:
         self._room = room or Room()
         self._file: LedgerFile | None = None
         self._start: Start | None = None
+        self._offered = b""
+        """Digest of the first line, as it was offered; its beginning is in the name of the file."""
         self._others_bytes = 0
         self._n, self._before = 0, b""
-        """Of the line that comes next."""
+        """Number that the next line has to have, and the hash of the line before it."""
         self._pending: list[bytes] = []
-        """Lines that are not signed yet."""
+        """Lines that have come and are not signed yet."""
         self._rest = b""
-        """Of a line that has not come to its end."""
+        """Beginning of a line that has not come as a whole."""
         self.num_bytes = 0
-        """That were added."""
+        """Bytes that were added."""
 
     def _paths(self) -> list[Path]:
-        """The latest comes first."""
+        """Return the files of this peer's ledgers, the latest first."""
         found = self._folder.glob(f"{self._peer.to_base58()}-*.jsonl")
         return sorted(found, key=lambda path: path.stat().st_mtime, reverse=True)
 
     def wish(self) -> LedgerWish:
-        """For what comes next of the ledger that grew last.
+        """Return the message that asks for what comes next in the ledger that grew last.
 
         Raises:
-            Refused: another version of this program has fetched it
+            Refused: another version of this program has fetched that ledger
         """
         for path in self._paths():
             try:
@@ -156,10 +159,10 @@ class Shelf:
         self._pending, self._rest = [], b""
 
     def begin(self, wish: LedgerWish, offer: LedgerOffer) -> None:
-        """Take what is offered.
+        """Prepare for what a peer offers.
 
         Raises:
-            Refused: nothing is, or one time this and one time that
+            Refused: it offers nothing, or something that does not fit what it has shown before
         """
         if not offer.ledger:
             raise Refused("keeps no ledger, or has nothing in it yet")
@@ -174,9 +177,10 @@ class Shelf:
         if len(paths) >= MAX_LEDGERS:
             raise Refused(f"has begun {MAX_LEDGERS} ledgers already")
         self._open(LedgerFile(path))
+        self._offered = offer.ledger
 
     def add(self, data: bytes) -> None:
-        """More bytes.
+        """Take more bytes, and keep the lines among them that are signed by now.
 
         Raises:
             Refused: they do not follow on what is here, are not signed by this peer, or are too many
@@ -196,6 +200,8 @@ class Shelf:
         if isinstance(line, Start):
             if (line.peer, line.run) != (self._peer, self._run):
                 raise Refused("sends the ledger of another peer, or of another run")
+            if line.n == 0 and digest_of(content) != self._offered:
+                raise Refused("sends another ledger than it offers")
             self._start = self._start or line
         self._pending.append(content)
         self._n, self._before = line.n + 1, digest_of(content)
@@ -214,15 +220,16 @@ class Shelf:
 
 
 async def fetch(call: Call, shelf: Shelf, of: PeerID | None = None) -> None:
-    """Everything that is signed up to now, in as many calls as it takes.
+    """Fetch everything that is signed up to now, in at most `MAX_CALLS` calls.
 
     Args:
-        call: opens a stream to who has it
-        of: whose ledger, if another one passes it on
+        call: opens a stream to the peer that is asked
+        shelf: where the ledger is kept
+        of: owner of the ledger, if another peer passes it on
 
     Raises:
-        Refused: it was not handed over, or is not kept
-        TimeoutError: nothing has come for too long
+        Refused: the ledger was not handed over, or is not kept
+        TimeoutError: no message has come for too long
     """
     for _ in range(MAX_CALLS):
         wish = await in_thread(shelf.wish)
@@ -233,13 +240,15 @@ async def fetch(call: Call, shelf: Shelf, of: PeerID | None = None) -> None:
             complete = await _read(stream, wish, shelf)
         finally:
             await stream.aclose()
-        if complete or shelf.num_bytes == before:
+        if complete:
             return
+        if shelf.num_bytes == before:
+            raise Refused("breaks off before its next signature")
     raise Refused("has more to show than comes at once: ask again")
 
 
 async def _read(stream: AsyncGenerator[averaging_pb2.DownloadData, None], wish: LedgerWish, shelf: Shelf) -> bool:
-    """One call; whether it has brought all that was there."""
+    """Make one call; returns whether it has brought all that was there."""
     try:
         offer = LedgerOffer.from_bytes((await _next(stream)).metadata)
     except (ValueError, StopAsyncIteration):
@@ -267,8 +276,8 @@ class FetchLedgers:
 
     Args:
         run: start of the run's keys in the DHT
-        peers: whose ledgers, and whom to ask for each: the peer itself, or those who may pass it on
-        folder: where they go
+        peers: for each owner of a ledger the peers to ask: the owner itself, or peers that may pass its ledger on
+        folder: where the ledgers go
         max_bytes: of one peer
         room_bytes: of all of them together
     """
@@ -285,7 +294,7 @@ class FetchLedgers:
         self.room_bytes = room_bytes
 
     async def __call__(self, _dht: DHT, node: DHTNode) -> tuple[int, dict[PeerID, str]]:
-        """Bytes that are new, and of each peer what was wrong, empty if nothing was."""
+        """Return the number of new bytes, and for each peer what was wrong, empty if nothing was."""
         room = Room(self.room_bytes)  # made in the DHT process, as the locks below
         shelves = {peer: Shelf(self.folder, peer, self.run, self.max_bytes, room) for peer in self.peers}
         # A peer answers one of our calls at a time.
@@ -295,7 +304,7 @@ class FetchLedgers:
         return sum(shelf.num_bytes for shelf in shelves.values()), dict(zip(self.peers, results, strict=True))
 
     async def _fetch(self, p2p: P2P, peer: PeerID, shelf: Shelf, turns: Mapping[PeerID, asyncio.Lock]) -> str:
-        problem = "cannot be called, and nobody can pass its ledger on"
+        problem = "cannot be called, and no other peer can pass its ledger on"
         for other in self.peers[peer]:
             try:
                 async with asyncio.timeout(PEER_SECONDS), turns[other]:
@@ -309,7 +318,7 @@ class FetchLedgers:
                 is_disk = isinstance(error, OSError) and not isinstance(error, ConnectionError)
                 if is_disk:
                     problem = f"cannot be kept here ({error.strerror or error})"
-                else:  # of the network: it is not there, or another version
+                else:  # of the network: the peer is gone, or has another version
                     logger.debug(f"the ledger of {peer} from {other}", exc_info=True)
                     problem = f"does not answer ({type(error).__name__})"
         return problem
@@ -331,11 +340,11 @@ def collect(
     Args:
         dht: a running DHT, of `start_dht`
         run: start of the run's keys in the DHT (`RunManifest.key_prefix`)
-        is_client: of each peer whether it is in client mode, so that others have to pass its ledger on
+        is_client: for each peer whether it is in client mode, so that another peer has to pass its ledger on
         folder: where the ledgers are kept; made if it is missing
         max_bytes: of one peer
         max_folder_bytes: of all that is in the folder
-        most_seconds: after which nobody else is asked
+        most_seconds: after this time no further peer is asked
 
     Raises:
         InputError: another process fetches into the folder
@@ -347,7 +356,7 @@ def collect(
             f"A desk or another swarm ledger fetch keeps its ledgers in {folder}: stop it, or name another folder."
         )
     until = time.monotonic() + most_seconds
-    peers = random.sample(list(is_client), min(MAX_PEERS, len(is_client)))  # if not all get their turn, others do
+    peers = random.sample(list(is_client), min(MAX_PEERS, len(is_client)))  # by lot: the rest may get a turn next time
     asked = {peer: [peer] for peer in peers if not is_client[peer]}
     num_bytes, problems = _fetch_all(dht, run, asked, folder, max_bytes, max_folder_bytes, until)
     relays = itertools.cycle([peer for peer in asked if not problems[peer]])
@@ -371,13 +380,13 @@ def _fetch_all(
     max_folder_bytes: int,
     until: float,
 ) -> tuple[int, dict[PeerID, str]]:
-    """Bytes that are new, and of each peer what was wrong, empty if nothing was; a few at a time."""
+    """Fetch from a few peers at a time; returns the number of new bytes, and for each peer what was wrong."""
     num_bytes, problems = 0, dict.fromkeys(asked, NO_TIME)
     for begin in range(0, len(asked), AT_A_TIME):
         if time.monotonic() >= until:
             break
         some = dict(list(asked.items())[begin : begin + AT_A_TIME])
-        room = Room.in_folder(folder, max_folder_bytes)  # again, since one that took too long may have added something
+        room = Room.in_folder(folder, max_folder_bytes)  # anew: peers that took too long may still have added something
         running = dht.run_coroutine(FetchLedgers(run, some, folder, max_bytes, room), return_future=True)
         try:
             new, found = running.result(FETCH_SECONDS)

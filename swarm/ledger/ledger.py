@@ -38,34 +38,34 @@ from swarm.runtime.once import Once
 logger = get_logger(__name__)
 
 SIGN_SECONDS = 10.0
-"""Between two signatures, each of which takes about a millisecond; what was written since is not signed yet."""
+"""Time between two signatures, each of which takes about a millisecond. Lines after the last one are not signed yet."""
 SIGN_BYTES = 2**21
-"""After so much one does not wait for the other."""
+"""After this many unsigned bytes the peer signs at once."""
 MAX_CERTIFICATES = 4096
-"""Which are written, of other members."""
+"""How many members' certificates are written at most."""
 
 
 class Owner(Protocol):
-    """Who keeps a ledger: the key by which others know this peer."""
+    """The peer that keeps a ledger, as far as its key goes: other peers know it by this key."""
 
     @property
     def own(self) -> PeerID:
-        """Its peer id."""
+        """Peer id of the owner."""
 
     @property
     def local_public_key(self) -> bytes:
-        """In brackets, as it is the subkey of its records."""
+        """Public key in brackets, as it is the subkey of the owner's records."""
 
     def sign(self, text: bytes) -> bytes:
-        """The peer's signature, in base 64."""
+        """Return the peer's signature, in base 64."""
 
 
 class OtherVersion(Exception):  # noqa: N818 (reads as what it is)
-    """This file has lines of another version of this program: nothing can follow on them."""
+    """The file has lines of another version of this program: nothing can follow on them."""
 
 
 class _LineOfAnyVersion(Struct):
-    """What makes it one, and not rubbish."""
+    """The fields that a line has in all versions. Bytes without them are rubbish."""
 
     kind: str
     n: int
@@ -76,30 +76,30 @@ _ANY_VERSION = msgspec.json.Decoder(_LineOfAnyVersion)
 
 
 class LedgerFile:
-    """Appends lines, each bound to the one before; what a crash has left of a line is cut off first.
+    """Appends lines, each with the hash of the one before. What a crash has left of a line is cut off first.
 
     Args:
-        path: made with the first line
+        path: of the file, which is made with the first line
 
     Raises:
         OSError: there is a file that cannot be read or mended
-        OtherVersion: it is left as it is
+        OtherVersion: the file is of another version; it is left as it is
     """
 
     def __init__(self, path: Path):
         self.path = path
         self.n, self.before = 0, b""
-        """Of the line that comes next."""
+        """Number of the next line, and the hash of the line before it."""
         self.size = 0
         """Bytes of all whole lines."""
         if path.exists():
             self._find_end()
 
     def _find_end(self) -> None:
-        """After the last line; of the next one a part may be there, or rubbish, if power has failed."""
+        """Find the end of the last line, and cut off what is behind it: part of a line, or rubbish if power failed."""
         with open(self.path, "r+b") as file:
             end = begin = file.seek(0, os.SEEK_END)
-            while begin > 0:
+            while begin > 0:  # read more and more of the end, until a line is found
                 begin = max(0, begin - 2 * MAX_LINE_BYTES)
                 file.seek(begin)
                 found = _last_line(file.read(end - begin), is_whole=begin == 0)
@@ -110,14 +110,14 @@ class LedgerFile:
             file.truncate(self.size)
 
     def first_line(self) -> bytes:
-        """Without its end; empty if there is none."""
+        """Return the first line without its end; empty if there is none."""
         if not self.size:
             return b""
         with open(self.path, "rb") as file:
             return file.readline(MAX_LINE_BYTES + 1).removesuffix(b"\n")
 
     def append(self, line: AnyLine) -> None:
-        """A line that was made with `n` and `before`.
+        """Append a line that was made with `n` and `before`.
 
         Raises:
             OSError: there is no room; then it is as if it had not been tried
@@ -125,32 +125,32 @@ class LedgerFile:
         self.extend([to_line(line)])
 
     def extend(self, lines: Sequence[bytes]) -> None:
-        """Lines that follow on this file and each other, as they are written but without their ends.
+        """Append lines that follow on this file and on each other, encoded, without their ends.
 
         Raises:
-            OSError: there is no room, or somebody else has written to the file: a hole would look like changed lines
+            OSError: there is no room, or another program has shortened the file: a hole would look like changed lines
         """
         content = b"".join(line + b"\n" for line in lines)
         with open(self.path, "r+b" if self.size else "wb") as file:
             if file.seek(0, os.SEEK_END) < self.size:
-                raise OSError(errno.ESTALE, "somebody else has shortened it")
+                raise OSError(errno.ESTALE, "another program has shortened it")
             file.seek(self.size)
-            file.truncate()  # what did not fit last time
+            file.truncate()  # cuts off what did not fit as a whole last time
             file.write(content)
         self.n, self.before, self.size = self.n + len(lines), digest_of(lines[-1]), self.size + len(content)
 
 
 class Ledger:
-    """Of one peer. A disk that is full costs lines and never the training; then it says so once.
+    """The ledger of one peer. A full disk costs lines and never the training, and causes one warning.
 
     Args:
         path: of its file
         run: start of the run's keys in the DHT
-        protocol: that this program speaks: another one may name rounds in another way
+        protocol: wire protocol of this program; another one may name rounds in another way
         owner: signs
         name: under which the peer is shown
-        admission: tells what other members have shown
-        sign_seconds: between two signatures
+        admission: has the certificates that other members have shown
+        sign_seconds: time between two signatures
     """
 
     def __init__(
@@ -168,12 +168,12 @@ class Ledger:
         self._file: LedgerFile | None = None
         self._signed_at, self._signed_bytes = 0.0, 0
         self._certificates: dict[PeerID, Certificate] = {}
-        """By peer, the last one that was written."""
+        """By peer, the last certificate that was written."""
         self._told: Attestation | None = None
         self._complaints = Once()
 
     def begin(self) -> None:
-        """The peer begins to train: its ledger goes on where it was."""
+        """Begin to write, since the peer begins to train. The ledger goes on where it was."""
         self._write(self._begin)
 
     def _begin(self) -> LedgerFile:
@@ -184,11 +184,11 @@ class Ledger:
         file.append(start)
         self._file = file
         self._show([self._owner.own])
-        self._sign()  # also what was written before a crash
+        self._sign()  # this covers lines from before a crash, too
         return file
 
     def _open(self, key: str) -> LedgerFile:
-        """That of before. If nothing can follow on it, it is kept under another name, and a new one begins."""
+        """Open the earlier file. If no line can follow on it, it is kept under another name, and a new one begins."""
         try:
             file = LedgerFile(self._path)
             if not file.size or self._goes_on(file.first_line(), key):
@@ -204,7 +204,7 @@ class Ledger:
         """Whether a file that begins with this line is of this run and peer.
 
         Raises:
-            OtherVersion: it is, and of a program of another protocol
+            OtherVersion: it is, but a program of another protocol has written it
         """
         try:
             start = read_line(first)
@@ -217,15 +217,16 @@ class Ledger:
         return True
 
     def note(self, report: StepReport, attested: Attestation | None = None) -> None:
-        """The peer has made this update.
+        """Write a line about an update that the peer has made.
 
         Args:
-            attested: what it says of the state that it holds
+            report: on the update
+            attested: what the peer says of the state that it holds
         """
         self._write(lambda: self._note(report, attested))
 
     def _note(self, report: StepReport, attested: Attestation | None) -> None:
-        file = self._file or self._begin()  # there was no room for it
+        file = self._file or self._begin()  # when the training began, there was no room
         group = group_of(report, self._owner.own, os.urandom(LINEAGE_BYTES), self._run)
         self._show(group.peer_ids)
         state = None
@@ -237,7 +238,7 @@ class Ledger:
             self._sign()
 
     def _show(self, peers: Iterable[PeerID]) -> None:
-        """The certificates of these, if none is written, or it is time for another one."""
+        """Write the certificates of these peers, unless one is written and it is too early for another one."""
         if self._admission.is_open:
             return
         for peer in peers:
@@ -257,7 +258,7 @@ class Ledger:
         self._signed_at, self._signed_bytes = time.monotonic(), file.size
 
     def close(self) -> None:
-        """The peer leaves: it signs what it has not signed yet."""
+        """Sign what is not signed yet, since the peer leaves."""
         if self._file is not None and self._file.size > self._signed_bytes:
             self._write(self._sign)
 
@@ -271,9 +272,10 @@ class Ledger:
 
 
 def _follows(member: Certificate, written: Certificate) -> bool:
-    """Whether a certificate takes the place of the one that is written: who renews all the time fills nobody's ledger.
+    """Whether a certificate is written in place of the last one: a member that renews all the time must fill no ledger.
 
-    It was made when at least half of the time was over after which members renew; or the written one has ended.
+    It is written if it was made when at least half of the time was over after which members renew. It is also written
+    if the last one has ended.
     """
     if member.end <= written.end:
         return False
@@ -281,7 +283,7 @@ def _follows(member: Certificate, written: Certificate) -> bool:
 
 
 def _moved_aside(path: Path) -> Path:
-    """Where it is then."""
+    """Rename the file so that it is kept, and return its new path."""
     number = 1
     while (other := path.with_name(f"{path.stem}-{number}{path.suffix}")).exists():
         number += 1
@@ -289,13 +291,14 @@ def _moved_aside(path: Path) -> Path:
 
 
 def _last_line(content: bytes, is_whole: bool) -> tuple[bytes, int] | None:
-    """The last line that can be read, and where it ends.
+    """Return the last line that can be read, and where it ends; None if there is none in this content.
 
     Args:
+        content: the end of a file
         is_whole: whether the content begins with a line, not in the middle of one
 
     Raises:
-        OtherVersion: there are lines behind it
+        OtherVersion: there are lines of another version behind it
     """
     after = len(content)
     while (end := content.rfind(b"\n", 0, after)) >= 0:
@@ -307,14 +310,14 @@ def _last_line(content: bytes, is_whole: bool) -> tuple[bytes, int] | None:
         except NotALine:
             if _is_of_another_version(content[begin:end]):
                 raise OtherVersion from None
-            after = begin  # what is behind it cannot follow on it
+            after = begin  # it is cut off with all that is behind it
             continue
         return content[begin:end], end + 1
     return None
 
 
 def _is_of_another_version(line: bytes) -> bool:
-    """Of what is no line here."""
+    """Whether bytes that are no line here are one of another version."""
     try:
         _ANY_VERSION.decode(line)
     except (msgspec.MsgspecError, ValueError, RecursionError):

@@ -1,8 +1,8 @@
 """The lines of a ledger: what one peer says of the updates that it took part in, each bound to the line before it.
 
-A ledger is a file of JSON lines. Each line has its number, and the SHA-256 of the line before it; so what a peer signs
-in one line it says of all lines above. An update has everything of which its group's name was made: whoever reads it
-makes the name again, and no member's claim in it can be another one.
+A ledger is a file of JSON lines. Each line has its number and the SHA-256 of the line before it, so a signature stands
+for all lines above it. An update has everything of which its group's name was made. A reader makes the name again, so
+no member's claim can be changed.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ from swarm.protocol.wire import MAX_SKETCH, PEER_ID_BYTES, Lineage, Name, Sample
 
 FORMAT = 1
 KIND = "swarm ledger 1"
-"""What is signed begins with it: a signature counts for nothing else."""
+"""Beginning of all that is signed here, so that such a signature counts for nothing else."""
 DIGEST_BYTES = 32
 MAX_LINE_BYTES = 2**20
-"""Of a group of 1,024 with sketches."""
+"""Enough for a group of 1,024 members with sketches."""
 MAX_LINES = 2**40
 MAX_KEY_LENGTH = MAX_SUBKEY_BYTES - len("[owner:]")
 MAX_RUN_LENGTH = 256
 MAX_PROTOCOL = 2**16
 MAX_SIGNATURE_LENGTH = 4 * -(-MAX_KEY_BITS // 8 // 3) + 4
 CLIENT_MODE, LISTENS, WARM = 1, 2, 4
-"""What a member's ticket said: flags."""
+"""Flags for what a member's ticket said."""
 
 _Number = Annotated[int, Meta(ge=0, lt=MAX_LINES)]
 _Before = Annotated[bytes, Meta(max_length=DIGEST_BYTES)]
@@ -48,14 +48,14 @@ _State = tuple[Step, Lineage, Lineage]
 
 
 class NotALine(ValueError):  # noqa: N818 (reads as what it says)
-    """This is no line of a ledger."""
+    """These bytes are no line of a ledger."""
 
 
 class Line(Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind"):
-    """What all lines have.
+    """The fields that all lines have.
 
     Args:
-        n: its number; 0 begins a ledger
+        n: its number; line 0 begins a ledger
         before: SHA-256 of the line before it, without its end; empty in the first one
     """
 
@@ -64,16 +64,16 @@ class Line(Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind"):
 
 
 class Start(Line, frozen=True, tag="start"):
-    """The peer begins, or has been started again.
+    """The line of a peer that begins, or was started again.
 
     Args:
         time: seconds since 1970, by its own clock
-        format: of the lines
+        format: version of the format of the lines
         run: start of the run's keys in the DHT, which names run, recipe and organiser
-        organiser: her public key; empty if the run is open to everybody
+        organiser: public key of the organiser; empty in an open run
         key: the peer's public key, as OpenSSH writes it; its peer id is the hash of it
         name: under which the peer is shown
-        protocol: that its program speaks; 0: one that has not said it
+        protocol: wire protocol of its program; 0 if the program has not said it
     """
 
     time: _Seconds
@@ -86,12 +86,12 @@ class Start(Line, frozen=True, tag="start"):
 
     @property
     def peer(self) -> PeerID | None:
-        """Whose ledger it is; None if the key is not sound."""
+        """Owner of the ledger; None if the key is not sound."""
         return peer_of(b"[owner:" + self.key.encode(errors="replace") + b"]")
 
 
 class Certified(Line, frozen=True, tag="member"):
-    """A member has shown its certificate, or a new one.
+    """The line for a certificate, or a new one, that a member has shown.
 
     Args:
         certificate: as the organiser has signed it (`swarm.protocol.certificates`)
@@ -101,7 +101,7 @@ class Certified(Line, frozen=True, tag="member"):
 
 
 class Claim(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """What a member brought, as its ticket said.
+    """What a member brought to a group, as its ticket said.
 
     Args:
         peer: its peer id
@@ -111,11 +111,11 @@ class Claim(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
         sketch: of its weights, every eighth update
         receipts: hash over what reducers have signed in the round before; empty if it has none
         accuses: name of a proof against a member; empty if it has none
-        back_to: step of the state to which it wanted to go back; -1: to none
+        back_to: step of the state to which it wanted to go back; -1 for none
         pace: what it had measured, with `--averaging auto`
-        line_kbps: what its line carried, in kbit/s; 0: not known
+        line_kbps: speed of its line, in kbit/s; 0 if it is not known
         work: name of the list of what it had computed
-        doubts: name of a member whose work was not what it said
+        doubts: name of a member that had done other work than it claimed; empty if there is none
         nonce: random bytes of this ticket
     """
 
@@ -135,7 +135,7 @@ class Claim(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
 
     @classmethod
     def of(cls, peer: PeerID, ticket: Ticket) -> Claim:
-        """A member of a group."""
+        """Make the claim of a member from its ticket."""
         flags = CLIENT_MODE * ticket.client_mode | LISTENS * ticket.listens | WARM * ticket.warm
         loss = ticket.loss if math.isfinite(ticket.loss) else None
         rest = (
@@ -152,11 +152,11 @@ class Claim(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
 
     @property
     def id(self) -> PeerID:
-        """The peer; ValueError if it is none."""
+        """Peer id of the member. Raises ValueError: it is malformed"""
         return peer_named(self.peer)
 
     def ticket(self, step: int, lineage: bytes, orders: bytes) -> Ticket:
-        """As its member sent it."""
+        """Return the ticket as the member sent it."""
         lineage = ANY_LINEAGE if self.flags & LISTENS else lineage
         loss = math.nan if self.loss is None else self.loss
         client_mode, warm = bool(self.flags & CLIENT_MODE), bool(self.flags & WARM)
@@ -166,18 +166,18 @@ class Claim(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
 
 
 class Update(Line, frozen=True, tag="update"):
-    """An average that the peer has applied.
+    """The line for an average that the peer has applied.
 
     Args:
         time: seconds since 1970, by the peer's own clock
-        step: that it ended
-        lineage: of the weights before it; those after it are named by the group
+        step: that the average ended
+        lineage: of the weights before it; the group's name is the lineage of the weights after it
         group: name of the round
-        nonce: of which the name was made, with the run, the members and what they brought
+        nonce: random bytes of which the name was made, with the run, the members and what they brought
         most: samples for which one member counts at most
-        members: in the order of their shares; one alone has averaged with nobody
-        state: step, lineage and digest of the state that the peer held last, if it has taken one since the line before
-        orders: name of the organiser's that count for it; empty if there are none
+        members: in the order of their shares; a single member was alone
+        state: step, lineage and digest of the peer's latest state, if it has taken a digest since the line before
+        orders: name of the organiser's orders that count for it; empty if there are none
     """
 
     time: _Seconds
@@ -194,7 +194,7 @@ class Update(Line, frozen=True, tag="update"):
     def of(
         cls, n: int, before: bytes, time: float, group: Group, state: tuple[int, bytes, bytes] | None = None
     ) -> Update:
-        """Of a round that gave an average."""
+        """Make the line for a round that gave an average."""
         members = tuple(Claim.of(peer, ticket) for peer, ticket in zip(group.peer_ids, group.said, strict=True))
         step, orders = group.said[0].step, group.said[0].orders
         names = group.lineage, group.group_id, group.nonce
@@ -218,17 +218,17 @@ class Update(Line, frozen=True, tag="update"):
 
 
 class Signature(Line, frozen=True, tag="signature"):
-    """The peer's word for all lines above.
+    """The line with which the peer signs all lines above it.
 
     Args:
-        signature: of the peer's key (RSA-PSS, SHA-256), over what `text` returns; base 64
+        signature: by the peer's key (RSA-PSS, SHA-256), over what `text` returns; base 64
     """
 
     signature: Annotated[str, Meta(max_length=MAX_SIGNATURE_LENGTH)]
 
     @staticmethod
     def text(run: str, n: int, before: bytes) -> bytes:
-        """What is signed."""
+        """Return the bytes that are signed."""
         return to_wire(KIND, run, n, before)
 
 
@@ -237,10 +237,10 @@ _DECODER = msgspec.json.Decoder(AnyLine)
 
 
 def read_line(data: bytes) -> AnyLine:
-    """A line, without its end; a stranger's word.
+    """Decode a line, without its end. Its writer is not trusted.
 
     Raises:
-        NotALine: whatever is wrong with it
+        NotALine: something is wrong with it
     """
     if len(data) > MAX_LINE_BYTES:
         raise NotALine(f"it has more than {MAX_LINE_BYTES} bytes")
@@ -256,12 +256,12 @@ def read_line(data: bytes) -> AnyLine:
 
 
 def to_line(line: AnyLine) -> bytes:
-    """As it is written, without its end."""
+    """Encode a line as it is written, without its end."""
     return msgspec.json.encode(line)
 
 
 def digest_of(line: bytes) -> bytes:
-    """By which the next line is bound to this one, which is without its end."""
+    """Return the SHA-256 of a line without its end, which the next line has as `before`."""
     return hashlib.sha256(line).digest()
 
 
@@ -278,10 +278,10 @@ def _public_key(key: str) -> RSAPublicKey:
 
 @lru_cache(maxsize=8192)
 def peer_named(text: str) -> PeerID:
-    """The peer with this id in base 58.
+    """Return the peer with this id in base 58.
 
     Raises:
-        ValueError: it is none, or is written in another way
+        ValueError: it is no peer id, or is written in another way
     """
     peer = PeerID.from_base58(text)
     if peer.to_base58() != text or len(peer.to_bytes()) != PEER_ID_BYTES:
@@ -290,11 +290,13 @@ def peer_named(text: str) -> PeerID:
 
 
 def group_of(report: StepReport, me: PeerID, nonce: bytes, run: str) -> Group:
-    """The group behind an update; of a peer that was alone, one of itself.
+    """Return the group behind an update; for a peer that was alone, a group of itself.
 
     Args:
-        nonce: 16 random bytes, if there was no group
-        run: start of its keys
+        report: on the update
+        me: this peer
+        nonce: 16 random bytes, used if there was no group
+        run: start of the run's keys
     """
     if report.round is not None:
         return report.round.group

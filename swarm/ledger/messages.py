@@ -1,4 +1,4 @@
-"""What is said when a ledger goes from one peer to whoever wants it; each side reads it as a stranger's word."""
+"""The messages with which a ledger goes from a peer to any caller. Neither side trusts the other's message."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from swarm.ledger.lines import DIGEST_BYTES
 from swarm.protocol.wire import from_wire, to_wire
 
 PIECE_BYTES = 2**16
-"""Of one message."""
+"""Bytes of a ledger in one message."""
 ANSWER_BYTES = 2**23
-"""Of one call; who wants more calls again."""
+"""Bytes of a ledger in the answer to one call; a caller that wants more calls again."""
 MAX_PEER_BYTES = 64
 MAX_ASK_BYTES = 160
 
@@ -27,12 +27,12 @@ _HAVE = msgspec.msgpack.Decoder(tuple[_Ledger, _Place, _Place])
 
 @dataclass(frozen=True)
 class LedgerWish:
-    """What is asked for.
+    """What a caller asks for.
 
     Args:
-        peer: whose ledger; empty for that of the peer that is called. Others pass on what a peer in client mode says
-        ledger: digest of the first line of the ledger of which there is a part already; empty if there is none
-        begin: bytes of it that are there already
+        peer: owner of the ledger; empty for the called peer. Server-mode peers pass on ledgers of client-mode peers
+        ledger: digest of the first line of the ledger of which the caller has a part; empty if it has none
+        begin: bytes of it that the caller has already
     """
 
     peer: bytes = b""
@@ -44,18 +44,18 @@ class LedgerWish:
 
     @classmethod
     def from_bytes(cls, data: bytes) -> LedgerWish:
-        """Raises ValueError: it is none"""
+        """Raises ValueError: these bytes are no such message"""
         return cls(*from_wire(_ASK, data, MAX_ASK_BYTES))
 
 
 @dataclass(frozen=True)
 class LedgerOffer:
-    """What the peer answers first; pieces follow.
+    """What the called peer answers first; pieces of the ledger follow.
 
     Args:
-        ledger: digest of its first line; empty if there is none
-        begin: of the bytes that follow; 0 if another ledger was asked for
-        size: of the whole, in bytes
+        ledger: digest of the ledger's first line; empty if there is no ledger
+        begin: place of the first byte that follows; 0 if another ledger was asked for
+        size: of the whole ledger, in bytes
     """
 
     ledger: bytes = b""
@@ -67,7 +67,7 @@ class LedgerOffer:
 
     @classmethod
     def from_bytes(cls, data: bytes) -> LedgerOffer:
-        """Raises ValueError: it is none"""
+        """Raises ValueError: these bytes are no such message"""
         offer = cls(*from_wire(_HAVE, data, MAX_ASK_BYTES))
         if offer.begin > offer.size or len(offer.ledger) not in (0, DIGEST_BYTES):
             raise ValueError("no offer of a ledger")

@@ -1,4 +1,4 @@
-"""Hands out this peer's ledger to whoever asks for it, and those of peers that cannot be called, slowly."""
+"""Hands out this peer's ledger to any caller, slowly, and passes on the ledgers of peers that cannot be called."""
 
 from __future__ import annotations
 
@@ -22,27 +22,29 @@ from swarm.runtime.token_bucket import TokenBucket, TokenBuckets
 logger = get_logger(__name__)
 
 MAX_STREAMS = 4
-"""At a time, one for each caller."""
+"""Streams at a time, one for each caller."""
 STREAM_SECONDS = 60.0
+"""How long one stream may last."""
 BYTES_PER_SECOND = 2**19
-"""Of all streams together: rounds come first."""
+"""Speed of all streams together; it is low, since rounds come first."""
 CALLS, CALLS_PER_SECOND = 32, 2.0
-"""Of one caller, at once and then: for each ledger that is passed on it takes one."""
+"""Calls of one caller: at once, and then in a second. Each ledger that is passed on takes one call."""
 ALL_CALLS, ALL_CALLS_PER_SECOND = 128, 16.0
-"""Of all: a name costs a stranger nothing."""
+"""Calls of all callers: at once, and then in a second. A peer id costs a stranger nothing."""
 
 PassOn = Callable[[PeerID, averaging_pb2.DownloadData], Stream[averaging_pb2.DownloadData]]
-"""Asks a peer for its ledger, over a connection that it has made."""
+"""Asks a peer for its ledger, over a connection that the asked peer has made."""
 
 
 class LedgerServer:
-    """Of the averaging process.
+    """Serves ledgers in the averaging process.
 
     Args:
         path: of this peer's ledger; None if it keeps none
-        may_pass_on: whether somebody may have a peer's ledger through this one
+        may_pass_on: whether a caller may have that peer's ledger through this one
         pass_on: asks that peer
-        line: lets what this peer sends wait for its turn, and counts
+        line: makes what this peer sends wait for its turn, and counts it
+        bytes_per_second: speed of all streams together
     """
 
     def __init__(
@@ -63,7 +65,7 @@ class LedgerServer:
     async def rpc_download_ledger(
         self, request: averaging_pb2.DownloadData, context: P2PContext
     ) -> AsyncIterator[averaging_pb2.DownloadData]:
-        """Somebody wants a ledger, from some place on; who is no member, too: what is in it is for everybody."""
+        """Send a ledger from some place on. The caller need not be a member: a ledger is public."""
         caller = context.remote_id
         try:
             wish = LedgerWish.from_bytes(request.metadata)
@@ -76,7 +78,7 @@ class LedgerServer:
         if peer is not None and not self._may_pass_on(peer):
             return
         end = asyncio.get_running_loop().call_later(STREAM_SECONDS, asyncio.current_task().cancel)
-        self._callers.add(caller)  # who reads slowly keeps nobody else out for long
+        self._callers.add(caller)  # `end` frees this place in time, even if the caller reads slowly
         try:
             num_bytes = 0
             async for message in self._own(wish) if peer is None else self._of(peer, wish):
@@ -116,7 +118,7 @@ class LedgerServer:
                 if len(message.metadata) > PIECE_BYTES:
                     return
                 yield averaging_pb2.DownloadData(metadata=message.metadata)
-        except Exception as error:  # of the network: it is not there, or another version
+        except Exception as error:  # of the network: the peer is gone, or has another version
             logger.debug(f"{peer} does not hand over its ledger: {error!r}")
 
     def _offer(self, wish: LedgerWish) -> LedgerOffer:
@@ -126,7 +128,7 @@ class LedgerServer:
             with open(self._path, "rb") as file:
                 first = file.readline(MAX_LINE_BYTES + 1)
                 size = file.seek(0, os.SEEK_END)
-                os.fdatasync(file.fileno())  # what others have, a power failure does not take back
+                os.fdatasync(file.fileno())  # a power failure must not take back what other peers have
         except OSError:
             return LedgerOffer()
         if not first.endswith(b"\n"):

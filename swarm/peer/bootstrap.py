@@ -1,4 +1,4 @@
-"""How a peer finds its swarm: everything about `--initial-peers` that is decided before something is built."""
+"""How a peer finds its swarm: everything about `--initial-peers` that is decided before the DHT is started."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ class Bootstrap:
     """Where a peer begins.
 
     Args:
-        addresses: of peers that answer now; none if it begins alone
-        joins: it has been told whom to join
+        addresses: of peers that answer now; empty if it begins alone
+        joins: a person has named peers to join
         new_recipe: what it trains if it has to start a run; None if it may only join one
     """
 
@@ -28,11 +28,11 @@ class Bootstrap:
 
 
 def unfolded(options: PeerOptions) -> tuple[PeerOptions, JoinLine | None]:
-    """The options with what was given to join parsed, once for all: addresses, and the run if a join line names it.
+    """Parse what was given to join: return the options with plain addresses and, from a join line, with its run.
 
     Returns:
-        the options, whose `initial_peers` are sound addresses, wherever they came from; and the join line, if one was
-        given in place of addresses
+        the options, with well-formed addresses as `initial_peers`, wherever they came from; and the join line, if one
+        was given in place of addresses
 
     Raises:
         InputError: the line, or an address, is malformed; or the line is of another run
@@ -50,15 +50,15 @@ def unfolded(options: PeerOptions) -> tuple[PeerOptions, JoinLine | None]:
 
 
 def resolve_bootstrap(options: PeerOptions, line: JoinLine | None = None, stored: Recipe | None = None) -> Bootstrap:
-    """Ask once who answers, and say so where it is nobody who was given.
+    """Find out once which peers answer, and print it if none of the given ones does.
 
     Args:
-        options: as of `unfolded`
-        line: join line, if this peer was invited
-        stored: recipe of the run that it goes on with if nobody answers; None: then it does not
+        options: as `unfolded` returns them
+        line: the join line, if this peer was invited
+        stored: recipe of the run that it goes on with if no peer answers; None if it may not go on alone
 
     Raises:
-        NobodyAnswers: nobody answers, and there is nothing to go on with
+        NobodyAnswers: no peer answers, and there is no recipe to go on with
     """
     if options.initial_peers:
         try:
@@ -70,19 +70,19 @@ def resolve_bootstrap(options: PeerOptions, line: JoinLine | None = None, stored
                 "No peer answers: this peer goes on alone with its last checkpoint, and others can join it.", flush=True
             )
         else:
-            # Nobody may have begun there yet; only who names recipe and run wants to. Who was invited to a run never
-            # begins another one of that name, whatever is found where it was invited to.
+            # Perhaps no peer has begun the run there yet. A peer begins it only if both recipe and run were given. A
+            # peer with a join line never begins another run of that name, whatever it finds at the line's addresses.
             may_begin = bool(options.recipe and options.run_id) and line is None
             return Bootstrap(answering, True, own_recipe(options) if may_begin else None)
     recipe = stored or own_recipe(options)
     options.check_micro_batch(recipe.target_batch_size)
-    # A run of this name may go on without this peer, which has started it.
+    # Other peers may still train a run of this name that this peer has started.
     met = met_before(options.machine.output_dir, options.run_id) if options.run_id is not None else []
     return Bootstrap(tuple(met), False, recipe)
 
 
 def _who_answers(options: PeerOptions) -> list[str]:
-    """The given addresses where something listens, or else those of peers that were met before."""
+    """Return the given addresses where something listens, or else those of peers that were met before."""
     try:
         return check_reachable(options.initial_peers)
     except InputError:

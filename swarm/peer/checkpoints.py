@@ -11,13 +11,12 @@ import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
 
 from recipe.errors import InputError
+from recipe.run_folder import OWN_PREFIX, resumable
 from recipe.training.checkpoint_io import best_checkpoint
 
 logger = logging.getLogger(__name__)
 
 KEPT_CHECKPOINTS = 3
-OWN_PREFIX = "own-step-"
-"""Of what this peer had trained before it took over weights that are far from that; not gone on from by itself."""
 
 
 def kept_checkpoints(folder: Path, every_steps: int) -> list[ModelCheckpoint]:
@@ -39,18 +38,18 @@ def kept_checkpoints(folder: Path, every_steps: int) -> list[ModelCheckpoint]:
 
 
 def newest_checkpoint(folder: Path, needed: bool, data_name: str) -> tuple[Path | None, dict[str, Any] | None]:
-    """The latest checkpoint that can be read, and what matters of it now; None and None if there is none.
+    """Return the latest checkpoint that can be read, and the parts of it that are used; None and None without one.
 
     Args:
-        needed: nobody else holds a state: that all are damaged is an error then
-        data_name: class of the data, under whose name a checkpoint has their position
+        needed: no other peer holds a state, so it is an error if all checkpoints are damaged
+        data_name: class name of the data, under which a checkpoint has their position
 
     Raises:
-        InputError: all are damaged
+        InputError: a checkpoint is needed, and all are damaged
     """
-    found = [path for path in folder.glob("[!.]*.ckpt") if not path.name.startswith(OWN_PREFIX)]
+    found = resumable(folder)
     read = [(path, content) for path in found if (content := _read(path, data_name)) is not None]
-    # Not the last one that was written: a clock may have been wrong.
+    # The greatest step comes before the latest time, since a clock may have been wrong.
     for path, content in sorted(read, key=lambda one: (one[1]["global_step"], one[0].stat().st_mtime), reverse=True):
         weights = [value for value in content["state_dict"].values() if isinstance(value, torch.Tensor)]
         if all(torch.isfinite(weight).all() for weight in weights):
@@ -62,7 +61,7 @@ def newest_checkpoint(folder: Path, needed: bool, data_name: str) -> tuple[Path 
 
 
 def own_checkpoint(folder: Path, step: int) -> Path:
-    """Where this peer's own weights of this step go; those that were kept before are deleted."""
+    """Return the path for this peer's own weights of this step; own weights that were kept before are deleted."""
     for older in folder.glob(f"{OWN_PREFIX}*.ckpt"):
         older.unlink(missing_ok=True)
     return folder / f"{OWN_PREFIX}{step}.ckpt"
@@ -80,9 +79,9 @@ def _read(path: Path, data_name: str) -> dict[str, Any] | None:
 
 
 def sweep_checkpoints(folder: Path, step: int) -> None:
-    """Delete those before `step`, from which this peer goes on, but for the last ones.
+    """Delete the checkpoints before `step`, where this peer goes on, except the last ones.
 
-    Lightning keeps the one from which a training went on for good: a peer that dies often would fill its disk.
+    Lightning never deletes a checkpoint from which a training went on: a peer that dies often would fill its disk.
     """
     names = {path: re.fullmatch(r"step=(\d+)\.ckpt", path.name) for path in folder.glob("step=*.ckpt")}
     older = sorted((int(name[1]), path) for path, name in names.items() if name and int(name[1]) < step)

@@ -4,7 +4,7 @@
     python -m swarm.peer --recipe cifar10-vit-tiny --port 31337 --public-ip 203.0.113.5
     python -m swarm.peer --initial-peers /ip4/203.0.113.5/tcp/31337/p2p/QmYyQSo1c1...    # join it: nothing else needed
 
-Ctrl-C leaves cleanly: the last averaged weights stay in checkpoints/, the others train on.
+Ctrl-C leaves cleanly: the last averaged weights stay in checkpoints/, and the other peers train on.
 """
 
 from __future__ import annotations
@@ -49,11 +49,11 @@ if TYPE_CHECKING:
 
 HELPS = "Helper: it averages for the others, hands over the weights and keeps checkpoints. It trains nothing."
 LEAVE_SECONDS = 10.0
-"""For an orderly end without one of its processes; then this peer starts again without a checkpoint of this moment."""
+"""How long a peer that lost a process may take to leave in order. Then it starts again without a last checkpoint."""
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """`python -m swarm.peer`; returns the exit status."""
+    """Run `python -m swarm.peer`; returns the exit status."""
     return run(lambda: parse_options(arguments))
 
 
@@ -64,8 +64,8 @@ def run(read: Callable[[], PeerOptions]) -> int:
         read: reads the command line
 
     Returns:
-        the exit status: 0, 1 if another process of an island is lost, 2 for input that cannot work, 3 if the organiser
-            has removed this peer, 130 after Ctrl-C
+        the exit status: 0; 1 if another process of an island is lost; 2 for input that cannot work; 3 if the organiser
+            has removed this peer; 130 after Ctrl-C
     """
     clock = StartupTimer()
     reap()
@@ -109,16 +109,17 @@ def run(read: Callable[[], PeerOptions]) -> int:
 
 
 def _may_begin(options: PeerOptions, again: bool) -> bool:
-    """Wait for as long as this machine is to be spared.
+    """Wait as long as this machine is to be spared (on battery, or on a metered line).
 
     Args:
-        again: this peer started again by itself, perhaps because it was to be spared
+        again: this peer started again by itself, perhaps because its machine was to be spared
 
     Returns:
-        False: its time is up, or a peer that has trained before was asked to leave meanwhile
+        whether the peer may begin; False if its time is up, or if it has trained before and was asked to leave while it
+            waited
 
     Raises:
-        KeyboardInterrupt: any other peer was
+        KeyboardInterrupt: a peer that has not trained before was asked to leave while it waited
     """
     leaving = options.leaving
     for sentence in [] if again else leaving.never_spared:
@@ -140,20 +141,20 @@ def _may_begin(options: PeerOptions, again: bool) -> bool:
 
 
 class State(Enum):
-    """How far a peer is, as far as its interruption goes."""
+    """How far a peer has come, which decides what an interrupt does."""
 
     IMPORTING = auto()
-    """An import would swallow an exception that a signal raises in it."""
+    """Modules are imported: an import would swallow an exception that a signal handler raises."""
     JOINING = auto()
-    """It has processes, which have to be ended."""
+    """The peer has child processes, which have to be ended."""
     TRAINING = auto()
-    """The training loop looks at each micro-batch whether a stop was requested."""
+    """The training loop checks at each micro-batch whether a stop was requested."""
     ENDED = auto()
-    """It has trained, and puts everything away."""
+    """The training is over, and the peer cleans up."""
 
 
 class Interrupts:
-    """Ctrl-C, SIGTERM and a terminal that is closed: the first one asks the peer to leave, the second one ends it.
+    """Handles Ctrl-C, SIGTERM and a closed terminal: the first signal asks the peer to leave, the second one ends it.
 
     Args:
         leave_at_once: ends this process and its children
@@ -163,6 +164,9 @@ class Interrupts:
         self._leave_at_once = leave_at_once
         self.state = State.IMPORTING
         self.stop_requested = threading.Event()
+        """Set to leave: by the first signal, or by a part of this peer, such as the traffic limit."""
+        self.first_signal: int | None = None
+        """Number of the first signal that came; None as long as none has."""
 
     def listen(self) -> None:
         """Handle these signals from now on."""
@@ -175,10 +179,11 @@ class Interrupts:
         """Leave in the way that the state allows.
 
         Raises:
-            KeyboardInterrupt: while it joins, or has ended
+            KeyboardInterrupt: the peer is joining, or its training has ended
         """
-        if self.stop_requested.is_set() or self.state is State.IMPORTING:
+        if self.first_signal is not None or self.state is State.IMPORTING:
             self._leave_at_once(signal_number)
+        self.first_signal = signal_number
         self.stop_requested.set()
         if self.state is not State.TRAINING:
             raise KeyboardInterrupt
@@ -194,7 +199,7 @@ class Interrupts:
 
 
 def _check_machine(options: PeerOptions) -> None:
-    """Raises InputError: something of this machine can be refused before the slow imports"""
+    """Raises InputError: a name, the output folder or the port cannot be used; checked before the slow imports"""
     if options.machine.public_name:
         check_name(options.machine.public_name, "--public-name")
     make_writable(options.machine.output_dir)
@@ -205,17 +210,17 @@ def _check_machine(options: PeerOptions) -> None:
 
 
 class Peer:
-    """One volunteer's session, from the command line to the summary.
+    """One volunteer's peer, from the command line to the summary.
 
     Args:
         options: the command line
-        bootstrap: where it begins
+        bootstrap: the peers to begin with, and the recipe
         clock: times the start
-        line: join line, if it was invited
+        line: the join line, if the peer was invited
         channel: to the other processes of this peer; None if it is one process
 
     Raises:
-        InputError: also from `run`, when something that a person gave cannot work
+        InputError: something that a person gave cannot work; `run` raises it as well
     """
 
     def __init__(
@@ -237,11 +242,11 @@ class Peer:
         self._restart: threading.Timer | None = None
         self._shown, self._desk = line, None
         self.reachability = None
-        """Whether others can call this peer, once that is known."""
+        """Whether other peers can call this one; None until that is known."""
 
     @property
     def has_joined(self) -> bool:
-        """Whether its training has begun."""
+        """Whether the training of this peer has begun."""
         return self._session is not None and self._session.metrics.seconds > 0
 
     def run(self) -> int:
@@ -265,12 +270,12 @@ class Peer:
             if self._desk is not None:
                 self._desk.stop()
             stop_dht(dht)
-        if self._session.pause.has_stopped:
+        if self._session.pause.has_stopped and self._interrupts.first_signal is None:
             self._wait_in_another_life()
         return 0
 
     def _dht(self):
-        """This peer's DHT, and the addresses through which it has joined the others'; none if it is alone."""
+        """Return this peer's DHT, and the addresses through which it has joined the swarm; none if it is alone."""
         from swarm.network.dht_options import start_dht
 
         asked = self.bootstrap.addresses
@@ -280,7 +285,7 @@ class Peer:
             if self.bootstrap.joins:
                 raise
         print("No peer that was met before answers: this peer starts alone.", flush=True)
-        return start_dht(self._network(())), ()  # who can call it now is another question, too
+        return start_dht(self._network(())), ()  # without other peers, the reachability is found in another way
 
     def _import_the_rest(self) -> None:
         self.clock.ends("join")
@@ -291,7 +296,7 @@ class Peer:
         self.clock.ends("imports")
 
     def _manifest(self, dht, asked: tuple[str, ...]):
-        """What is trained, and whether others train it already."""
+        """Return what is trained, and whether other peers train it already."""
         from swarm.membership.run_manifest import (
             PROTOCOL,
             check_overrides,
@@ -351,7 +356,10 @@ class Peer:
             self._desk = DeskProcess(self.options.role, run_id, addresses, self._shown, output_dir)
 
     def _part_died(self, process: str) -> None:
-        """It cannot be replaced here: leave as well as that goes without it, and start again as the same peer."""
+        """Leave in order, as far as that is possible without this process, and start again as the same peer.
+
+        A process that has died cannot be replaced while the peer runs.
+        """
         _say(f"{process} has died: this peer starts again.")
         self._restart = threading.Timer(LEAVE_SECONDS, self._start_again)
         self._restart.daemon = True
@@ -364,6 +372,8 @@ class Peer:
         self._restart.cancel()
         if self._session is not None:
             self._session.traffic.keep()
+        if self._interrupts.first_signal is not None:  # the person wants it to end
+            _leave_at_once(self._interrupts.first_signal)
         if self._channel is not None:  # torchrun starts all of its processes again
             kill(descendants(os.getpid()))
             os._exit(1)
@@ -378,14 +388,17 @@ class Peer:
         os._exit(2)
 
     def _wait_in_another_life(self) -> None:
-        """As the same peer, which waits before it imports and joins: until then it needs hardly any memory."""
+        """Start again as the same peer, which waits before it imports and joins. Until then it needs little memory."""
         from swarm.peer.supervisor import start_again
 
         self._session.traffic.keep()
         start_again(["--public-name", self.name, *self._run], math.inf)
 
     def _network(self, asked: tuple[str, ...]):
-        """How this peer meets the others, through those that are asked: what a person gave, and what was measured."""
+        """Prepare the identity, become a member if this peer was invited, and return the network options.
+
+        The options combine what a person gave with the reachability that the asked peers have measured.
+        """
         from swarm.network.dht_options import NetworkOptions
         from swarm.network.signed_records import claim_identity, prepare_identity
         from swarm.peer.role import measured
@@ -455,7 +468,7 @@ class Peer:
             print(how_to_join(addresses, public_ip, output_dir, invitation, self._company(session)), flush=True)
 
     def _company(self, session) -> str:
-        """For whom this peer is going to wait, as a sentence; empty if it trains at once."""
+        """Return a sentence that says for how many peers this one waits; empty if it trains at once."""
         if session.work.helps:
             return "Waiting for a training peer."
         missing = self.options.patience.min_peers - 1
@@ -467,12 +480,12 @@ class Peer:
 
 
 def _say(text: str) -> None:
-    """Print, and go on where the terminal is closed or the log's disk is full."""
+    """Print; go on if the terminal is closed or the log's disk is full."""
     with contextlib.suppress(OSError):
         print(text, flush=True)
 
 
 def _leave_at_once(signal_number: int) -> None:
-    os.write(2, b"Leaving at once.\n")  # print is not made for signal handlers
+    os.write(2, b"Leaving at once.\n")  # print is not safe in a signal handler
     kill(descendants(os.getpid()))
     os._exit(128 + signal_number)

@@ -7,20 +7,20 @@ from collections.abc import Mapping
 import psutil
 
 MOST = 0.8
-"""Of the limit. Beyond it a process refuses connections, those of members, too."""
+"""Fraction of the limit at which the person is warned. A process at its limit refuses connections, also of members."""
 
 
 class OpenFiles:
-    """Of the processes of one peer."""
+    """Watches how many files the processes of one peer have open."""
 
     def __init__(self) -> None:
         self._told: set[int] = set()
 
     def look(self, processes: Mapping[str, psutil.Process]) -> list[str]:
-        """What to tell the person: a sentence for each process, once.
+        """Return warnings for the person, at most one for each process.
 
         Args:
-            processes: by name; nothing is said of one that has just ended, nor where the system does not tell
+            processes: by name; one that has just ended is left out, and all of them where the system does not tell
         """
         sentences = []
         for name, process in processes.items():

@@ -20,7 +20,7 @@ from swarm.peer.startup_timer import seconds_since_command
 
 MAX_INVITE_DAYS = 3650
 MIN_UPLOAD_MBPS = 4.0
-"""Twice what a round is given time for: there is more than its bytes."""
+"""Least limit of the upload: twice the rate for which a round has time, since a peer sends more than its rounds."""
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class MachineOptions:
     """This machine and you."""
 
     public_name: Annotated[str | None, arg("NAME", "a random one")] = None
-    """Your name, shown to the others; with the same name and --output-dir you come back as the same peer."""
+    """Your name, shown to other volunteers. With the same name and --output-dir you come back as the same peer."""
     batch_size: Annotated[int | None, arg("SAMPLES", "measured when the peer starts")] = None
     """Micro-batch: samples that this device computes at once."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
@@ -38,7 +38,7 @@ class MachineOptions:
     output_dir: Annotated[Path, arg("FOLDER")] = Path("runs")
     """Metrics and checkpoints go to OUTPUT_DIR/RUN_ID/PUBLIC_NAME, the identity to OUTPUT_DIR/identities."""
     hide_device: bool = False
-    """Do not tell the others on which device this peer computes."""
+    """Do not tell other peers on which device this peer computes."""
 
     def check(self) -> None:
         """Raises InputError: a value cannot work"""
@@ -50,13 +50,13 @@ class ComputingOptions:
     """How this peer computes."""
 
     inside: Literal["ddp", "fsdp"] = "ddp"
-    """Of a peer that torchrun starts as several processes: each holds the whole model (ddp), or a piece of it (fsdp),
-    which needs --averaging sync and --batch-size."""
+    """For a peer that torchrun starts as several processes. Each process holds the whole model (ddp) or a piece of it
+    (fsdp). fsdp needs --averaging sync and --batch-size."""
     compile: bool = False
-    """Compile the model with torch.compile: may be faster on GPUs (no gain was measured with a ViT-B on an H200), but
-    the first micro-batch takes a minute or so. Not with --inside fsdp."""
+    """Compile the model with torch.compile. This may be faster on GPUs (no gain was measured with a ViT-B on an H200),
+    but the first micro-batch takes a minute or so. It does not work with --inside fsdp."""
     num_workers: Annotated[int, arg("PROCESSES")] = 0
-    """Processes that read and decode images (data sets that lie in memory, such as digits, need none)."""
+    """Processes that read and decode images. Data sets that lie in memory, such as digits, need none."""
 
     def check(self) -> None:
         """Raises InputError: a value cannot work"""
@@ -72,19 +72,20 @@ class RoleOptions:
     """What this peer does."""
 
     role: Literal["trainer", "helper"] = "trainer"
-    """A helper trains nothing, so it needs no data and no GPU, but a port that others can call. It averages for those
-    who train, hands over the weights and keeps checkpoints: with one, volunteers train who are all behind routers."""
+    """A helper trains nothing, so it needs no data and no GPU, but a port that other peers can call. It averages for
+    the training peers, hands over the weights and keeps checkpoints. With a helper, a swarm can train even if all
+    volunteers are behind routers."""
     data_digest: Annotated[str | None, arg("TEXT", "that of the data in --data-dir, if they are there")] = None
-    """Digest of the data that volunteers have, for a helper that starts a run without them; swarm doctor --check-images
-    shows that of a folder of images."""
+    """For a helper that starts a run without the data: digest of the data that the volunteers have. swarm doctor
+    --check-images shows the digest of a folder of images."""
     desk_port: Annotated[int | None, arg("PORT", "no page")] = None
-    """Also show the run on a web page at this port: swarm desk, in a process of its own."""
+    """Also show the run on a web page at this port. The page is that of swarm desk, in a process of its own."""
     desk_host: Annotated[str, arg("ADDRESS")] = "127.0.0.1"
-    """Where that page is served: 0.0.0.0 shows it to everybody who can reach this machine."""
+    """Address at which that page is served. With 0.0.0.0, every machine that can reach this one can see the page."""
 
     @property
     def helps(self) -> bool:
-        """Whether it is a helper."""
+        """Whether this peer is a helper."""
         return self.role == "helper"
 
     def check(self) -> None:
@@ -96,35 +97,36 @@ class RoleOptions:
 
 @dataclass(frozen=True)
 class LeavingOptions:
-    """When to leave, whatever comes first. Ctrl-C leaves as well."""
+    """When to leave: the first of these that happens. Ctrl-C leaves as well."""
 
     max_steps: Annotated[int | None, arg("UPDATES", "the recipe's total steps")] = None
-    """Leave when the swarm has made so many global updates, before the end of the run."""
+    """Leave when the swarm has made this many global updates, before the end of the run."""
     max_time: Annotated[str | None, arg("HH:MM:SS", "no limit")] = None
-    """Leave so long after the command, joining and pauses included."""
+    """Leave this long after the command was given; joining and pauses count."""
     target_accuracy: Annotated[float | None, arg("FRACTION", "none")] = None
     """Leave when the validation accuracy reaches this fraction, such as 0.95."""
     max_traffic_gb: Annotated[float | None, arg("GB", "no limit")] = None
-    """Leave when rounds and states have sent and received so many GB (10⁹ bytes, both together), after the round of
-    that moment. Data sets and progress records are not counted."""
+    """Leave when rounds and states have sent and received this many GB (10⁹ bytes, both together). The round that is
+    under way is completed. Data sets and progress records are not counted."""
     pause_on_battery: bool = False
-    """Leave while this machine runs on its battery, and come back when it does not."""
+    """Leave while this machine runs on its battery, and come back afterwards."""
     pause_on_metered: bool = False
-    """Leave while the line costs by the byte, and come back when it does not. Only Linux with NetworkManager tells."""
+    """Leave while this machine's internet line is metered (it costs by the byte), and come back afterwards. This works
+    only on Linux with NetworkManager."""
 
     @property
     def is_time_up(self) -> bool:
-        """Whether it is so long after the command that this peer is to leave."""
+        """Whether the time of `--max-time` is over."""
         return self.max_time is not None and seconds_since_command() >= parse_duration(self.max_time).total_seconds()
 
     @property
     def why_spared(self) -> str:
-        """Why this machine is to be left in peace now, as the beginning of a sentence; empty if it is not."""
+        """Why this machine is to be spared now, as the beginning of a sentence; empty if it is not."""
         return why_spared(self.pause_on_battery, self.pause_on_metered)
 
     @property
     def never_spared(self) -> list[str]:
-        """Sentences for who has asked for a pause that never comes here."""
+        """Sentences that say which of the wanted pauses never come on this machine."""
         return never_spared(self.pause_on_battery, self.pause_on_metered)
 
     def check(self) -> None:
@@ -137,25 +139,25 @@ class LeavingOptions:
 
 @dataclass(frozen=True)
 class ConnectionOptions:
-    """How others reach this machine."""
+    """How other peers reach this machine."""
 
     port: Annotated[int, arg("PORT", "0, any free one")] = 0
     """TCP port to listen on."""
     public_ip: Annotated[str | None, arg("IP", "none")] = None
-    """Address of your router, if it forwards --port to this machine."""
+    """Public address of your router, if it forwards --port to this machine."""
     host_maddrs: Annotated[tuple[str, ...], arg("MULTIADDRESS ...", "any address, IPv4 and IPv6")] = ()
-    """Where to listen."""
+    """Addresses to listen on."""
     announce_maddrs: Annotated[tuple[str, ...], arg("MULTIADDRESS ...", "those that are found")] = ()
-    """Addresses to tell others."""
+    """Addresses of this peer to tell other peers."""
     identity_path: Annotated[Path | None, arg("FILE", "OUTPUT_DIR/identities/PUBLIC_NAME.key")] = None
-    """Private key that fixes the peer id; made on first use."""
+    """File of the private key that fixes the peer id; made on first use."""
     port_mapping: bool = True
-    """Ask the router of this home to open --port (UPnP, NAT-PMP), until this peer ends."""
+    """Ask the router of this home to open --port (UPnP, NAT-PMP) until this peer ends."""
     client_mode: bool = False
-    """Only call others, never be called (for machines that cannot be reached)."""
+    """Only call other peers, never be called (for machines that cannot be reached)."""
     max_upload_mbps: Annotated[float | None, arg("MBIT/S", "as fast as the line is")] = None
-    """Send no faster than this, so that your line stays of use to you. With less than 5 the others may leave this peer
-    out, if they are far faster."""
+    """Send no faster than this, so that your line stays usable for you. With less than 5, the other peers may leave
+    this peer out if they are far faster."""
 
     def check(self) -> None:
         """Raises InputError: a value cannot work"""
@@ -169,15 +171,15 @@ class ConnectionOptions:
 
 @dataclass(frozen=True)
 class PatienceOptions:
-    """How long to wait for others."""
+    """How long to wait for other peers."""
 
     min_peers: Annotated[int, arg("PEERS")] = 1
-    """Do not begin to train before so many peers are there, this one included."""
+    """Do not begin to train before this many peers are there, this one included."""
     matchmaking_time: Annotated[float, arg("SECONDS")] = 5.0
     """How long to wait at the end of a step for peers that are missing."""
     averaging_timeout: Annotated[float, arg("SECONDS")] = 60.0
-    """Give up one averaging round after so long, or after what a line of 2 Mbit/s needs if that is longer; try again
-    with those who are left."""
+    """Give up an averaging round after this time, or after the time that a line of 2 Mbit/s needs, if that is longer.
+    Then try again with the peers that are left."""
 
     def check(self) -> None:
         """Raises InputError: a value cannot work"""
@@ -197,13 +199,13 @@ class ResultsOptions:
     """What is done with the weights."""
 
     checkpoint_every_steps: Annotated[int, arg("UPDATES")] = 50
-    """Write a checkpoint after so many global updates, and at the end; the last three and the best one are kept."""
+    """Write a checkpoint after this many global updates, and at the end. The last three and the best one are kept."""
     upload_to: Annotated[str | None, arg("URL", "nowhere")] = None
-    """Copy the best and the newest checkpoint, and at the end the summary, to URL/RUN_ID/PUBLIC_NAME, beside the
-    training: anywhere fsspec can write, such as s3://bucket/folder. Passwords do not belong into the URL."""
+    """Copy the best and the newest checkpoint to URL/RUN_ID/PUBLIC_NAME while training, and the summary at the end. The
+    URL is any place where fsspec can write, such as s3://bucket/folder. Do not put a password into it."""
     evaluate_every_steps: Annotated[int | None, arg("UPDATES", "never")] = None
-    """Measure the swarm's weights on the test images, after the first validation when so many global updates are over
-    again, and after the last one. The best checkpoint is still chosen by the validation images."""
+    """Measure the swarm's weights on the test images each time this many global updates are over, after the next
+    validation, and after the last update. The best checkpoint is still chosen by the validation images."""
 
     def check(self) -> None:
         """Raises InputError: a value cannot work"""
@@ -216,22 +218,23 @@ class ResultsOptions:
 
 @dataclass(frozen=True)
 class MembershipOptions:
-    """Who may take part in a new run."""
+    """Which people may take part in a new run."""
 
     by_invitation: bool = False
-    """Only members take part: people with an invitation of yours. You can remove them again."""
+    """Only members take part: people with an invitation from you. You can remove them again."""
     open: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
-    """Anyone with the join line may become a member: its invitation has no limit. You can still remove them."""
+    """Anyone with the join line may become a member: its invitation has no limit. You can still remove members."""
     invite: Annotated[int, arg("PEOPLE")] = 20
-    """How many may join with the line that is printed; 0 prints none. A peer that starts again prints the same line,
-    none if you have closed it or it is used up, and a new one if it has expired or this is another number. `swarm
-    invite` makes more."""
+    """How many people may join with the line that is printed; 0 prints none. A peer that starts again prints the same
+    line, or a new one if that has expired or you give other numbers. It prints none if you have closed the line or it
+    is used up. `swarm invite` makes more."""
     invite_days: Annotated[float, arg("DAYS")] = 30.0
-    """For how long they may."""
+    """For how many days people may join with that line."""
     organiser_key: Annotated[Path | None, arg("FILE", "OUTPUT_DIR/organiser/RUN_ID/organiser.key")] = None
-    """Your key as the organiser; made if it is missing. Keep a copy: without it you can invite and remove no member."""
+    """File of your key as the organiser; made if it is missing. Keep a copy: without the key you cannot invite or
+    remove members."""
     enrolment_port: Annotated[int, arg("PORT", "the one after --port")] = 0
-    """TCP port where newcomers become members; open it as you open --port."""
+    """TCP port where newcomers become members. Open it as you open --port."""
 
     def check(self) -> None:
         """Raises InputError: a value cannot work"""
@@ -247,27 +250,28 @@ class MembershipOptions:
 class PeerOptions:
     """Train with a swarm: join one with --initial-peers, or start a new one from --recipe.
 
-    The recipe, which has to be equal on all peers, comes from the swarm when you join one.
+    All peers need the same recipe. When you join a swarm, your peer takes the recipe from it.
     """
 
     initial_peers: Annotated[
         tuple[str, ...] | None, arg("ADDRESS ...", "the variable INITIAL_PEERS; without it, a new swarm")
     ] = None
-    """Addresses of peers that are there already, as they print them; or a join line."""
+    """Addresses of running peers, as they print them; or a join line."""
     certificate: Annotated[str | None, arg("TEXT", "the organiser is asked for one")] = None
-    """Your certificate, where the organiser has made one for this peer (swarm invite --peer-id)."""
+    """Your certificate, if the organiser has made one for this peer (swarm invite --peer-id)."""
     recipe: Annotated[
         str | None, arg("NAME", "digits", f"What a new swarm trains: {', '.join(PRESETS)}, or a recipe.json.")
     ] = None
     run_id: Annotated[str | None, arg("NAME", "the recipe and the time")] = None
-    """Name of the run. To join, it is needed only where several runs share the addresses. A peer that is started again
-    with the same --run-id, --public-name and --output-dir goes on where it was."""
+    """Name of the run. To join a run, it is needed only if several runs share the addresses. A peer that is started
+    again with the same --run-id, --public-name and --output-dir goes on where it was."""
     resume: bool = False
     """Go on where a peer with this --output-dir was last: with the run, the name and the recipe of its newest
-    checkpoint. It asks the peers that it has met before, if --initial-peers says nothing else."""
+    checkpoint. Without --initial-peers it asks the peers that it has met before."""
     start_from: Annotated[Path | None, arg("FILE", "random weights, or pretrained ones if the recipe says so")] = None
-    """Checkpoint whose weights a new swarm starts from, at step 0 with a new optimizer: to go back to an earlier
-    best.ckpt, to train for longer or with other settings. Who joins, or comes back, goes on with the swarm's."""
+    """Checkpoint from which a new swarm takes its weights, at step 0 with a new optimizer. Use it to go back to an
+    earlier best.ckpt, to train for longer, or to train with other settings. A peer that joins or comes back takes the
+    swarm's weights instead."""
     machine: MachineOptions = field(default_factory=MachineOptions)
     leaving: LeavingOptions = field(default_factory=LeavingOptions)
     role: Annotated[RoleOptions, tyro.conf.arg(name="role")] = field(default_factory=RoleOptions)

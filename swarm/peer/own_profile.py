@@ -1,4 +1,4 @@
-"""What a peer tells the others of its machine: short, and for people to read."""
+"""What a peer tells other peers about its machine: short texts for people to read."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from swarm.protocol.notes import FORWARDED, LOCAL, PUBLIC
 
 
 def device_name(device: torch.device) -> str:
-    """Of the one on which a process of this peer computes."""
+    """Name of the device on which a process of this peer computes."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     threads = torch.get_num_threads()
@@ -22,13 +22,13 @@ def device_name(device: torch.device) -> str:
 
 
 def together(devices: Sequence[str]) -> str:
-    """Those of all processes of a peer, such as "4 × NVIDIA H100"."""
+    """One text for the devices of all processes of a peer, such as "4 × NVIDIA H100"."""
     times = Counter(devices)
     return " + ".join(f"{times[name]} × {name}" if len(devices) > 1 else name for name in times)
 
 
 def software_version() -> str:
-    """Of this program and its wire protocol."""
+    """Version of this program and of its wire protocol."""
     try:
         version = importlib.metadata.version("swarm-vit")
     except importlib.metadata.PackageNotFoundError:  # it runs from a folder that was never installed
@@ -37,15 +37,15 @@ def software_version() -> str:
 
 
 def how_reached(addresses: Collection[str], own: Collection[str]) -> str:
-    """How others call a peer, one of `REACHED`; empty for one that has no address.
+    """How other peers call a peer, one of `REACHED`; empty if it has no address.
 
     Args:
-        addresses: at which it can be called, as multiaddresses
+        addresses: multiaddresses at which it can be called
         own: IPv4 addresses of this machine's network interfaces
     """
     found = [(*address.split("/")[1:3], classify(address)) for address in addresses if "p2p-circuit" not in address]
     if any(kind == "public" and (family != "ip4" or host in own) for family, host, kind in found):
         return PUBLIC
     if any(kind != "loopback" and family == "ip4" and host not in own for family, host, kind in found):
-        return FORWARDED  # a router has it, or a host outside of this container
+        return FORWARDED  # the address belongs to a router, or to the host of this container
     return LOCAL if found else ""

@@ -1,8 +1,8 @@
-"""How a peer comes back to a run where nobody answers: it tries again, and in the end goes on alone.
+"""How a peer comes back to a run in which no peer answers: it tries again, and in the end goes on alone.
 
-After a power cut everybody waits for somebody. Whoever has trained before holds a state to go on with: after a while it
-begins alone, and the others, who try again all the time, join it. Those who begin at the same moment find each other
-later, as the halves of a divided network do (`swarm.membership.announcer`), and the latest step wins.
+After a power cut every peer waits for another one. A peer that has trained before holds a state to go on with. After a
+while it begins alone, and the other peers, which keep trying, join it. Peers that begin alone at the same moment find
+each other later, as the halves of a divided network do (`swarm.membership.announcer`). The latest step wins.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 
 from recipe.config import Recipe
 from recipe.errors import InputError
-from recipe.run_folder import RunFolder, check_name
+from recipe.run_folder import RunFolder, check_name, resumable
 from swarm.enrolment.removed import Removed
 from swarm.network.addresses import NobodyAnswers
 from swarm.network.known_peers import books_of
@@ -27,18 +27,18 @@ from swarm.runtime.imports import quick_imports
 
 TIME_IS_UP = "Time is up (--max-time)."
 RETURN_SECONDS, RETRY_SECONDS = 600.0, 2.0
-"""How long, and how often, a peer tries to come back."""
+"""How long a peer tries to come back, and the pause between two attempts."""
 ALONE_SECONDS = 30.0
 """A peer with a checkpoint goes on alone after a random 30 to 60 s."""
 
 
 def trained_before(options: PeerOptions) -> tuple[str, Recipe] | None:
-    """Id and recipe of the run that this command line goes on with, if there is a checkpoint of this peer.
+    """Return the id and the recipe of the run that this command line goes on with; None without a checkpoint of it.
 
-    Without `--run-id` it is the latest one in which this peer has met one of `--initial-peers`.
+    Without `--run-id` it is the latest run in which this peer has met one of `--initial-peers`.
 
     Args:
-        options: as of `swarm.peer.bootstrap.unfolded`
+        options: as `swarm.peer.bootstrap.unfolded` returns them
     """
     output_dir, name = options.machine.output_dir.expanduser(), options.machine.public_name
     if name is None:
@@ -47,7 +47,7 @@ def trained_before(options: PeerOptions) -> tuple[str, Recipe] | None:
     folders = [output_dir / options.run_id / name] if options.run_id else [path.parent for path in books]
     for folder in map(RunFolder, folders):
         try:
-            if folder.path.name == name and folder.has_checkpoint:
+            if folder.path.name == name and resumable(folder.checkpoints):
                 return folder.path.parent.name, Recipe.from_json(folder.recipe.read_bytes())
         except (OSError, InputError):
             continue
@@ -55,12 +55,13 @@ def trained_before(options: PeerOptions) -> tuple[str, Recipe] | None:
 
 
 def resumed(options: PeerOptions) -> PeerOptions:
-    """With `--resume`, the options that go on with the newest checkpoint, and a word of which that is; else the same.
+    """With `--resume`, return options that go on with the newest checkpoint, and print which one that is.
 
-    A demo's peers are left out, unless their run is named: `swarm demo` itself goes on with them.
+    Without `--resume` the options stay as they are. Peers of a demo are left out, unless their run is named:
+    `swarm demo` itself goes on with them.
 
     Raises:
-        InputError: there is none, or nothing can be done with it
+        InputError: there is no checkpoint, a name is malformed, or `--start-from` was given as well
     """
     if not options.resume:
         return options
@@ -72,10 +73,10 @@ def resumed(options: PeerOptions) -> PeerOptions:
     peers = [RunFolder(path.parent) for path in output_dir.glob(f"{run_id}/{name}/{RunFolder('').rounds.name}")]
     of_demos = [folder for folder in peers if options.run_id is None and folder.identity.exists()]
     peers = [folder for folder in peers if folder not in of_demos]
-    checkpoints = [path for folder in peers for path in folder.checkpoints.glob("[!.]*.ckpt")]
+    checkpoints = [path for folder in peers for path in resumable(folder.checkpoints)]
     if not checkpoints:
         said = f"--resume finds no checkpoint in {output_dir}"
-        if any(folder.has_checkpoint for folder in of_demos):
+        if any(resumable(folder.checkpoints) for folder in of_demos):
             raise InputError(
                 f"{said} but those of `swarm demo`: name one with --run-id, or leave --resume out to begin anew."
             )
@@ -98,23 +99,26 @@ def come_back(
     leave: Callable,
     is_time_up: Callable[[], bool],
 ) -> int:
-    """Run a peer, and try again if nobody is there to read why it cannot join, or nobody answers one that was there.
+    """Run a peer, and try again as long as what keeps it from joining may pass.
+
+    A peer that started again by itself tries again after any error, since no person may be there to read it. A peer
+    that has trained before tries again if no peer answers.
 
     Args:
-        make_peer: of `swarm.peer.main.Peer`; called with whether it may go on alone
-        again: it started again by itself; what is in its way, such as its own port, may pass
-        has_trained: there is a state that it can go on with alone
-        leave: handles a signal while everything is imported, which would swallow an exception
-        is_time_up: whether it is not worth trying again
+        make_peer: makes a `swarm.peer.main.Peer`; called with whether it may go on alone
+        again: this peer started again by itself; what is in its way, such as its own port, may pass
+        has_trained: there is a checkpoint with which it can go on alone
+        leave: handles SIGINT while modules are imported, which would swallow an exception
+        is_time_up: whether the time of `--max-time` is over, so that no further attempt is made
 
     Returns:
         the exit status
 
     Raises:
-        InputError: it cannot join, has not been able to for ten minutes, or its training ended by this
+        InputError: the peer cannot join, has not been able to for ten minutes, or its training ended with this error
     """
     began, told = time.monotonic(), ""
-    alone_after_seconds = ALONE_SECONDS * random.uniform(1, 2)  # the others may join the first one
+    alone_after_seconds = ALONE_SECONDS * random.uniform(1, 2)  # random, so that one begins first and others join it
     while True:
         peer = None
         waited_seconds = time.monotonic() - began
@@ -138,7 +142,7 @@ def come_back(
                 print(f"{told}\nTrying again, {limit}.", file=sys.stderr, flush=True)
         signal.signal(signal.SIGINT, lambda signal_number, _frame: leave(signal_number))
         with quick_imports():
-            importlib.import_module("swarm.peer.session")  # takes seconds, which are not lost now
+            importlib.import_module("swarm.peer.session")  # takes seconds, and the peer waits anyway
         time.sleep(RETRY_SECONDS)
         if is_time_up():
             print(TIME_IS_UP, flush=True)

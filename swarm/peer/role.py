@@ -1,4 +1,4 @@
-"""Whether a peer can be called or only calls: what was given counts, the rest is measured."""
+"""Decides between server mode and client mode: by what a person gave, or else by measuring."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from swarm.network.reachability import Reachability, measure_reachability
 def measured(
     network: NetworkOptions, why_client: str = "--client-mode was given", ask_router: bool = False
 ) -> tuple[Reachability, NetworkOptions]:
-    """How this peer takes part, and the network options that go with it.
+    """Return whether other peers can call this one, and the network options that follow from that.
 
     Args:
         why_client: why it is in client mode, if it is
-        ask_router: have the router of this home open a port, where that could help
+        ask_router: have the router of this home open a port, if that could help
 
     Raises:
         InputError: the port is taken, or a running peer uses the identity
@@ -40,7 +40,7 @@ def measured(
     found = measure_reachability(network.initial_peers, port, network.identity_path, ask_router)
     network = replace(network, port=port, check_identity=False, opened=found.opened)
     if network.public_ip is not None and found.host != str(ipaddress.ip_address(network.public_ip)):
-        # The asked peers see another address than the one that is said to work, and dial only what they see.
+        # The asked peers dial only the address that they see, and that is not the one that a person gave.
         reason = f"because --public-ip {network.public_ip} says so: it was not measured"
         return Reachability("server-mode", reason), network
     if found.mode == "client-mode":
@@ -48,14 +48,17 @@ def measured(
     if found.host is not None and found.host not in own_addresses():
         return found, replace(network, public_ip=found.host)
     if found.opened is not None and ipaddress.ip_address(found.opened.host).is_global:
-        # Only peers of the same home were asked. Others call it where the router says.
+        # Only peers of the same home were asked. Peers outside call the address that the router names.
         router = f"{found.router} Whether others can call it at {found.opened.host} was not measured."
         return replace(found, router=router), replace(network, public_ip=found.opened.host)
     return found, network
 
 
 def _believed(found: Reachability, network: NetworkOptions) -> tuple[Reachability, NetworkOptions]:
-    """The first peer can ask nobody but its router; a router without a public address is behind another one."""
+    """Have the router open a port for the first peer, which no other peer can test.
+
+    The port of a router without a public address does not help: that router is behind another one.
+    """
     network.check()
     port = network.port or free_port()
     try:

@@ -70,19 +70,22 @@ AVERAGING_PROCESS = "The averaging process"
 
 
 class Session:
-    """Everything that can be wrong before training is wrong here: the folder, the data, the device, the micro-batch.
+    """Prepares and runs one peer's training in one run.
+
+    The constructor finds everything that can be wrong before the training: the folder, the data, the device, the
+    micro-batch.
 
     Args:
         options: this peer's own settings
         name: public name
         dht: a running DHT; stays running
         manifest: what is trained
-        joins: whether others train already: a checkpoint of this peer that cannot be read is then no obstacle
+        joins: other peers train already: an unreadable checkpoint of this peer is then no error
         addresses: where this peer can be reached
         stop_requested: when set, this peer leaves at the next opportunity
         clock: times the start
-        on_death: called, from another thread, with the name of a process of this peer that has died alone
-        entry: how this peer was let in
+        on_death: called, from another thread, with the name of a process of this peer that has died by itself
+        entry: this peer's membership, and how it got it
         channel: to the other processes of this peer; None if it is one process
 
     Raises:
@@ -110,7 +113,7 @@ class Session:
         self.averaging = Averaging.of(self.recipe)
         self.total_steps = options.leaving.max_steps or self.recipe.total_steps
         self.admission = OPEN if entry.membership is None else entry.membership.new_admission()
-        """Who may take part, and what is ordered, as the trainer knows it."""
+        """Which peers may take part, and what the organiser orders, as the trainer knows it."""
         self._check_options()
         self.folder = RunFolder.create(options.machine.output_dir, manifest.run_id, name)
         self._check_folder()
@@ -121,7 +124,7 @@ class Session:
         self.upload = self._upload()
         self.work = prepare_workload(options, self.recipe, own_data, identity, joins, channel)
         self.why_ended: InputError | None = None
-        """Once this peer may not take part any more."""
+        """Why this peer may not take part any more; None as long as it may."""
         self._begin_folder()
         entry.keep(self.admission, self.manifest, self.folder)
         self.metrics = SwarmMetrics(self.folder.rounds)
@@ -138,7 +141,7 @@ class Session:
         self._on_death = on_death
         self.supervisor = Supervisor(self._current_processes, self._part_died, self.folder.leftovers, stop_requested)
         self.awaits_company = not joins and not self.work.helps and options.patience.min_peers > 1
-        """Whether it prints a join line and does not train before others have joined with it."""
+        """Whether this peer prints a join line and does not train before other peers have joined."""
         first = self._first_status()
         self.reporter = StatusReporter(self.folder, first, self.metrics, stop_requested, self.awaits_company)
         self.review = self._review()
@@ -154,13 +157,13 @@ class Session:
             raise InputError("There is no CUDA device that torch can use: give --device cpu, or install a CUDA torch.")
 
     def _profile(self) -> Profile:
-        """What others are told of this machine."""
+        """What other peers are told about this machine."""
         device = "" if self.options.machine.hide_device else together(self.work.devices)
         addresses = () if self.dht.client_mode else self.addresses
         return Profile(device, software_version(), how_reached(addresses, own_addresses()))
 
     def _own_processes(self) -> dict[str, psutil.Process]:
-        """By name; without the averaging process, which is started later."""
+        """Child processes by name, without the averaging process, which is started later."""
         processes = {"The DHT process": psutil.Process(self.dht.pid)}
         processes |= {process.name(): process for process in self.dht.processes}
         if self._entry.enrolment_process is not None:
@@ -171,7 +174,7 @@ class Session:
         if self.options.results.upload_to is None:
             return None
         upload = CheckpointUpload(self.options.results.upload_to, self.manifest.run_id, self.name)
-        if not self.clock.again:  # a storage that fails for an hour ends no training
+        if not self.clock.again:  # a storage that fails for an hour must not end a training that has begun
             upload.check()
         return upload
 
@@ -186,8 +189,8 @@ class Session:
         )
 
     def _begin_folder(self) -> None:
-        """Sweep what a crash may have left, and write down what is trained; a full disk does not keep it from that."""
-        self.folder.summary.unlink(missing_ok=True)  # it says that a run has ended
+        """Remove what a crash may have left, and write down what is trained; a full disk only causes a warning."""
+        self.folder.summary.unlink(missing_ok=True)  # it would say that the run has ended
         for half in self.folder.path.rglob(".*.tmp"):
             half.unlink(missing_ok=True)
         if self.work.own.resumed_step is not None:
@@ -202,7 +205,7 @@ class Session:
         logger.warning(f"{self.folder.path} cannot be written ({error.strerror}): make room.")
 
     def _check_folder(self) -> None:
-        """A folder with another recipe's checkpoint must not be continued by accident."""
+        """Raises InputError: the folder holds a run of another recipe, which must not be continued by accident"""
         if not self.folder.recipe.exists():
             return
         try:
@@ -220,10 +223,11 @@ class Session:
         """Train until the run ends or this peer leaves.
 
         Returns:
-            a few sentences for the person who gave the machine
+            a few sentences for the volunteer
 
         Raises:
-            InputError: this is a client-mode peer, and no peer is left that it could call; what it got is saved
+            InputError: no peer is left that this client-mode peer could call, or this peer may not take part any more;
+                its weights are saved
         """
         trainer = self._trainer()
         _silence_lightning()
@@ -243,7 +247,7 @@ class Session:
                     trainer.save_checkpoint(self.folder.checkpoints / "last.ckpt", weights_only=False)
             if self.supervisor.found is None:
                 raise
-            outcome = "starting again"  # it could not be otherwise without that process
+            outcome = "starting again"  # the error follows from the death of that process
         finally:
             seconds = self.metrics.seconds
             final = self.reporter.finish(outcome)
@@ -260,28 +264,33 @@ class Session:
         return self._farewell(final, seconds)
 
     def _has_weights(self, step: int) -> bool:
-        """Not if it has joined others and left before it had theirs: with its own it would go on alone later."""
+        """Whether this peer has weights of the run.
+
+        A joiner that leaves before it has the swarm's weights has none. From its own initial weights it would go on
+        alone later.
+        """
         return step > 0 or not self.joins
 
     def _current_processes(self) -> dict[str, psutil.Process]:
-        """What this peer consists of beside itself, while it trains."""
+        """All child processes by name, with the averaging process as soon as it runs."""
         if (coordinator := self.strategy.coordinator) is None:
             return self._processes
         if self._averaging is None:
-            with contextlib.suppress(psutil.NoSuchProcess):  # others have died with it, or its future tells
+            # If it has died already, other processes have died with it, or its future reports that.
+            with contextlib.suppress(psutil.NoSuchProcess):
                 self._averaging = psutil.Process(coordinator.averager.pid)
         return self._processes | ({} if self._averaging is None else {AVERAGING_PROCESS: self._averaging})
 
     def _part_died(self, name: str) -> None:
         if (averaging := self._current_processes().get(AVERAGING_PROCESS)) is not None:
-            kill([averaging])  # it would only complain that it cannot leave in order
+            kill([averaging])  # it would only report that it cannot leave in order
         self._on_death(name)
 
     def tell_members(self, certificate: bytes, lists: Mapping[str, bytes]) -> bool:
-        """The averaging process hears of a new certificate or of what the organiser has signed; both are kept.
+        """Pass a new certificate, or lists that the organiser has signed, to the averaging process, and keep them.
 
         Returns:
-            False if there is no such process yet
+            False if the averaging process does not run yet
         """
         if (coordinator := self.strategy.coordinator) is None:
             return False
@@ -290,7 +299,7 @@ class Session:
         return True
 
     def end(self, why: InputError) -> None:
-        """This peer may not take part any more; called from another thread."""
+        """End the training, since this peer may not take part any more. Called from another thread."""
         self.why_ended = why
         self.stop_requested.set()
 
@@ -323,7 +332,7 @@ class Session:
 
     def _review(self) -> MicroBatchReview:
         most = largest_sensible(self.recipe, self.work.own.data.num_train_samples)
-        # The processes of an island would have to change theirs at the same moment.
+        # All processes of an island would have to change their micro-batch at the same moment: there it stays.
         found = self.work.micro_batch if self.channel is None else replace(self.work.micro_batch, limit="given")
         return MicroBatchReview(found, most, self.work.own.data, self.reporter.say)
 
@@ -332,7 +341,7 @@ class Session:
         return Evaluation(every, validate_every, self.folder.evaluations, self.reporter.say)
 
     def _keep_own(self, step: int) -> None:
-        """This peer's weights are about to be replaced by others that are far from them."""
+        """Save this peer's own weights before they are replaced by weights that are far from them."""
         path = own_checkpoint(self.folder.checkpoints, step)
         self.strategy.lightning_module.trainer.save_checkpoint(path, weights_only=False)
         if path.exists():

@@ -1,7 +1,7 @@
-"""What a life of this peer leaves behind when all its processes are killed, and who takes it away.
+"""Removes what a peer leaves on the disk when all its processes are killed.
 
-That is the folder with the sockets by which p2pd and its callers talk (`swarm.runtime.sockets`). On Linux, shared
-memory has no name (`swarm.network.hivemind_patches`) and goes with its last user.
+These are the folders with the sockets through which p2pd and its callers talk (`swarm.runtime.sockets`). On Linux,
+shared memory has no name (`swarm.network.hivemind_patches`) and vanishes with the last process that uses it.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from swarm.runtime.sockets import TEMPORARY
 
 MAX_FOLDERS = 100
 _FOLDER = re.compile(r"swarm_([0-9]{1,9})_[a-z0-9_]{8}")
-"""Its process, and something random."""
+"""Name of such a folder: the id of the process that made it, and something random."""
 
 
 def remember(note: Path, pids: Iterable[int]) -> None:
-    """Note what these processes have made, should all be killed; without the note nothing is swept."""
+    """Note the folders of these processes, for the case that all are killed. If that fails, nothing is swept later."""
     names = sorted(folder.name for pid in pids for folder in TEMPORARY.glob(f"swarm_{pid}_*"))
     with contextlib.suppress(OSError):
         write_json(note, names[:MAX_FOLDERS])
 
 
 def sweep_earlier(note: Path) -> None:
-    """Remove what was noted, if those who made it are gone."""
+    """Remove the noted folders of processes that are gone."""
     try:
         names = json.loads(note.read_text())
     except (OSError, ValueError, RecursionError):
@@ -44,7 +44,7 @@ def sweep_earlier(note: Path) -> None:
 
 
 def _is_gone(pid: int) -> bool:
-    if pid == os.getpid():  # this program has begun anew, in place or in a container
+    if pid == os.getpid():  # this program started again with the same id: in place, or in a container
         return True
     try:
         return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE

@@ -1,4 +1,4 @@
-"""How long ago the command was that a volunteer gave, and what it waited for until its first contribution."""
+"""Times the start of a peer: how long ago its command was given, and the phases up to its first contribution."""
 
 from __future__ import annotations
 
@@ -13,20 +13,22 @@ from swarm.runtime.timeouts import seconds_since_boot
 STARTED = "SWARM_STARTED"
 """Environment variable: the time at which a peer started again, as another program in the same process."""
 _TICKS_AFTER_NAME = 19
-"""Where `/proc/PID/stat` has the time of a process's start, in ticks since the machine's (`proc_pid_stat(5)`)."""
+"""Index of a process's start, in clock ticks since the machine's start, among the fields of `/proc/PID/stat` behind the
+name (`proc_pid_stat(5)`)."""
 
 
 def seconds_since_command() -> float:
-    """Since a person started this peer, which may have started itself again in place, or been started by torchrun.
+    """Return the seconds since a person started this peer.
 
-    A clock that is set meanwhile changes nothing on Linux.
+    That counts from the first start if the peer has started itself again in place, and from the start of torchrun if
+    that runs it. On Linux it makes no difference if the clock is set meanwhile.
     """
     is_of_torchrun = "TORCHELASTIC_RESTART_COUNT" in os.environ
     stat = Path(f"/proc/{os.getppid()}/stat" if is_of_torchrun else "/proc/self/stat")
     try:
         ticks = int(stat.read_text().rpartition(")")[2].split()[_TICKS_AFTER_NAME])
         return seconds_since_boot() - ticks / os.sysconf("SC_CLK_TCK")
-    except OSError:  # this system is no Linux
+    except OSError:  # not on Linux
         return time.time() - psutil.Process(os.getppid() if is_of_torchrun else None).create_time()
 
 
@@ -42,13 +44,13 @@ class StartupTimer:
         """Whether this peer started again by itself."""
         self._since = again_since or psutil.Process().create_time()
         self.seconds: dict[str, float] = {}
-        """Phase: seconds, in order."""
+        """Seconds of each phase, in the order in which the phases first ended."""
 
     def ends(self, phase: str, waiting_seconds: float = 0.0) -> None:
-        """What happened since the last call was this phase.
+        """Count the time since the last call as this phase.
 
         Args:
-            waiting_seconds: at its end, for other peers: a part of its own
+            waiting_seconds: the end of that time, spent waiting for other peers; it counts as the phase `waiting`
         """
         now = time.time()
         self._add(phase, now - self._since - waiting_seconds)

@@ -26,7 +26,7 @@ WIDE_COLUMNS = 100
 
 @dataclass(frozen=True)
 class Status:
-    """A moment in a peer's life.
+    """What a peer is doing at one moment, and what it has reached.
 
     Args:
         name: public name
@@ -67,8 +67,8 @@ class Status:
     def write(self, path: Path) -> None:
         """Replace the file atomically; a full disk costs the status, never the training.
 
-        It is written twice a second for as long as the peer runs, and says nothing any more after a power failure: so
-        no disk has to write it at once.
+        The file is written twice a second while the peer runs, and is useless after a power failure. So it is not
+        forced to the disk.
         """
         try:
             write_json(path, asdict(self), durable=False)
@@ -77,7 +77,7 @@ class Status:
 
     @classmethod
     def read(cls, path: Path) -> Status | None:
-        """The last written status, or None if there is none (yet)."""
+        """The last written status; None if there is none yet, or it cannot be read."""
         try:
             content = json.loads(path.read_text())
             known = {item.name for item in fields(cls)}
@@ -86,7 +86,7 @@ class Status:
             return None
 
     def line(self) -> str:
-        """One line for a log, of what is known."""
+        """Return one line for a log, with what is known."""
         parts = [f"step {self.step}/{self.total_steps}"] if self.total_steps else []
         parts.append(self.ended or self.phase)
         if self.num_peers:
@@ -107,7 +107,7 @@ def shown(value: float | None, spec: str) -> str:
 
 
 def shown_rate(per_second: float | None) -> str:
-    """Whole numbers, but two digits of a small one: a large model on a processor makes less than one a second."""
+    """A rate as a whole number, a small one with two digits: a large model on a CPU makes less than one a second."""
     return shown(per_second, ",.0f" if per_second is None or per_second >= 10 else ".2g")
 
 
@@ -155,7 +155,7 @@ def _cells(status: Status, wide: bool) -> dict[str, str | Text | ProgressBar]:
 
 
 def result_table(summaries: list[dict]) -> Table:
-    """What each peer gave, and what came out."""
+    """A table of what each peer gave; its title is the result of the run."""
     longest = max(summaries, key=lambda summary: summary["steps"])
     title = (
         f"{longest['outcome'].capitalize()}: validation accuracy {percent(longest['val_accuracy'])} after "
@@ -180,7 +180,7 @@ def result_table(summaries: list[dict]) -> Table:
 
 
 def program(name: str) -> str:
-    """What to type to start a program of this environment, also where the environment is not activated."""
+    """What to type to start a program of this environment, also if the environment is not activated."""
     own, found = Path(sys.executable).with_name(name), shutil.which(name)
     return name if found and Path(found).parent == own.parent else os.path.relpath(own)
 

@@ -1,6 +1,6 @@
-"""Notices within a second or two that a process has died which a peer cannot do without, and starts the peer again.
+"""Notices within a second or two that a process which a peer needs has died, and starts the peer again.
 
-It also says when one of them runs out of files.
+It also warns when one of these processes runs out of open files.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ logger = get_logger(__name__)
 
 LOOK_SECONDS = 1.0
 FILES_SECONDS = 10.0
-"""From one look at open files to the next."""
+"""Pause between two looks at the number of open files."""
 MAX_RESTARTS = 5
 LONG_SECONDS = 600.0
-"""Who has trained for so long may restart as often again."""
+"""A peer that has trained for this long may start again `MAX_RESTARTS` more times."""
 _RESTARTS = "SWARM_RESTARTS"
 
 
@@ -38,10 +38,10 @@ class Supervisor(L.Callback):
     """Watches a peer's processes while it waits for company and trains.
 
     Args:
-        processes: their names and pids at this moment
-        on_death: called once, from a thread, with the name of the first that was found dead
-        note: names what this peer's last life may have left, then what this one may leave
-        leaves: set when this peer is asked to leave: its processes end because they should
+        processes: returns the processes of this moment by name, without this one
+        on_death: called once, from a thread, with the name of the first process that was found dead
+        note: file that lists what the last life of this peer may have left on the disk, then what this one may leave
+        leaves: set when this peer is asked to leave: its processes then end on purpose
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class Supervisor(L.Callback):
         self._closing = threading.Event()
         self._files = OpenFiles()
         self.found: str | None = None
-        """Name of the process that has died."""
+        """Name of the process that has died; None as long as all live."""
 
     def setup(self, trainer, pl_module, stage) -> None:
         self._closing.clear()
@@ -70,18 +70,18 @@ class Supervisor(L.Callback):
         remember(self._note, [os.getpid(), *(process.pid for process in self._processes().values())])
 
     def on_train_end(self, trainer, pl_module) -> None:
-        self._closing.set()  # from now on they end because they should
+        self._closing.set()  # from now on processes end on purpose
 
     def teardown(self, trainer, pl_module, stage) -> None:
-        self._closing.set()  # without a training, too
+        self._closing.set()  # also if the training never began
 
     def on_exception(self, trainer, pl_module, exception: BaseException) -> None:
         if not self._leaves.is_set():
-            self.look()  # this may be why; those that end from now on do so because everything is taken down
+            self.look()  # a dead process may be the cause; processes that end after this look are ended on purpose
         self._closing.set()
 
     def look(self) -> str | None:
-        """Name of a process that has died, if there is one."""
+        """Return the name of a process that has died; None if all live."""
         if self.found is None:
             self.found = self._dead()
         return self.found
@@ -95,14 +95,14 @@ class Supervisor(L.Callback):
         while not (self._closing.wait(LOOK_SECONDS) or self._leaves.is_set()):
             dead = self._dead()
             if self._closing.is_set() or self._leaves.is_set():
-                return  # since the look began: it may have ended because it should
+                return  # set since the look began: the process may have ended on purpose
             if dead is not None:
                 self.found = self.found or dead
                 self._remember()
                 return self._on_death(self.found)
             if time.monotonic() >= count_files_at:
                 count_files_at = time.monotonic() + FILES_SECONDS
-                for sentence in self._files.look(self._processes()):
+                for sentence in self._files.look({"The trainer process": psutil.Process(), **self._processes()}):
                     logger.warning(sentence)
 
 
@@ -114,7 +114,7 @@ def _is_alive(process: psutil.Process) -> bool:
 
 
 def _give_up_files() -> None:
-    """No file stays open in the program that follows, not even shared memory that has come from another process."""
+    """Keep the next program from inheriting open files, also shared memory that came from another process."""
     if sys.platform != "linux":
         return
     for descriptor in map(int, os.listdir("/proc/self/fd")):
@@ -127,7 +127,7 @@ def start_again(options: Sequence[str], trained_seconds: float) -> None:
     """Replace this process by a new one with the same command line; returns only if that has been done too often.
 
     Args:
-        options: further ones for the command line; later ones count
+        options: appended to the command line, where the later of two equal options counts
         trained_seconds: since the last start
     """
     restarts = 0 if trained_seconds > LONG_SECONDS else int(os.environ.get(_RESTARTS, 0))
@@ -141,5 +141,5 @@ def start_again(options: Sequence[str], trained_seconds: float) -> None:
     os.environ[_RESTARTS] = str(restarts + 1)
     os.environ[STARTED] = str(time.time())
     _give_up_files()
-    hand_over_typed()
+    hand_over_typed()  # after the files are given up: its pipe has to be inherited
     os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:], *options])

@@ -30,26 +30,26 @@ from swarm.training.micro_batch.finder import MicroBatch, measure_for_recipe
 
 @dataclass(frozen=True)
 class OwnData:
-    """What a peer trains on, in its own order, and how far it has come; a helper has none."""
+    """The data that a peer trains on, in its own order, and how far it has come; a helper has no data."""
 
     data: PeerData | NoData
     manifest: RunManifest
-    """What is trained, with what is known of the classes."""
+    """What is trained, with the digest of the data."""
     checkpoint: Path | None
-    """Of an earlier life of this peer in this run."""
+    """Newest readable checkpoint of an earlier life of this peer in this run; None if there is none."""
     resumed_step: int | None
-    """Its step."""
+    """Step of that checkpoint."""
 
 
 def prepare_data(options: PeerOptions, manifest: RunManifest, folder: RunFolder, identity: str, joins: bool) -> OwnData:
-    """Download and check what a peer trains on, and go on where it was.
+    """Download and check the data that a peer trains on, and go on where its newest checkpoint was.
 
     Args:
         options: this peer's own settings
         manifest: what is trained
-        folder: of this peer in this run, with the checkpoint of an earlier life
-        identity: of this peer, which says in what order it takes samples
-        joins: whether others train already: a checkpoint of this peer that cannot be read is then no obstacle
+        folder: of this peer in this run, with the checkpoints of an earlier life
+        identity: peer id of this peer, which determines the order of its samples
+        joins: other peers train already: an unreadable checkpoint of this peer is then no error
 
     Raises:
         InputError: the data are missing or damaged, or are not those of the run
@@ -61,7 +61,7 @@ def prepare_data(options: PeerOptions, manifest: RunManifest, folder: RunFolder,
     data.setup("fit")
     manifest = manifest.with_classes(data.digest, options.machine.data_dir)
     if options.results.evaluate_every_steps is not None:
-        data.test_dataloader()  # says what is missing
+        data.test_dataloader()  # raises InputError if the test images are missing
     if earlier is not None and (position := earlier[name]) is not None:
         data.load_state_dict(position)  # a peer that comes back goes on with its samples
     return OwnData(data, manifest, checkpoint, None if earlier is None else earlier["global_step"])
@@ -80,18 +80,18 @@ class Workload:
 
     own: OwnData
     started_from: Path | None
-    """The file whose weights a new swarm starts from."""
+    """The file with the weights that a new swarm starts from; None for the recipe's own."""
     task: ClassificationTask
     helps: bool
     device: str
-    """Kind of device on which this peer computes, as of `--device`; a helper has nothing that a GPU could do."""
+    """Device on which this peer computes, as `--device` names it; `cpu` for a helper, which does not need a GPU."""
     devices: Sequence[str]
-    """On which this peer computes, one of each of its processes."""
+    """Names of the devices on which this peer computes, one for each of its processes."""
     micro_batch: MicroBatch
 
     @property
     def num_gpus(self) -> int:
-        """Of this machine, which this peer could use."""
+        """Number of GPUs of this machine that this peer could use."""
         return 0 if self.device == "cpu" else torch.cuda.device_count()
 
     @property
@@ -114,8 +114,8 @@ def prepare_workload(
         options: this peer's own settings
         recipe: what is trained
         own: its data
-        identity: of this peer
-        joins: whether others train already, and have the weights
+        identity: peer id of this peer
+        joins: other peers train already, and have the weights
         channel: to the other processes of this peer; None if it is one process
 
     Raises:
@@ -155,14 +155,14 @@ def prepare_workload(
 
 
 def _torch_device(kind: str, channel: Channel | None) -> torch.device:
-    """That of this process."""
+    """The device of this process."""
     if channel is not None:
         return channel.device
     return torch.device("cpu" if kind == "cpu" or not torch.cuda.is_available() else "cuda")
 
 
 def _deal_out(channel: Channel, recipe: Recipe, data: PeerData, identity: str) -> None:
-    """The other processes of this peer prepare themselves, and each takes samples of its own."""
+    """Have the other processes of this peer prepare themselves; each of them takes samples of its own."""
     channel.tell(Word.PLAN)
     plan = {"recipe": recipe.to_json(), "identity": identity, "position": data.samples_trained}
     channel.exchange(plan, listen=False)
@@ -172,7 +172,7 @@ def _deal_out(channel: Channel, recipe: Recipe, data: PeerData, identity: str) -
 def _choose_micro_batch(
     options: PeerOptions, recipe: Recipe, task: ClassificationTask, data: PeerData | NoData, num_processes: int
 ) -> MicroBatch:
-    """As somebody has said, or as many samples as this device computes in about a second."""
+    """The micro-batch that a person gave, or as many samples as this device computes in about a second."""
     if options.role.helps:
         return NO_MICRO_BATCH
     if options.machine.batch_size:

@@ -1,5 +1,6 @@
 """A peer starts again when a part of it has died, and for no other reason."""
 
+import signal
 import time
 
 import psutil
@@ -31,6 +32,20 @@ def test_parts_are_looked_after_while_a_peer_waits_for_company(tmp_path):
         peer.interrupt()
         assert peer.wait(60) == 0, peer.output
     assert summary_of(peer.folder)["outcome"] == "interrupted"
+
+
+@pytest.mark.long
+def test_a_peer_that_is_asked_to_leave_does_not_start_again(tmp_path):
+    with reaping() as programs:
+        peer = PeerProgram(tmp_path, "lonely", "me", "--run-id", "lonely", "--min-peers", "2", *TINY)
+        programs.append(peer)
+        peer.wait_until(lambda: "waiting" in peer.status.phase, "it waits for company")
+        next(child for child in psutil.Process(peer.process.pid).children(True) if "p2pd" in child.name()).kill()
+        peer.wait_until(lambda: "p2pd has died: this peer starts again." in peer.output, "it is noticed")
+        peer.interrupt()
+        assert peer.wait(60) == 128 + signal.SIGINT, peer.output
+        assert peer.output.count("Run folder:") == 1, peer.output
+    assert (peer.folder.checkpoints / "last.ckpt").exists()
 
 
 def test_an_error_ends_the_training_with_its_reason(tmp_path):

@@ -1,4 +1,4 @@
-"""Copies a peer's checkpoints and its summary to a place elsewhere, beside the training."""
+"""Copies a peer's checkpoints and its summary to a remote place while the peer trains."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from swarm.peer.checkpoints import OWN_PREFIX
 from swarm.runtime.once import Once
 
 LAST_SECONDS = 300.0
-"""For which the end waits for what is still on its way."""
+"""How long a peer that ends waits for uploads that are under way."""
 LATEST, SUMMARY = "last.ckpt", "summary.json"
 OPTION = "--upload-to"
 _LOOK_SECONDS = 0.2
@@ -25,13 +25,13 @@ logger = logging.getLogger(__name__)
 
 
 class CheckpointUpload:
-    """Three files at `URL/RUN_ID/NAME`: the best checkpoint, the newest one, and, at the end, the summary.
+    """Keeps three files at `URL/RUN_ID/NAME`: the best checkpoint, the newest one, and, at the end, the summary.
 
-    Each is replaced by a newer one. If the line is slow, those in between are left out: the newest wins.
+    Each file is replaced by a newer one. If the line is slow, checkpoints in between are left out: the newest wins.
 
     Args:
-        url: of fsspec
-        run_id, name: below it
+        url: a place that fsspec can open
+        run_id, name: folders below it
         attempts, first_pause_seconds: as of `RemoteCopy`
 
     Raises:
@@ -51,7 +51,7 @@ class CheckpointUpload:
         self._files[LATEST].check()
 
     def saved(self, path: Path) -> None:
-        """A checkpoint was written; returns at once."""
+        """Send a checkpoint that was written; returns at once."""
         if not path.name.startswith(OWN_PREFIX):
             self._submit(BEST if path.name == BEST else LATEST, path)
 
@@ -62,12 +62,12 @@ class CheckpointUpload:
             self._complain(str(error.strerror))
 
     def finish(self, summary: Path, say: Callable[[str], None], seconds: float = LAST_SECONDS) -> None:
-        """Sends the summary, and waits for all that is on its way.
+        """Send the summary, and wait for all uploads that are under way.
 
         Args:
-            summary: file of it
+            summary: its file
             say: prints a line
-            seconds: for which to wait at most
+            seconds: how long to wait at most
         """
         self._submit(SUMMARY, summary)
         if self._bytes_left:
@@ -93,6 +93,6 @@ class CheckpointUpload:
                 progress.update(task, completed=max(total - self._bytes_left, 0))
 
     def _complain(self, problem: str) -> None:
-        """Once: the next checkpoint is tried again, and a peer without a network has other worries."""
+        """Warn, once only: the next checkpoint is tried again, and a peer without a network has other problems."""
         if self._complaints.first():
             logger.warning(f"Nothing could be uploaded to {self.url} ({problem}): training goes on, the next is tried.")

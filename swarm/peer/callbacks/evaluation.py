@@ -1,4 +1,4 @@
-"""Measures the swarm's weights on the test images now and then: as this peer was told, or as the organiser orders."""
+"""Measures the swarm's weights on the test images now and then, as an option or the organiser's order says."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from swarm.training.coordinator import Coordinator
 
 
 class Evaluation(L.Callback):
-    """Follows a validation, while the others know that this peer pauses, and the model has the swarm's weights.
+    """Tests the weights right after a validation.
 
-    Nothing is chosen by the test images, or their accuracy would say more than the weights can do on images that nobody
-    has looked at. What is best is said by the validation.
+    At that moment other peers know that this one pauses, and the model has the swarm's weights. Nothing is chosen by
+    the test images, or their accuracy would be better than that on unseen images. The validation says what is best.
 
     Args:
-        every: global updates; the next validation after so many is followed by a pass over the test images. None: only
-            where the organiser orders it
+        every: global updates; each time so many are over, the next validation is followed by a pass over the test
+            images. None: only if the organiser orders it
         validate_every: updates between two validations
         file: gets a line for each pass
         say: prints a line
@@ -39,7 +39,7 @@ class Evaluation(L.Callback):
         self._every, self._validate_every, self._file, self._say = every, validate_every, JsonlFile(file), say
         self._last_step, self._has_complained = 0, False
         self.best: dict[str, Any] | None = None
-        """Of the passes of this peer: that of the weights with the highest validation accuracy."""
+        """The pass over the weights with the highest validation accuracy; None before this peer's first pass."""
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._last_step = trainer.global_step
@@ -58,7 +58,7 @@ class Evaluation(L.Callback):
         except Exception as error:
             if is_due and not isinstance(error, InputError):
                 raise
-            # What the organiser orders ends nobody's training, such as where there is no such data.
+            # A pass that the organiser orders must not end a training, for example if the test images are missing.
             if not self._has_complained:
                 self._say(str(error) if isinstance(error, InputError) else f"The weights cannot be tested: {error!r}")
             self._has_complained = True
@@ -78,20 +78,21 @@ class Evaluation(L.Callback):
     def _is_ordered(self, coordinator: Coordinator, step: int, is_last: bool) -> bool:
         """Whether the organiser wants these weights tested, and by this peer.
 
-        All peers validate after the same updates, so all come to the same answer, also those that have just joined.
+        All peers validate after the same updates, so all of them come to the same answer, also new joiners.
         """
         every, last = coordinator.control.orders.evaluate_every(step), coordinator.last_step
         scheduled = step - step % self._validate_every
         is_due = every and (is_last or scheduled // every > (scheduled - self._validate_every) // every)
-        if not is_due or last is None or last.step != step:  # else it has not made this update itself
+        if not is_due or last is None or last.step != step:  # the last: this peer has not made this update itself
             return False
         return last.round is None or drawn(last.round.group) == coordinator.tracker.peer_id
 
 
 def drawn(group: Group) -> PeerID:
-    """Who tests the weights that come of this round: by lot, one of those who compute at least as fast as most.
+    """Return the member that tests the weights of this round: one that is at least as fast as the median, by lot.
 
-    All members of the round know the same group, and its name is the lot: so all draw the same one, without a word.
+    All members of the round know the same group, and its name is the lot. So all draw the same member without a
+    message.
     """
     brought = {peer: ticket.samples for peer, ticket in group.members}
     usual = statistics.median_low([samples for samples in brought.values() if samples] or [0])
@@ -100,7 +101,7 @@ def drawn(group: Group) -> PeerID:
 
 
 def evaluate(trainer: L.Trainer, task: ClassificationTask, data: PeerData) -> dict[str, float | int]:
-    """One pass over the test images with the weights that the model has now; it has to be in evaluation mode.
+    """Make one pass over the test images with the present weights of the model, which has to be in evaluation mode.
 
     Returns:
         images, loss, top1 and top5

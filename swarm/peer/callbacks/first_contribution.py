@@ -1,4 +1,4 @@
-"""When a peer has begun to take part, and how long each part of its start took."""
+"""Says when a peer has made its first contribution, and how long each phase of its start took."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from swarm.peer.startup_timer import StartupTimer
 
 
 class FirstContribution(L.Callback):
-    """Ends the phases `state` (with `waiting` for others) and `first micro-batch` of a clock, and says so.
+    """Ends the phases `state` (with `waiting` for others) and `first micro-batch` of a clock, and prints all phases.
 
     Args:
-        clock: whose earlier phases have ended
+        clock: times the start; its earlier phases have ended
         say: prints one line
     """
 

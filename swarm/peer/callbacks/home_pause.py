@@ -1,4 +1,4 @@
-"""Makes a peer leave for as long as its machine is to be spared."""
+"""Makes a peer leave for as long as its machine is to be spared (on battery, or on a metered line)."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from swarm.peer.callbacks.owners_limit import OwnersLimit
 
 
 class HomePause(OwnersLimit):
-    """Looks every few seconds.
+    """Finds out every few seconds whether the machine is to be spared.
 
     Args:
-        why: says why this machine is to be spared now, with nothing where it is not
+        why: returns why this machine is to be spared now; empty if it is not
         stop_requested: set to leave
     """
 

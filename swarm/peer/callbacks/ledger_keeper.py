@@ -1,4 +1,4 @@
-"""Writes what each has given into this peer's ledger, for each update that it has made."""
+"""Writes into this peer's ledger what each member gave, for each update that this peer has made."""
 
 from __future__ import annotations
 

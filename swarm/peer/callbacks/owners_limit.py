@@ -1,4 +1,4 @@
-"""Makes a peer leave when its owner wants it to, and no round is under way: the others would have to make it again."""
+"""Makes a peer leave when its owner wants that, but not within a round: its members would have to repeat the round."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from swarm.training.limits import Limit
 
 
 class OwnersLimit(Limit):
-    """One that a round may still go beyond.
+    """A limit that a round which is under way may still exceed.
 
     Args:
         stop_requested: set to leave
@@ -19,7 +19,7 @@ class OwnersLimit(Limit):
     def __init__(self, stop_requested: threading.Event):
         self._stop_requested, self._step = stop_requested, None
         self.has_stopped = False
-        """Whether this peer leaves because of it."""
+        """Whether this peer leaves because of this limit."""
 
     def is_reached(self, trainer: L.Trainer) -> bool:
         """Whether this peer has to leave as soon as it can; asked at each look."""

@@ -1,4 +1,4 @@
-"""With `--averaging auto`: what the swarm has chosen is in the checkpoint, for a run that goes on from there."""
+"""With `--averaging auto`: keeps in the checkpoint what the swarm has chosen, for a run that goes on from there."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from swarm.training.strategy import SwarmStrategy
 
 
 class PlanKeeper(L.Callback):
-    """Keeps the plan that this peer follows. Where others train, theirs counts all the same.
+    """Keeps the plan that this peer follows. If other peers train when it comes back, their plan counts instead.
 
     Args:
         strategy: of this peer

@@ -1,4 +1,4 @@
-"""Tells the others, in the progress record, how much this peer has sent and received and what its line carries."""
+"""Tells other peers, in the progress record, how much this peer has sent and received and how fast its line is."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from swarm.protocol.round_report import StepReport
 from swarm.runtime.line_use import LineUse
 
 MEASURED = 20
-"""Latest averages that count."""
+"""Number of the latest averages that count."""
 
 
 class ProfileReporter(L.Callback):
     """Keeps the profile in this peer's record up to date.
 
-    What the line carries is not measured by itself, which would cost traffic. Averages say how much it carries at
-    least: they also wait for other members, so the fastest of the latest ones comes nearest.
+    The speed of the line is not measured on its own, which would cost traffic. An average shows the least that the line
+    carries, since it also waits for other members. So the fastest of the latest averages comes nearest.
 
     Args:
         line: of this peer
-        profile: what does not change
+        profile: the part that does not change
     """
 
     def __init__(self, line: LineUse, profile: Profile):

@@ -1,4 +1,4 @@
-"""Tells client-mode peers when no peer is left that they could call: they would train alone, in silence."""
+"""Makes a client-mode peer leave when no peer is left that it could call: it would train alone unnoticed."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ import time
 
 import lightning as L
 
-PATIENCE_SECONDS = 120.0  # a server-mode peer whose machine restarts is back by then
+PATIENCE_SECONDS = 120.0  # a server-mode peer is back by then if its machine restarts
 LOOK_SECONDS = 1.0
 
 
 class ReachablePeerCheck(L.Callback):
     """Makes a client-mode peer leave when no server-mode peer has been in the swarm for a while.
 
-    Client-mode peers cannot call each other: each would wait for the others, or go on by itself for nothing. A thread
-    of its own looks, because a round that finds nobody lasts.
+    Client-mode peers cannot call each other: each would wait for the others, or go on by itself for nothing. The check
+    has a thread of its own, because a round that finds no peer takes long.
 
     Args:
         client_mode: whether this is a client-mode peer; nothing happens otherwise
@@ -27,7 +27,7 @@ class ReachablePeerCheck(L.Callback):
         self._client_mode, self._strategy = client_mode, None
         self._ended = threading.Event()
         self.complaint: str | None = None
-        """What is missing, once it is known."""
+        """What to tell the person when this peer leaves for this reason; None otherwise."""
 
     def setup(self, trainer, pl_module, stage) -> None:
         self._strategy = trainer.strategy
@@ -52,7 +52,7 @@ class ReachablePeerCheck(L.Callback):
 
 
 def complaint(num_others: int) -> str:
-    """What a person is told, and can do.
+    """Return what is wrong and what a person can do about it.
 
     Args:
         num_others: client-mode peers that are there besides this one

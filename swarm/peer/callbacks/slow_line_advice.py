@@ -1,4 +1,4 @@
-"""Tells whoever started a run when its averages take longer than computing, and what makes them shorter."""
+"""Tells the starter of a run if its averages take longer than computing, and what makes them shorter."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from swarm.training.averaging_mode import Averaging
 from swarm.training.gradient_buffer import has_float_buffers
 
 ROUNDS = 5
-"""That are looked at, before and after which nothing is said."""
+"""How many rounds are measured. The advice comes right after them, or never."""
 SHORT_SECONDS = 2.0
-"""An average that takes no longer is a matter of round trips, and not of bytes."""
+"""Up to this time an average depends on round trips and not on bytes, so there is no advice."""
 SMALLEST = "topk"
 """The codec with the fewest bytes."""
 
@@ -22,7 +22,7 @@ SMALLEST = "topk"
 class SlowLineAdvice(L.Callback):
     """Compares the two parts of an update, computing and averaging, over the first rounds with others.
 
-    Their ratio is the *granularity* of a run. Below 1, devices wait for lines, or would if they did not compute beside.
+    Their ratio is the *granularity* of a run. Below 1, devices wait for lines, or would do so without overlap.
 
     Args:
         averaging: of the run

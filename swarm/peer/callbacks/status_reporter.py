@@ -1,4 +1,4 @@
-"""What a peer shows of itself: `status.json` for those who watch, a live table or lines for whoever started it."""
+"""What a peer shows of itself: `status.json` for other programs, and a live table or lines for its owner."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from swarm.peer.status import Status, status_table
 STATUS_SECONDS = 0.5
 LINE_SECONDS = 10.0
 NO_TRAINER = "waiting for a training peer"
-LEAVING = "leaving"  # not a phase that others hear of: they are told that this peer has left
+LEAVING = "leaving"  # never in a progress record: other peers are told that this peer has left
 
 
 class PatientConsole(Console):
-    """Nobody reads on, or the disk below a log is full: then there is no output, but training goes on."""
+    """A console that loses its output, and not the training, if its pipe is closed or the disk below a log is full."""
 
     def print(self, *objects: Any, **kwargs: Any) -> None:
         with contextlib.suppress(OSError):
@@ -40,7 +40,7 @@ class StatusReporter(L.Callback):
     """Keeps `status.json` fresh and shows a person what is going on: a live table, or a line now and then.
 
     Args:
-        folder: whose `status.json`
+        folder: where `status.json` is
         status: what is known before the training starts
         metrics: sums and rates
         stop_requested: set when this peer was asked to leave
@@ -85,7 +85,7 @@ class StatusReporter(L.Callback):
     def snapshot(self) -> Status:
         """The status of this moment."""
         metrics = self._metrics
-        # the strategy forgets it when it leaves; the last step is of interest still
+        # the strategy drops its coordinator when it leaves, but the last step is still shown
         self._coordinator = coordinator = getattr(self._strategy, "coordinator", None) or self._coordinator
         status = replace(
             self._status,
@@ -110,7 +110,7 @@ class StatusReporter(L.Callback):
 
     @property
     def _total_steps(self) -> int:
-        """The organiser may have ended the run or extended it."""
+        """Where the run ends; the organiser may have moved that since the start."""
         return self._status.total_steps if self._trainer is None else self._trainer.max_steps
 
     def _phase(self) -> str:
@@ -155,7 +155,7 @@ class StatusReporter(L.Callback):
         while not until.is_set() and not self._closing.is_set():
             if self._stop_requested.is_set() and not announced:
                 announced = True
-                self._console.print("Leaving the swarm, this takes a few seconds (Ctrl-C again leaves at once) …")
+                self._console.print("Leaving the swarm, this takes a few seconds (a second Ctrl-C leaves at once) …")
             status = self.snapshot()
             status.write(self._folder.status)
             with contextlib.suppress(OSError):

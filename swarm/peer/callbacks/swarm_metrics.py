@@ -1,4 +1,4 @@
-"""How each global update came about: metrics for the loggers, sums for the summary, and a line for each round."""
+"""Records how each global update came about: metrics for the loggers, sums for the summary, a line for each round."""
 
 from __future__ import annotations
 
@@ -45,14 +45,14 @@ class SwarmMetrics(L.Callback):
 
     @property
     def seconds(self) -> float:
-        """Wall time since this peer had joined, validation included."""
+        """Wall time in seconds since this peer has joined, validation included."""
         return 0.0 if self._began is None else time.perf_counter() - self._began
 
     def on_validation_start(self, trainer, pl_module) -> None:
         self._paused_at = time.perf_counter()
 
     def on_train_batch_start(self, trainer, pl_module, batch, batch_idx) -> None:
-        if self._paused_at is not None:  # with the checkpoint that followed
+        if self._paused_at is not None:  # the pause includes the checkpoint after the validation
             self._since += time.perf_counter() - self._paused_at
             self._paused_at = None
 
@@ -64,7 +64,7 @@ class SwarmMetrics(L.Callback):
         seconds, self._since = now - self._since, now
         report = trainer.strategy.coordinator.last_step
         if report is None or report.step != self._step:
-            return  # it caught up instead of taking part
+            return  # the peer caught up instead of taking part
         self._add(report, seconds)
         for logger in trainer.loggers:
             logger.log_metrics(self._values(report, seconds), step=self._step)

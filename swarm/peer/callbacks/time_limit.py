@@ -1,4 +1,4 @@
-"""Makes a peer leave when its owner's time is over."""
+"""Makes a peer leave when the time that its owner gives is over."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from swarm.training.limits import Limit
 
 
 class TimeLimit(Limit):
-    """Ends the training so long after the command, whatever the peer has done since: joined, computed, or paused.
+    """Ends the training this long after the command, whatever the peer has done since: joined, computed, or paused.
 
     Args:
-        limit: of all that together
+        limit: time from the command to the end
     """
 
     def __init__(self, limit: timedelta):

@@ -12,15 +12,15 @@ from swarm.peer.callbacks.owners_limit import OwnersLimit
 from swarm.runtime.line_use import LineUse
 
 _EARLIER = "SWARM_TRAFFIC_BYTES"
-"""Environment variable: of the lives before, for a peer that starts itself again."""
+"""Environment variable: bytes of the earlier lives of a peer that starts itself again."""
 
 
 class TrafficLimit(OwnersLimit):
-    """Leaves when it is reached.
+    """Makes the peer leave when its line has carried this much.
 
     Args:
         line: of this peer
-        max_gb: 10⁹ bytes that it may carry; None for no limit
+        max_gb: gigabytes (10⁹ bytes) that it may carry; None for no limit
         stop_requested: set to leave
     """
 
@@ -31,11 +31,11 @@ class TrafficLimit(OwnersLimit):
 
     @property
     def num_bytes(self) -> int:
-        """Sent and received since the start."""
+        """Bytes sent and received since the first start."""
         return self._earlier + self._line.num_bytes
 
     def keep(self) -> None:
-        """For this peer's next life, before it starts again; only then, since each value takes memory for good."""
+        """Keep the count for this peer's next life. Call it only before a restart: each value takes memory for good."""
         os.environ[_EARLIER] = str(self.num_bytes)
 
     def is_reached(self, trainer: L.Trainer) -> bool:

@@ -1,4 +1,4 @@
-"""The desk of a run beside a peer, in a process of its own: neither needs the other."""
+"""Runs the desk of a run beside a peer, in a process of its own: neither depends on the other."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ END_SECONDS = 5.0
 
 
 class DeskProcess:
-    """`swarm desk`, as a child of this peer. If it ends, it says why, and the peer goes on.
+    """Runs `swarm desk` as a child of this peer. If the desk ends, it says why, and the peer goes on.
 
     Args:
-        options: where the page is
+        options: host and port of the page
         run_id: of the run
         addresses: of this peer
-        line: join line of the run, whose invitation is not told; None in a run that is open to everybody
-        output_dir: where its history is kept
+        line: join line of the run, handed on without its invitation; None in an open run
+        output_dir: where the desk keeps its history
     """
 
     def __init__(
@@ -45,11 +45,11 @@ class DeskProcess:
 
     @property
     def pid(self) -> int:
-        """Of the desk."""
+        """Process id of the desk."""
         return self._process.pid
 
     def stop(self) -> None:
-        """The peer leaves."""
+        """End the desk, since the peer leaves."""
         self._process.send_signal(signal.SIGINT)
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(END_SECONDS)

@@ -22,11 +22,11 @@ NO_MICRO_BATCH = MicroBatch(0, math.nan, "given")
 
 
 class NoData(L.LightningDataModule):
-    """No data, and what they would say of themselves.
+    """Stands in for the data of a helper, which has none.
 
     Args:
         recipe: of the run
-        digest: of the data that those have who train
+        digest: of the data that the training peers have
     """
 
     num_train_samples = 0
@@ -36,26 +36,27 @@ class NoData(L.LightningDataModule):
         self.recipe, self.digest, self.batch_size = recipe, digest, 0
 
     def train_dataloader(self) -> NoBatches:
-        """Moments without a micro-batch."""
+        """Return what Lightning draws in place of micro-batches, without an end."""
         return NO_BATCHES
 
 
 class NoStepMetrics(StepMetrics):
-    """A helper has computed nothing that could be logged; `SwarmMetrics` logs what the swarm has."""
+    """Logs nothing, since a helper computes nothing; `SwarmMetrics` logs what the swarm has computed."""
 
     def on_train_batch_end(self, *arguments: Any) -> None:
-        """Nothing."""
+        """Do nothing."""
 
 
 def digest_for(manifest: RunManifest, data_dir: Path, given: str | None) -> str:
-    """Of the data of a run, for a helper, which does not train on them.
+    """Return the digest of the data of a run, for a helper, which does not train on them.
 
     Args:
-        data_dir: where they are, if the helper has them all the same
-        given: on the command line
+        manifest: of the run
+        data_dir: where the data are, if the helper has them all the same
+        given: the digest on the command line
 
     Raises:
-        InputError: it starts a run whose peers have to have the same data, and nothing says which
+        InputError: the helper starts a run in which all peers need the same data, and nothing says which
     """
     recipe: Recipe = manifest.recipe
     if manifest.classes or recipe.dataset in ONE_EDITION:
@@ -69,8 +70,8 @@ def digest_for(manifest: RunManifest, data_dir: Path, given: str | None) -> str:
         if recipe.dataset == "glyphs":
             return REFERENCE_DIGEST
         raise InputError(
-            "A helper needs no data, but who starts a run has to say which its peers have: give their --data-digest "
-            "(swarm doctor --check-images shows that of a folder of images), or start the run where they are and let "
-            "the helper join."
+            "A helper needs no data, but one that starts a run has to say which data its peers have: give their "
+            "--data-digest (swarm doctor --check-images shows that of a folder of images), or start the run where they "
+            "are and let the helper join."
         ) from error
     return data.digest

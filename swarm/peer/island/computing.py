@@ -1,4 +1,4 @@
-"""A process of an island that only computes: it has data, a model and a device, and no part in the swarm."""
+"""A process of an island that only computes: it has data, a model and a device, but does not take part in the swarm."""
 
 from __future__ import annotations
 
@@ -45,21 +45,21 @@ def compute(options: PeerOptions, channel: Channel) -> int:
     except IslandLost as lost:
         if computing is None or not computing.has_begun:
             return 2  # the first process has said what is wrong
-        if channel.rank == 1:  # the others would say the same
+        if channel.rank == 1:  # the other processes would say the same
             print(f"error: {lost}", file=sys.stderr, flush=True)
         return 1
 
 
 class Computing:
-    """One of an island's processes but the first.
+    """A process of an island other than the first one.
 
     Args:
         options: the command line
         channel: to the first process, which says what is trained
 
     Raises:
-        IslandLost: it has ended
-        SystemExit: with status 2, if something does not fit, which the first process says
+        IslandLost: the first process has ended
+        SystemExit: something does not fit, with status 2; the first process prints it
     """
 
     def __init__(self, options: PeerOptions, channel: Channel):
@@ -94,13 +94,13 @@ class Computing:
                 max_step=self.recipe.total_steps,
                 replay=replay,
             )
-        except InputError as error:  # of the recipe, so the first process finds the same, and says it
+        except InputError as error:  # the recipe is wrong: the first process finds the same, and prints it
             raise SystemExit(2) from error
         self.has_begun = False
-        """Whether a micro-batch was computed."""
+        """Whether a first micro-batch was computed."""
 
     def _prepare(self) -> int:
-        """Returns how many samples this device computes at once."""
+        """Prepare the data and the model; returns how many samples this device computes at once."""
         self.data.prepare_data()
         self.data.setup("fit")
         self.task = build_task(self.recipe)
@@ -116,7 +116,7 @@ class Computing:
         return samples
 
     def train(self) -> None:
-        """Until the first process leaves."""
+        """Train until the first process leaves."""
         logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
         warnings.filterwarnings("ignore", message=".*val_dataloader")
         trainer = build_trainer(
@@ -133,7 +133,7 @@ class Computing:
 
 
 class Obedient(L.Callback):
-    """torchrun hands Ctrl-C and SIGTERM to all processes: the first one says when its peer has left.
+    """Ignores Ctrl-C and SIGTERM, which torchrun hands to all processes: the first one decides when the peer leaves.
 
     Args:
         computing: of this process
@@ -143,22 +143,22 @@ class Obedient(L.Callback):
         self._computing = computing
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Lightning has set handlers of its own before."""
+        """Ignore the signals from now on: Lightning has set its own handlers just before."""
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
     def on_before_backward(self, trainer: L.Trainer, pl_module: L.LightningModule, loss: Any) -> None:
-        """The first process trains."""
+        """Note that the training has begun."""
         self._computing.has_begun = True
 
 
 def agreed_samples(answers: list[dict[str, Any]]) -> int:
-    """The micro-batch of all processes: what the slowest of them can do."""
+    """The micro-batch of all processes: what the weakest device can do."""
     return min(answer["samples"] for answer in answers)
 
 
 def device_options(device: str, recipe: Recipe, channel: Channel | None) -> dict[str, Any]:
-    """Of the trainer: where this process computes, and that Lightning knows of no other process.
+    """Options of the trainer: where this process computes, as if Lightning ran in a single process.
 
     Args:
         device: auto, cpu or cuda

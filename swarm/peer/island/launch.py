@@ -1,4 +1,4 @@
-"""A peer that torchrun has started as several processes: they meet, and agree on what was asked of them.
+"""Starts a peer that torchrun runs as several processes: they connect, and check that all have the same options.
 
 torchrun --standalone --nproc-per-node 2 -m swarm.peer --initial-peers …
 """
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from swarm.training.island.channel import Channel
 
 RESTARTS = 9
-"""That the command for several GPUs offers."""
+"""`--max-restarts` in the torchrun command that a peer offers for several GPUs."""
 
 
 def is_island() -> bool:
@@ -35,13 +35,13 @@ def is_island() -> bool:
 
 
 def speaks() -> bool:
-    """Whether a person should hear from this process: the first one of this machine."""
+    """Whether this process prints messages for a person: the first one of each machine does."""
     return not is_island() or os.environ.get("LOCAL_RANK", "0") == "0"
 
 
 @contextlib.contextmanager
 def one_voice() -> Iterator[None]:
-    """What all processes of a machine would say, such as how a command line goes, is said by one of them."""
+    """Silence all processes of a machine except the first, where all would print the same, such as the `--help`."""
     with contextlib.ExitStack() as stack:
         if not speaks():
             nowhere = stack.enter_context(open(os.devnull, "w"))
@@ -51,7 +51,7 @@ def one_voice() -> Iterator[None]:
 
 
 def check_one_process(options: PeerOptions) -> None:
-    """Raises InputError: it would have to be several"""
+    """Raises InputError: an option needs a peer of several processes"""
     if options.computing.inside == "fsdp":
         raise InputError(
             "--inside fsdp divides a model among processes: start several with torchrun --nproc-per-node 2, or leave "
@@ -60,11 +60,11 @@ def check_one_process(options: PeerOptions) -> None:
 
 
 def connected(options: PeerOptions) -> Channel:
-    """To the other processes, all of which are asked to do the same.
+    """Connect to the other processes of this peer, and check that all were given the same.
 
     Raises:
-        InputError: something does not fit; in the first process, which says it
-        SystemExit: then, with status 2, in the others
+        InputError: a process is missing; or something does not fit, in the first process, which prints it
+        SystemExit: something does not fit, with status 2 in the other processes
     """
     import torch
 
@@ -95,10 +95,10 @@ def connected(options: PeerOptions) -> Channel:
 
 
 def agree(channel: Channel, answer: dict[str, Any], listen: bool = True) -> list[dict[str, Any]]:
-    """What each process has to say, by rank.
+    """Exchange the answers of all processes, check that they fit, and return them by rank.
 
     Args:
-        answer: of this process: a "problem" in words, if there is one, and what is "asked" of it
+        answer: of this process: its "problem" in words, empty if there is none, and what is "asked" of it
         listen: as of `Channel.exchange`
 
     Raises:
@@ -128,7 +128,7 @@ def difference(rank: int, answer: dict[str, Any], first: dict[str, Any]) -> str:
 
 
 def asked(options: PeerOptions) -> dict[str, Any]:
-    """What has to be equal on all processes."""
+    """The options that have to be equal in all processes."""
     recipe = {f"--{name.replace('_', '-')}": value for name, value in options.wanted_recipe.items()}
     return recipe | {
         "--inside": options.computing.inside,
@@ -139,12 +139,12 @@ def asked(options: PeerOptions) -> dict[str, Any]:
 
 
 def settled(options: PeerOptions) -> PeerOptions:
-    """Of the first process: options under which torchrun can start this peer again, as the same one.
+    """In the first process, return options with which torchrun can start this peer again as the same one.
 
-    Without a name, it gets one that all starts by the same torchrun have in common. From the second start on, it goes
-    on with its newest checkpoint, if there is one.
+    A peer without a name gets one that is the same at all starts by one torchrun. From the second start on, the peer
+    goes on with its newest checkpoint, if there is one.
     """
-    if options.resume:  # which says who it was
+    if options.resume:  # the checkpoint has the name and the run
         return options
     if options.machine.public_name is None:
         launcher = psutil.Process(os.getppid())

@@ -1,4 +1,4 @@
-"""How a peer takes part in a run by invitation: with whose certificate, and what it keeps to come back."""
+"""How a peer takes part in a run by invitation: how it gets its certificate, and what it keeps to come back."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from swarm.protocol.order_book import revocations_in
 from swarm.protocol.signed_lists import ORDERS, REMOVED
 
 ORGANISERS_DAYS = 365
-"""For which the organiser's own peers are members; they renew it themselves."""
+"""For how long a certificate of the organiser's own peers counts. They renew it themselves."""
 
 
 @dataclass(frozen=True)
@@ -53,14 +53,14 @@ class Credentials:
     manifest: bytes = b""
 
     def to_json(self) -> str:
-        """As it is kept; `from_json` reads it."""
+        """Return the text that is kept; `from_json` reads it."""
         kept = {"certificate": self.certificate, "manifest": self.manifest, **self.lists}
         texts = {name: base64.b64encode(data).decode() for name, data in kept.items()}
         return json.dumps({"line": str(self.line), **texts})
 
     @classmethod
     def from_json(cls, text: str) -> Credentials | None:
-        """None if that cannot be read."""
+        """Read what `to_json` has written; None if that cannot be read."""
         try:
             content = json.loads(text)
             certificate, manifest = (base64.b64decode(content[name]) for name in ("certificate", "manifest"))
@@ -70,7 +70,7 @@ class Credentials:
             return None
 
     def write(self, path: Path) -> None:
-        """For this user alone.
+        """Write a file that only this user can read.
 
         Raises:
             OSError: the disk is full, for instance
@@ -79,18 +79,18 @@ class Credentials:
 
     @classmethod
     def read(cls, path: Path) -> Credentials | None:
-        """None if there are none, or they cannot be read."""
+        """Read the file; None if it is missing or cannot be read."""
         try:
             return cls.from_json(path.read_text())
         except (OSError, UnicodeDecodeError):
             return None
 
     def with_list(self, kind: str, signed: bytes) -> Credentials:
-        """The same with another list; an empty one replaces none."""
+        """Return a copy with this list; an empty list changes nothing."""
         return replace(self, lists={**self.lists, kind: signed}) if signed else self
 
     def certificate_of(self, peer_id: PeerID) -> Certificate | None:
-        """What the certificate says; None if it is of another peer, or no certificate of this run."""
+        """Return the decoded certificate; None if it is of another peer, or no certificate of this run."""
         try:
             found = Certificate.read(self.certificate, Authority(self.line.run_id, self.line.organiser))
         except NotSigned:
@@ -100,12 +100,12 @@ class Credentials:
 
 @dataclass(frozen=True)
 class Membership:
-    """This peer's, in one run.
+    """The membership of this peer in one run.
 
     Args:
-        credentials: what it shows and keeps
+        credentials: what this peer shows to others and keeps
         renew: gets a new certificate for the present one; raises InputError if that fails
-        sign: makes a manifest the organiser's word; None except at the organiser's own peer
+        sign: signs a manifest with the organiser's key; None except at the organiser's own peer
         run: start of the run's keys; empty as long as its recipe is not known
     """
 
@@ -115,9 +115,9 @@ class Membership:
     run: str = ""
 
     def new_admission(self) -> Admission:
-        """Who may take part, as one process of this peer knows it.
+        """Make the record of which peers may take part, for one process of this peer.
 
-        A list that cannot be read is left out, as when the clock was set back: others in the swarm have it, too.
+        A kept list that is refused, as after the clock was set back, is left out: other peers of the swarm have it.
         """
         line, kept = self.credentials.line, self.credentials.lists
         admission = Admission(Authority(line.run_id, line.organiser, self.run), self.credentials.certificate)
@@ -126,13 +126,13 @@ class Membership:
         with contextlib.suppress(NotSigned):
             try:
                 admission.lists.take_all({ORDERS: kept.get(ORDERS, b"")})
-            except NotSigned:  # the run was begun anew
+            except NotSigned:  # the run was begun anew, and of its orders only the revocations of deputies count still
                 admission.lists.take(ORDERS, revocations_in(kept[ORDERS]))
         return admission
 
 
 def become_member(line: JoinLine, identity: Path, name: str, folder: RunFolder, given: str | None = None) -> Membership:
-    """Take the certificate that this peer has already, or the one that a person gave, or ask the organiser for one.
+    """Use the certificate that this peer has or that a person gave, or else ask the organiser for one.
 
     Args:
         line: join line
@@ -142,7 +142,7 @@ def become_member(line: JoinLine, identity: Path, name: str, folder: RunFolder, 
         given: a certificate that the organiser has made for this peer, as text
 
     Raises:
-        InputError: there is none, and the organiser gives none
+        InputError: no certificate counts, and the organiser gives none
     """
     key, path = read_key(identity), folder.membership
     peer_id = peer_with(key)
@@ -151,7 +151,7 @@ def become_member(line: JoinLine, identity: Path, name: str, folder: RunFolder, 
     if kept is not None and (kept.line.run_id, kept.line.organiser) != (line.run_id, line.organiser):
         kept = None  # another organiser's run of the same name
     if kept is not None:
-        kept = replace(kept, line=bare)  # the newest one knows best where the organiser is
+        kept = replace(kept, line=bare)  # the newest line has the latest addresses of the organiser
     if given is not None:
         kept = _with_given(kept or Credentials(bare, b""), given, peer_id)
     has = None if kept is None else kept.certificate_of(peer_id)
@@ -174,7 +174,11 @@ def become_member(line: JoinLine, identity: Path, name: str, folder: RunFolder, 
 
 
 def _with_given(kept: Credentials, given: str, peer_id: PeerID) -> Credentials:
-    """The certificate that a person gave, or the one that was kept, if that counts for longer."""
+    """Return the credentials with the certificate that a person gave, or as they were kept if that counts for longer.
+
+    Raises:
+        InputError: the given certificate is malformed or has ended, or is for another peer or run
+    """
     line, before = kept.line, kept.certificate_of(peer_id)
     try:
         made = replace(kept, certificate=base64.b64decode("".join(given.split()), validate=True))
@@ -195,7 +199,10 @@ def _with_given(kept: Credentials, given: str, peer_id: PeerID) -> Credentials:
 
 
 def _ask(line: JoinLine, key, name: str, before: Credentials | None):
-    """With the invitation, or, where this peer was a member before, without one."""
+    """Ask the organiser's server: renew if this peer was a member before, otherwise use the invitation.
+
+    If the server does not renew, the invitation is used as well.
+    """
     if before is not None:
         try:
             return renew(line, key, name, before.certificate)
@@ -216,13 +223,14 @@ def organisers_own(
     name: str,
     public_ip: str | None = None,
 ) -> Membership:
-    """Of a peer on the organiser's machine, which signs its own certificate.
+    """Return the membership of a peer on the organiser's machine, which signs its own certificate.
 
     Args:
         folder: of the organiser
+        signer: the organiser's key, or a deputy's
         addresses: of this peer
         port: where newcomers enrol
-        public_ip: of this machine, as the organiser said
+        public_ip: of this machine, as the organiser gave it
 
     Raises:
         InputError: the folder cannot be used; or this peer was removed, or no other machine could call it

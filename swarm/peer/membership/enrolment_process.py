@@ -1,4 +1,4 @@
-"""The enrolment server beside the organiser's own peer: in a process of its own, which ends with it."""
+"""Runs the enrolment server beside the organiser's own peer, in a process of its own that ends with the peer."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ START_SECONDS, END_SECONDS = 30.0, 5.0
 
 
 class EnrolmentProcess:
-    """Makes members of those who have an invitation, as long as this peer runs. Start it on the main thread.
+    """Makes members of people with an invitation, as long as this peer runs. Start it on the main thread.
 
     Args:
         folder: of the organiser
-        signer: her key, or a deputy's
-        authority: the run, and her public key
+        signer: the organiser's key, or a deputy's
+        authority: the run, and the organiser's public key
         port: to listen on; 0 for any
 
     Raises:
@@ -52,11 +52,11 @@ class EnrolmentProcess:
 
     @property
     def process(self) -> psutil.Process:
-        """For whoever watches that it lives."""
+        """The child process, for the supervisor."""
         return psutil.Process(self._process.pid)
 
     def stop(self) -> None:
-        """Nobody enrols here any more."""
+        """End the server: from now on no peer can enrol here."""
         self._process.terminate()
         self._process.join(END_SECONDS)
         if self._process.is_alive():
@@ -66,7 +66,7 @@ class EnrolmentProcess:
 def _serve(
     line: Connection, folder: OrganiserFolder, signer: Signer, authority: Authority, port: int, parent_pid: int
 ) -> None:
-    """The life of the process."""
+    """Run in the child process: serve until it is ended."""
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C ends the trainer, which ends this process
     leave_terminal()

@@ -1,4 +1,4 @@
-"""How a peer is let into its run; and, at the organiser's machine, how it lets others in."""
+"""How a peer becomes a member of its run and, on the organiser's machine, how it lets other peers in."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ from swarm.peer.status import program
 
 SEARCH_SECONDS = 15.0
 OPEN_USES = 100_000
-"""Of an invitation without a limit: as many as there may be members."""
+"""Uses of an invitation without a limit: as many as there may be members."""
 
 
 class Entry:
-    """One peer's way in.
+    """How one peer enters a run: as a member of it, if the run is by invitation.
 
     Args:
         options: the command line
-        line: join line, if it was invited
+        line: the join line, if the peer was invited
     """
 
     def __init__(self, options: PeerOptions, line: JoinLine | None):
         self.options, self.line = options, line
         self.membership = None
-        """This peer's; None in a run that is open to everybody."""
+        """Membership of this peer; None as long as it has none, and in an open run."""
         self._identity, self._name = Path(), ""
         self._enrolment = None
         self._signer = None
@@ -42,17 +42,17 @@ class Entry:
 
     @property
     def enrolment_process(self):
-        """That of the server where newcomers enrol; None except at the organiser's peer."""
+        """Process of the server where newcomers enrol; None except at the organiser's peer."""
         return None if self._enrolment is None else self._enrolment.process
 
     @property
     def lets_others_in(self) -> bool:
-        """Whether this is the organiser's peer, and the run one by invitation."""
+        """Whether this is the organiser's peer in a run by invitation."""
         return self._enrolment is not None
 
     @property
     def organiser(self) -> bytes:
-        """Public key of whose run this peer wants to join; empty if it would join anybody's."""
+        """Public key of the organiser that this peer wants to train for; empty if any organiser will do."""
         if self.line is not None:
             return self.line.organiser
         if (kept := self._kept_credentials()) is not None:
@@ -60,7 +60,7 @@ class Entry:
         if self._organisers_folder is not None:
             try:
                 return self._organisers_folder.authority.organiser
-            except InputError:  # she has not started it yet
+            except InputError:  # the organiser has not started the run yet
                 pass
         return b""
 
@@ -77,7 +77,7 @@ class Entry:
         return RunFolder(self.options.machine.output_dir.expanduser() / self._run_id / self._name)
 
     def name_peer(self, identity: Path, name: str) -> None:
-        """Who this peer is.
+        """Set the identity and the name of this peer.
 
         Args:
             identity: file of its private key
@@ -86,7 +86,7 @@ class Entry:
         self._identity, self._name = identity, name
 
     def ask_to_be_let_in(self, identity: Path, name: str) -> None:
-        """Become a member, if this peer was invited: who is not let in hears so before anything else is started.
+        """Become a member, if this peer was invited. A refusal is raised before anything else is started.
 
         Args:
             identity: file of this peer's private key
@@ -105,17 +105,18 @@ class Entry:
 
     @property
     def may_serve(self) -> bool:
-        """Whether others may call this peer, as far as the organiser says."""
+        """Whether the organiser allows other peers to call this one; True without a membership."""
         from swarm.protocol.certificates import Role
 
         own = None if self.membership is None else self.membership.new_admission().own
         return own is None or Role.SERVE in own.roles
 
     def new_manifest(self, protocol: int, recipe: Recipe):
-        """Of a run that nobody trains yet, or that this peer goes on with alone.
+        """Return the manifest of a run that no peer trains yet, or that this peer goes on with alone.
 
         Raises:
-            InputError: the organiser's key cannot be made or read
+            InputError: the organiser's key cannot be made or read, or is not that of the run; or this peer was invited
+                and has no kept manifest
         """
         from swarm.membership.run_manifest import RunManifest
 
@@ -141,9 +142,10 @@ class Entry:
         return RunManifest(protocol, self._run_id, recipe)
 
     def _begun_before(self) -> int:
-        """When the run began of which this peer was the first, seconds since 1970; 0 if it has been in none.
+        """Return when the run of this name began that this peer was in, in seconds since 1970; 0 if there is none.
 
-        Also where that run made no checkpoint: others may train on since then, and this peer is to meet them again.
+        It counts even if that run has left no checkpoint here: other peers may have trained on since, and this peer has
+        to meet them again.
         """
         from swarm.membership.run_manifest import RunManifest
 
@@ -154,15 +156,16 @@ class Entry:
             return 0
 
     def take_part(self, dht, manifest, addresses: Sequence[str]) -> None:
-        """This peer becomes a member of the run of this manifest, whose other processes hear of it.
+        """Make this peer a member of the run of this manifest, and tell its DHT process. Does nothing in an open run.
 
         Args:
-            dht: this peer's
-            addresses: where it can be called
+            dht: of this peer
+            addresses: where this peer can be called
 
         Raises:
-            Removed: the organiser has removed it
-            InputError: it has not been invited; or, at the organiser's machine, nobody could be let in
+            Removed: the organiser has removed this peer
+            InputError: this peer was not invited, or may not train; or, on the organiser's machine, no other peer could
+                be let in
         """
         from swarm.network.record_push import push_list
         from swarm.protocol.certificates import Role
@@ -183,11 +186,11 @@ class Entry:
             hint = ": add --role helper, as which it may take part" if self.may_serve else ""
             raise InputError(f"The organiser has not given this peer the role to train in run {manifest.run_id}{hint}.")
         for kind, signed in admission.lists.all_signed.items():
-            with contextlib.suppress(TimeoutError):  # the others have it, or get it from somebody else
+            with contextlib.suppress(TimeoutError):  # the other peers have the list, or get it from another one
                 push_list(dht, manifest.key_prefix, kind, signed)
 
     def _look_for_newer_lists(self, dht, prefix: str) -> None:
-        """That the organiser has signed, in the swarm."""
+        """Search the swarm for newer lists that the organiser has signed, and keep them."""
         from swarm.network.signed_records import LISTS
         from swarm.protocol.certificates import NotSigned
 
@@ -198,19 +201,19 @@ class Entry:
                 search.result(SEARCH_SECONDS)
                 if dht.list_number(kind) in (0, known.number(kind)):
                     continue
-                with contextlib.suppress(NotSigned):  # this clock was set back; others in the swarm have it, too
+                with contextlib.suppress(NotSigned):  # this clock was set back; other peers have the list, too
                     known.take(kind, dht.newest_list(kind))
                 credentials = self.membership.credentials.with_list(kind, known.signed(kind))
                 self.membership = replace(self.membership, credentials=credentials)
 
     def _kept_credentials(self):
-        """What this peer has from an earlier time in this run; None if there is nothing."""
+        """Return the credentials that this peer has kept from an earlier time in this run; None if there are none."""
         from swarm.peer.membership.credentials import Credentials
 
         return Credentials.read(self._folder.membership) if self._run_id and self._name else None
 
     def _organisers_own(self, dht, manifest, addresses: Sequence[str]):
-        """The membership of the organiser's own peer, which lets others in from now on; None if this is not hers."""
+        """If this is the organiser's own peer, let other peers in from now on, and return its membership; else None."""
         from swarm.peer.membership.credentials import organisers_own
         from swarm.peer.membership.enrolment_process import EnrolmentProcess
 
@@ -218,8 +221,8 @@ class Entry:
         if folder is None:
             return None
         if not (self._signer or folder.key.exists()):
-            if folder.is_started:  # else this is an ordinary member of somebody else's run
-                folder.signer()  # which says that the key is missing
+            if folder.is_started:  # else this is an ordinary member of another person's run
+                folder.signer()  # raises InputError: the key is missing
             return None
         signer = self._signer or folder.signer()
         if signer.public_key != manifest.organiser:
@@ -234,10 +237,12 @@ class Entry:
         return organisers_own(folder, signer, addresses, self._enrolment.port, dht.peer_id, self._name, public_ip)
 
     def _enrolment_port(self, folder) -> int:
-        """As given; or the one after the port of the peer; or the one of before, which join lines name; or any.
+        """Return the port where newcomers enrol; 0 for any.
+
+        It is the given one, or the one after the peer's port, or that of before, which join lines name.
 
         Raises:
-            InputError: something else uses the one of before
+            InputError: another program uses the port of before
         """
         membership, port = self.options.membership, self.options.connection.port
         if membership.enrolment_port:
@@ -259,7 +264,7 @@ class Entry:
         return noted
 
     def _kept(self, manifest, peer_id):
-        """As a member that comes back without its join line."""
+        """Return the membership of a member that comes back without its join line."""
         from swarm.peer.membership.credentials import become_member
 
         kept = self._kept_credentials()
@@ -271,7 +276,7 @@ class Entry:
         return become_member(kept.line, self._identity, self._name, self._folder)
 
     def signed(self, manifest):
-        """The manifest as it is published: with the organiser's signature, where this is her peer."""
+        """Return the manifest as it is published: with the organiser's signature, if this is the organiser's peer."""
         if self.membership is None or self.membership.sign is None:
             return manifest
         return self.membership.sign(manifest)
@@ -287,10 +292,11 @@ class Entry:
                 pass  # the session says that the folder cannot be written
 
     def invitation(self) -> tuple[JoinLine, str] | None:
-        """A join line for the screen, and what to know of it; None except at the organiser's peer.
+        """Return a join line for the screen, and a sentence about it; None except at the organiser's peer.
 
-        A peer may start again many times: it prints the same line as long as people can join with it, a new one when
-        it has expired or other numbers are asked for, and none when she has closed it or when it is used up.
+        A peer may start again many times. It prints the same line as long as people can join with it. It prints a new
+        one if the line has expired or other numbers are asked for. It prints none if the organiser has closed the line
+        or it is used up.
 
         Raises:
             InputError: the organiser's folder cannot be used
@@ -327,7 +333,7 @@ class Entry:
         tell: Callable[[bytes, Mapping[str, bytes]], bool],
         on_end: Callable[[InputError], None],
     ):
-        """From now on this peer hears who is removed, and renews its certificate; arguments as of `MemberWatch`."""
+        """Follow the organiser's lists and renew the certificate from now on; arguments as of `MemberWatch`."""
         from swarm.peer.membership.member_watch import MemberWatch
 
         if self.membership is not None:
@@ -335,22 +341,22 @@ class Entry:
             self._watch.start()
 
     def stop_watching(self) -> None:
-        """This peer trains no more."""
+        """Stop what `watch` has started: this peer trains no more."""
         if self._watch is not None:
             self._watch.stop()
 
     def stop(self) -> None:
-        """Nobody is let in any more."""
+        """Let no more peers in."""
         if self._enrolment is not None:
             self._enrolment.stop()
 
 
 def open_door(manifest, addresses: Sequence[str], joins: bool) -> str:
-    """What a person should know of a run without members; empty of others, and of those of this machine only.
+    """Return a warning about an open run; empty for a run with members, and for one that stays on this machine.
 
     Args:
-        addresses: of peers of the run, this one's as well
-        joins: whether somebody else has started it
+        addresses: of peers of the run, this one included
+        joins: whether another peer has started it
     """
     if manifest.authority is not None or all(map(is_loopback, addresses)):
         return ""
@@ -368,14 +374,14 @@ def how_to_join(
     invitation: tuple[JoinLine, str] | None,
     company: str,
 ) -> str:
-    """What the first peer of a run says last. The line to send is at the end, where one sees it while the peer waits.
+    """Return what the first peer of a run prints last. The line to send stands at the end, visible while it waits.
 
     Args:
-        addresses: where it can be called
+        addresses: where the peer can be called
         public_ip: as `closed_ports` has it
         output_dir: where the organiser's folder is
-        invitation: as of `Entry.invitation`; None where whoever has an address can join
-        company: for whom the peer waits, as a sentence; empty if it trains at once
+        invitation: as `Entry.invitation` returns it; None in an open run, where an address is enough to join
+        company: a sentence that says for how many peers this one waits; empty if it trains at once
     """
     swarm, said = program("swarm"), []
     line, what = invitation or (None, "")

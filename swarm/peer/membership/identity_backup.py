@@ -1,4 +1,4 @@
-"""A volunteer's identity: where it lies, of which runs it is a member, and how it is backed up and moved.
+"""A volunteer's identity, which is a private key: where it lies, its memberships, and how it is backed up and moved.
 
 What a peer has done, and the certificates that make it a member, belong to its peer id, and so to its private key.
 """
@@ -35,13 +35,14 @@ from swarm.protocol.signed_lists import REMOVED
 FOLDER = "identities"
 SUFFIX = ".key"
 MAX_KEY_BYTES = 2**14
-MAX_MEMBERSHIPS, MAX_MEMBERSHIP_BYTES = 64, 2**18
+MAX_MEMBERSHIPS, MAX_MEMBERSHIP_BYTES = 64, 2**19
+"""A membership has a manifest and two lists of up to 64 KiB each, in base64."""
 _DAEMON = "p2pd"
 _Membership = Annotated[str, Meta(max_length=MAX_MEMBERSHIP_BYTES)]
 
 
 class _Content(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What is sealed: the key as its file has it, and each run's `membership.json`."""
+    """What a backup seals: the key as its file has it, and the `membership.json` of each run."""
 
     name: Annotated[str, Meta(min_length=1, max_length=64)]
     key: Annotated[bytes, Meta(min_length=1, max_length=MAX_KEY_BYTES)]
@@ -50,11 +51,11 @@ class _Content(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 @dataclass(frozen=True)
 class Kept:
-    """A membership, as far as the disk of this machine says.
+    """A membership that is kept on the disk of this machine.
 
     Args:
         certificate: what the organiser has signed
-        credentials: the whole of it
+        credentials: everything that is kept
     """
 
     certificate: Certificate
@@ -62,7 +63,7 @@ class Kept:
 
     @property
     def why_removed(self) -> str | None:
-        """What the list of removed members says; None if it does not name this one."""
+        """The reason in the kept list of removed members; None if the list does not name this member."""
         line = self.credentials.line
         try:
             signed = self.credentials.lists.get(REMOVED, b"")
@@ -97,7 +98,7 @@ class Identity:
         return _peer_id(content, f"{self.path} holds no private key of a peer")
 
     def memberships(self) -> Iterator[Kept]:
-        """Of all runs in the output folder, whatever its peer was called there."""
+        """Yield the memberships of this identity in all runs of the output folder, under any public name."""
         peer_id = self.peer_id
         for path in sorted(self.output_dir.glob(f"*/*/{RunFolder('').membership.name}")):
             credentials = Credentials.read(path)
@@ -106,21 +107,21 @@ class Identity:
                 yield Kept(certificate, credentials)
 
     def users(self) -> list[int]:
-        """Processes of this machine that peers with this identity have started to talk to others."""
+        """Return the ids of the p2pd processes of this machine that run with this identity."""
         return [process.pid for process in psutil.process_iter() if _uses(process, self.path)]
 
 
 def identities(output_dir: Path) -> list[Identity]:
-    """Those of an output folder, by name."""
+    """Return the identities of an output folder, sorted by name."""
     output_dir = output_dir.expanduser()
     return [Identity(path.stem, path, output_dir) for path in sorted((output_dir / FOLDER).glob(f"*{SUFFIX}"))]
 
 
 def chosen_identity(output_dir: Path, name: str | None, path: Path | None) -> Identity:
-    """The one that is meant.
+    """Return the identity that the arguments mean.
 
     Raises:
-        InputError: it is not there, or it is not clear which one is meant
+        InputError: it is not there, or several could be meant
     """
     there = identities(output_dir)
     if path is not None:
@@ -133,30 +134,31 @@ def chosen_identity(output_dir: Path, name: str | None, path: Path | None) -> Id
         names = ", ".join(identity.name for identity in there[:20])
         hint = f"give --public-name, one of {names}" if there else "give the --output-dir of your peer"
         raise InputError(f"{len(there) or 'No'} identities are in {output_dir / FOLDER}: {hint}.")
-    found.peer_id  # noqa: B018 -- it says what is wrong with the file
+    found.peer_id  # noqa: B018 -- raises InputError if something is wrong with the file
     return found
 
 
-def export_identity(identity: Identity, file: Path, passphrase: str, overwrite: bool) -> int:
+def export_identity(identity: Identity, file: Path, passphrase: str, overwrite: bool) -> tuple[int, int]:
     """Write a backup of the key and of its memberships, which only the passphrase opens.
 
     Returns:
-        how many memberships are in it
+        how many memberships are in it, and how many are left out because their certificates end earlier
 
     Raises:
-        InputError: it cannot be written, or something is there already
+        InputError: the file cannot be written, or exists already
     """
-    memberships = [kept.credentials.to_json() for kept in identity.memberships()][-MAX_MEMBERSHIPS:]
+    found = sorted(identity.memberships(), key=lambda kept: kept.certificate.end, reverse=True)
+    memberships = [kept.credentials.to_json() for kept in found[:MAX_MEMBERSHIPS]]
     content = msgspec.json.encode(_Content(identity.name, identity.path.read_bytes(), memberships))
     _write(file.expanduser(), seal(content, passphrase).encode(), overwrite)
-    return len(memberships)
+    return len(memberships), len(found) - len(memberships)
 
 
 def read_backup(file: Path) -> bytes:
-    """What `import_identity` takes; no passphrase is needed to see that the file is whole.
+    """Read a backup for `import_identity`. No passphrase is needed to see whether the file is complete.
 
     Raises:
-        InputError: it is no backup, or not all of it
+        InputError: it is no backup, or not complete
     """
     try:
         with open(file.expanduser(), encoding="utf-8") as opened:
@@ -176,9 +178,9 @@ def import_identity(
     """Put the key and its memberships where a peer of this machine looks for them.
 
     Args:
-        backup: of `read_backup`
-        name: public name of the peer here; None for that of before
-        path: file for the key; None for that of the output folder
+        backup: as `read_backup` returned it
+        name: public name of the peer here; None for the name in the backup
+        path: file for the key; None for the usual one in the output folder
         overwrite: replace another identity of that name
 
     Raises:
@@ -213,7 +215,7 @@ def check_passphrase(passphrase: str) -> str:
 
 def _put_key(identity: Identity, key: bytes, peer_id: PeerID, overwrite: bool) -> None:
     if identity.path.exists():
-        with contextlib.suppress(InputError):  # what is there is no key, which may be replaced like one
+        with contextlib.suppress(InputError):  # a file that is no key is treated like another identity
             if identity.peer_id == peer_id:
                 return
         if identity.users():
@@ -226,7 +228,7 @@ def _put_key(identity: Identity, key: bytes, peer_id: PeerID, overwrite: bool) -
 
 
 def _put_membership(identity: Identity, text: str, peer_id: PeerID) -> None:
-    """One that is there already and counts for longer stays."""
+    """Write a membership, unless there is one already that counts at least as long."""
     credentials = Credentials.from_json(text)
     certificate = None if credentials is None else credentials.certificate_of(peer_id)
     if certificate is None:
@@ -257,16 +259,19 @@ def _path_of(output_dir: Path, name: str) -> Path:
 def _peer_id(key: bytes, otherwise: str) -> PeerID:
     try:
         return PeerID.from_identity(key)
-    except Exception:  # protobuf, cryptography and hivemind each have their own
+    except Exception:  # protobuf, cryptography and hivemind each raise errors of their own
         raise InputError(f"{otherwise}: name another one, or restore it from a backup.") from None
 
 
 def _uses(process: psutil.Process, identity: Path) -> bool:
-    """Whether it is the p2pd of a peer with this identity, which it is given as a path from where it was started."""
+    """Whether this process is the p2pd of a peer with this identity.
+
+    p2pd gets the key file as an option `id=PATH`, which may be relative to its working folder.
+    """
     try:
         if process.name() != _DAEMON:
             return False
         given = next((word for word in process.cmdline() if word.lstrip("-").startswith("id=")), None)
         return given is not None and Path(process.cwd(), given.partition("=")[2]).resolve() == identity.resolve()
-    except psutil.Error:  # it has ended, or is somebody else's
+    except psutil.Error:  # it has ended, or belongs to another user
         return False

@@ -1,4 +1,4 @@
-"""While a member trains: it hears what the organiser signs, tells its other processes, and renews its certificate."""
+"""While a member trains: takes what the organiser signs, tells the member's processes, and renews its certificate."""
 
 from __future__ import annotations
 
@@ -19,11 +19,12 @@ from swarm.protocol.admission import Admission
 from swarm.protocol.certificates import NotSigned, shown_date
 
 LOOK_SECONDS = 0.1
-"""A look reads a number in shared memory: a removed member is out before a fast swarm has made many updates."""
+"""Pause between two looks. A look only reads numbers in shared memory, so it can be short: a removed member is out
+before a fast swarm has made many updates."""
 SEARCH_SECONDS = 15.0
-"""How often a peer asks others for the newest lists; who is known to train is told at once."""
+"""How often a peer asks other peers for the newest lists. Peers that are known to train are told of a list at once."""
 PASS_ON_SECONDS = 600.0
-"""How often a member stores the lists again, which are forgotten after an hour."""
+"""How often a member stores the lists again. The DHT forgets them after an hour."""
 RENEW_AGAIN_SECONDS = 60.0
 SAY_AGAIN_SECONDS = 3600.0
 ENDED_SECONDS = 600.0
@@ -34,16 +35,16 @@ logger = logging.getLogger(__name__)
 
 
 class MemberWatch(threading.Thread):
-    """Of the trainer.
+    """Watches a member in its trainer process, as a thread.
 
     Args:
         dht: of this peer, which takes part in the run
         admission: of the trainer
         prefix: of the run's keys
-        tell: called with the certificate and the organiser's lists by kind, all as they were signed, when one is new,
-            until it returns True
-        renew: asks the organiser for a new certificate in place of this one; raises InputError if that fails
-        on_end: called once when this peer may not take part any more, with what says why
+        tell: called with the certificate and the organiser's lists by kind, all as they were signed, when one of them
+            is new, until it returns True
+        renew: asks the organiser for a certificate in place of the given one; raises InputError if that fails
+        on_end: called once when this peer may not take part any more, with the reason
     """
 
     def __init__(
@@ -60,17 +61,19 @@ class MemberWatch(threading.Thread):
         self._tell, self._renew, self._on_end = tell, renew, on_end
         self._stopped = threading.Event()
         self._told: tuple[bytes, Mapping[str, bytes]] | None = None
-        """What the averaging process knows; it is started after this thread."""
+        """Certificate and lists that the averaging process has; None at first, since it starts after this thread."""
+        self._shown = admission.certificate
+        """Certificate that the DHT process has."""
         self._passed_on: Mapping[str, bytes] = {}
         self._refused: dict[str, int] = {}
-        """Lists that this peer does not take, by their numbers."""
+        """By kind, the number of the latest list that this peer has refused."""
         now = time.monotonic()
         self._search_at, self._pass_on_at, self._renew_at, self._say_at = now, now, now, now
         self._ended_at: float | None = None
-        """On the monotonic clock: when this peer found that its certificate had ended."""
+        """When this peer found that its certificate had ended, on the monotonic clock; None while it counts."""
 
     def stop(self) -> None:
-        """Watch no more; waits at most a second."""
+        """Stop watching; waits at most a second."""
         self._stopped.set()
         if self.is_alive():
             self.join(1)
@@ -80,10 +83,10 @@ class MemberWatch(threading.Thread):
             try:
                 self.look()
             except (TimeoutError, CancelledError, OSError, RuntimeError, InputError) as error:
-                logger.debug("the DHT process does not answer: %r", error)  # it may be ending; the supervisor knows
+                logger.debug("the DHT process does not answer: %r", error)  # if it is dead, the supervisor finds that
 
     def look(self) -> None:
-        """Once. What is known already comes before whatever waits for others."""
+        """Look once. What this peer knows already comes first; then the steps that wait for other peers."""
         now = time.monotonic()
         for kind in LISTS:
             self._take(kind)
@@ -97,16 +100,21 @@ class MemberWatch(threading.Thread):
             self._search()
         if news[1] and (now >= self._pass_on_at or news[1] != self._passed_on):
             self._pass_on(news[1])
+        if news[0] != self._shown:
+            self._dht.take_part(self._prefix, self._admission.authority, news[0])
+            self._shown = news[0]
+        if self._stopped.is_set():
+            return
         if self._is_to_be_renewed() and now >= self._renew_at:
             self._renew_at = now + RENEW_AGAIN_SECONDS
-            self._take_certificate()
-        if not self._stopped.is_set():
-            self._end_if_over(now)
+            # A server that does not answer takes seconds. Lists that come meanwhile must not wait for it.
+            threading.Thread(target=self._take_certificate, name="renewal", daemon=True).start()
+        self._end_if_over(now)
 
     # ---- what the organiser has signed ------------------------------------------------------------------------------
 
     def _search(self) -> None:
-        """What is found goes through the DHT process, which notes a newer list: nobody waits for an answer."""
+        """Ask for newer lists without waiting: the DHT process notes what is found, and a later look takes it."""
         for kind in LISTS:
             self._dht.get(f"{self._prefix}.{kind}", latest=True, return_future=True)
 
@@ -121,7 +129,7 @@ class MemberWatch(threading.Thread):
             logger.warning("The organiser's list under %s %s", kind, error)
 
     def _pass_on(self, lists: Mapping[str, bytes]) -> None:
-        """Also what has come with a round, which the DHT process has not heard of."""
+        """Give the lists to other peers. One may have come with a round, so that the DHT process does not know it."""
         self._pass_on_at, self._passed_on = time.monotonic() + PASS_ON_SECONDS, lists
         for kind, signed in lists.items():
             push_list(self._dht, self._prefix, kind, signed, self._dht.acquaintances.peers)
@@ -141,11 +149,13 @@ class MemberWatch(threading.Thread):
                 end = shown_date(self._admission.own.end)
                 logger.warning("This peer's certificate, which ends on %s, could not be renewed: %s", end, error)
             return
-        self._admission.certificate = certificate
-        self._dht.take_part(self._prefix, self._admission.authority, certificate)
+        self._admission.certificate = certificate  # the next look tells this peer's processes
 
     def _end_if_over(self, now: float) -> None:
-        """Others refuse this peer while its certificate has ended, so nothing is risked while it tries to renew it."""
+        """End this peer if its certificate ended `ENDED_SECONDS` ago.
+
+        Until then it may try to renew the certificate: that is no risk, since other peers refuse it meanwhile.
+        """
         own = self._admission.own
         if own is None or get_dht_time() <= own.end:
             self._ended_at = None

@@ -1,6 +1,6 @@
-"""A few bytes that only a passphrase opens: scrypt makes a key of it, with which AES-256-GCM encrypts.
+"""Encrypts a few bytes with a passphrase: scrypt makes a key of it, with which AES-256-GCM encrypts.
 
-What comes out is text, so that it can be mailed or printed: a title, and lines of base64.
+The result is text, so that it can be mailed or printed: a title, and lines of base64.
 """
 
 from __future__ import annotations
@@ -8,7 +8,6 @@ from __future__ import annotations
 import base64
 import hashlib
 import os
-import textwrap
 
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
@@ -16,34 +15,35 @@ from cryptography.hazmat.primitives.kdf.scrypt import Scrypt
 
 TITLE = "swarm-vit identity 1"
 SALT_BYTES, NONCE_BYTES, DIGEST_BYTES = 16, 12, 8
-MAX_SEALED_BYTES = 2**24
+MAX_SEALED_BYTES = 2**25
 _SCRYPT = {"length": 32, "n": 2**17, "r": 8, "p": 1}
-"""What OWASP recommends: 128 MiB of memory, and a fraction of a second for each guess. Not read from the file, which
-could ask for far more."""
+"""What OWASP recommends: 128 MiB of memory, and a fraction of a second for each guess. These numbers are not read from
+the file, which could demand far more."""
 _COLUMNS = 76
 
 
 class NotSealed(ValueError):  # noqa: N818 (reads as what it says)
-    """The end of a sentence that begins with the file."""
+    """The text is not sealed, or is damaged. The message is the end of a sentence that begins with the file."""
 
 
 class WrongPassphrase(ValueError):  # noqa: N818
-    """It opens nothing."""
+    """The passphrase does not open this content."""
 
 
 def seal(content: bytes, passphrase: str) -> str:
-    """The content as text that only this passphrase opens."""
+    """Return the content as text that only this passphrase opens."""
     salt, nonce = os.urandom(SALT_BYTES), os.urandom(NONCE_BYTES)
     body = salt + nonce + AESGCM(_key(passphrase, salt)).encrypt(nonce, content, TITLE.encode())
-    lines = textwrap.wrap(base64.b64encode(body + _digest(body)).decode(), _COLUMNS)
+    encoded = base64.b64encode(body + _digest(body)).decode()
+    lines = [encoded[place : place + _COLUMNS] for place in range(0, len(encoded), _COLUMNS)]
     return "\n".join([TITLE, *lines]) + "\n"
 
 
 def check_sealed(text: str) -> bytes:
-    """What is in a sealed text, as it was before it became text: whether it is whole can be seen without a passphrase.
+    """Decode a sealed text to its encrypted bytes. No passphrase is needed to see whether it is complete.
 
     Raises:
-        NotSealed: it is something else, or not all of it
+        NotSealed: it is something else, or not complete
     """
     title, _, encoded = text.strip().partition("\n")
     if title.strip() != TITLE:
@@ -59,13 +59,13 @@ def check_sealed(text: str) -> bytes:
 
 
 def unseal(body: bytes, passphrase: str) -> bytes:
-    """The content again.
+    """Decrypt the content.
 
     Args:
-        body: of `check_sealed`
+        body: as `check_sealed` returned it
 
     Raises:
-        WrongPassphrase: it does not open with this one
+        WrongPassphrase: the passphrase does not open it
     """
     salt, nonce, hidden = body[:SALT_BYTES], body[SALT_BYTES:][:NONCE_BYTES], body[SALT_BYTES + NONCE_BYTES :]
     try:

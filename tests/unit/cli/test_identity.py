@@ -1,5 +1,6 @@
 """A volunteer's identity is backed up, and moved to another machine with its memberships."""
 
+import os
 import shutil
 import stat
 import time
@@ -12,8 +13,9 @@ from hivemind.p2p import PeerID
 from recipe.run_folder import RunFolder
 from swarm.cli import identity
 from swarm.enrolment.join_line import JoinLine
-from swarm.network.signed_records import prepare_identity
+from swarm.network.signed_records import LISTS, prepare_identity
 from swarm.peer.membership.credentials import Credentials, become_member
+from swarm.peer.membership.identity_backup import MAX_MEMBERSHIPS
 from swarm.protocol.signed_lists import REMOVED
 from tests.helpers.owners import DAY_SECONDS, Organiser
 
@@ -136,6 +138,21 @@ def test_a_longer_certificate_that_is_there_already_stays(old, new, backup, orga
     longer = join(new, organiser, end=2 * DAY_SECONDS)
     assert new.run("import", backup) == 0, "the same identity again is no harm"
     assert Credentials.read(RunFolder(new.output_dir / "night-1" / "ada").membership).certificate == longer
+
+
+def test_a_backup_holds_the_memberships_that_end_last_however_long_their_lists_are(old, new, backup):
+    peer_id, full = PeerID.from_identity(old.key.read_bytes()), os.urandom(2**16)
+    for number in range(MAX_MEMBERSHIPS + 1):
+        organiser = Organiser(run_id := f"night-{number}")
+        certificate = organiser.certificate(peer_id, end=(100 - number) * DAY_SECONDS)
+        line = JoinLine(run_id, organiser.signer.public_key, (ADDRESS,))
+        folder = RunFolder.create(old.output_dir, run_id, "ada")
+        Credentials(line, certificate, dict.fromkeys(LISTS, full), full).write(folder.membership)
+    assert old.run("export", backup) == 0
+    assert f"with {MAX_MEMBERSHIPS} memberships. 1 that ends earlier is left out" in old.text
+    assert new.run("import", backup) == 0
+    there = {path.parent.parent.name for path in new.output_dir.glob("*/ada/membership.json")}
+    assert there == {f"night-{number}" for number in range(MAX_MEMBERSHIPS)}
 
 
 def test_another_name_and_place(old, new, backup, organiser):

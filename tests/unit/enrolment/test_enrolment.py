@@ -95,6 +95,20 @@ def test_who_was_removed_enrols_no_more(organiser, key):
     assert Removals.read(answer.removals, organiser.authority).removed == {}
 
 
+def test_a_peer_that_is_removed_while_it_renews_gets_no_certificate(organiser, key, monkeypatch):
+    line = organiser.serve()
+    certificate = enrol(organiser.invite(line), key, "Ana").certificate
+    certify = organiser.registry.certify
+
+    def removed_meanwhile(member, *arguments) -> bytes:
+        organiser.registry.remove([member.serial], "spoils rounds", organiser.signer, organiser.authority)
+        return certify(member, *arguments)
+
+    monkeypatch.setattr(organiser.registry, "certify", removed_meanwhile)
+    with pytest.raises(Removed, match="the organiser has removed this peer: spoils rounds"):
+        renew(line, key, "Ana", certificate)
+
+
 def test_a_newcomer_hears_who_was_removed(organiser, key):
     line = organiser.invite(organiser.serve())
     signed = organiser.registry.remove([7], "spoils rounds", organiser.signer, organiser.authority)

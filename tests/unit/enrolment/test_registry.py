@@ -2,6 +2,7 @@
 
 import hashlib
 import multiprocessing
+import sqlite3
 import stat
 import threading
 import time
@@ -160,6 +161,26 @@ def test_a_deputy_s_certificate_ends_with_the_warrant(registry, tmp_path):
     assert end == AUTHORITY.end_of(deputy) == registry.member_of(peer(1)).certificate_ends_at
     signed = registry.certify(member, deputy, AUTHORITY, 1.0)
     assert Certificate.read(signed, AUTHORITY).end < end
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        lambda registry, _: registry.invite("", 1.0, 1, EVERYTHING),
+        lambda registry, _: registry.close_invitations(),
+        lambda registry, ana: registry.close_invitation_of(ana.serial),
+        lambda registry, ana: registry.certify(ana, SIGNER, AUTHORITY, 1.0),
+        lambda registry, ana: registry.remove([ana.serial], "spoils rounds", SIGNER, AUTHORITY),
+        lambda registry, ana: registry.restore([ana.serial], SIGNER, AUTHORITY),
+    ],
+    ids=["invite", "close_invitations", "close_invitation_of", "certify", "remove", "restore"],
+)
+def test_each_method_is_one_transaction(registry, monkeypatch, method):
+    (ana,) = enrolled(registry, 1)
+    opened, connect = [], sqlite3.connect
+    monkeypatch.setattr(sqlite3, "connect", lambda *given, **options: opened.append(1) or connect(*given, **options))
+    method(registry, ana)
+    assert len(opened) == 1, "each connection is for one transaction"
 
 
 # ---- removals -------------------------------------------------------------------------------------------------------

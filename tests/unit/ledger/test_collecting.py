@@ -144,7 +144,7 @@ def test_two_who_fetch_into_one_folder_tear_no_hole(run, tmp_path):
         shelf.begin(shelf.wish(), LedgerOffer(digest_of(lines[0].rstrip()), 0, len(content)))
     one.add(content[:second])
     other.add(content[:first])
-    with pytest.raises(OSError, match="somebody else has shortened it"):
+    with pytest.raises(OSError, match="another program has shortened it"):
         one.add(content[second:])
     (path,) = tmp_path.glob("*.jsonl")
     assert path.read_bytes() == content[:first]
@@ -174,12 +174,13 @@ def refusal(folder: Path) -> str:
 # ---- who lies ------------------------------------------------------------------------------------------------------
 
 
-def lying(*pieces: bytes, ledger: bytes = b"L" * 32, begin: int = 0, size: int | None = None):
-    """Somebody who sends these."""
+def lying(*pieces: bytes, ledger: bytes | None = None, begin: int = 0, size: int | None = None):
+    """A peer that sends these; it offers what it sends, unless `ledger` is another digest."""
+    offered = digest_of(pieces[0].partition(b"\n")[0]) if ledger is None else ledger
 
     async def call(request):
         total = sum(map(len, pieces)) if size is None else size
-        yield DownloadData(metadata=LedgerOffer(ledger, begin, begin + total).to_bytes())
+        yield DownloadData(metadata=LedgerOffer(offered, begin, begin + total).to_bytes())
         for piece in pieces:
             yield DownloadData(metadata=piece)
 
@@ -240,6 +241,14 @@ def test_what_somebody_invents_behind_a_true_ledger_is_not_kept(run, tmp_path):
     assert content_of(folder)[-1] == run.path("anna").read_bytes()
 
 
+def test_a_true_ledger_under_an_invented_digest_is_not_kept(run, tmp_path):
+    """With `MAX_LEDGERS` of them a relay could keep the next true one out."""
+    folder = tmp_path / "fetched"
+    with pytest.raises(Refused, match="another ledger than it offers"):
+        fetched(run, folder, lying(run.path("anna").read_bytes(), ledger=b"L" * 32))
+    assert content_of(folder) == []
+
+
 def test_who_sends_without_an_end_is_cut_off(run, tmp_path):
     piece = b"[" * PIECE_BYTES
 
@@ -256,6 +265,13 @@ def test_who_sends_without_an_end_is_cut_off(run, tmp_path):
 def test_who_sends_empty_pieces_is_cut_off(run, tmp_path):
     with pytest.raises(Refused, match="pieces of another size"):
         fetched(run, tmp_path / "fetched", lying(b"", size=10))
+
+
+def test_a_peer_that_breaks_off_has_not_handed_over_its_ledger(run, tmp_path, monkeypatch):
+    first_line = text_of(run.lines("anna")[:1])
+    breaks_off = lying(first_line, size=run.path("anna").stat().st_size)
+    _, problems = fetch_by(monkeypatch, tmp_path / "fetched", {"anna": breaks_off}, {"anna": ["anna"]})
+    assert problems == {"anna": "breaks off before its next signature"}
 
 
 @pytest.mark.parametrize("answer", [b"", b"rubbish", LedgerOffer().to_bytes(), LedgerOffer(b"L" * 32, 5, 9).to_bytes()])
@@ -398,7 +414,7 @@ def test_another_one_is_asked_where_the_first_passes_nothing_on(run, tmp_path, m
 
 def test_whose_ledger_nobody_passes_on_is_said(run, tmp_path, monkeypatch):
     _, problems = fetch_by(monkeypatch, tmp_path / "fetched", {}, {"anna": []})
-    assert problems == {"anna": "cannot be called, and nobody can pass its ledger on"}
+    assert problems == {"anna": "cannot be called, and no other peer can pass its ledger on"}
 
 
 def test_all_peers_together_get_no_more_than_the_folder_may_hold(run, tmp_path, monkeypatch):

@@ -185,7 +185,7 @@ def test_a_ledger_that_somebody_has_shortened_gets_no_hole(run, caplog):
         run.update({"anna": 96, "ben": 64}, written_by=["anna"])
     assert run.path("anna").read_bytes() == content
     (said,) = (record.getMessage() for record in caplog.records if "Nothing more is written" in record.getMessage())
-    assert said.endswith("somebody else has shortened it."), "room would not help"
+    assert said.endswith("another program has shortened it."), "room would not help"
 
 
 def test_the_longest_line_fits():

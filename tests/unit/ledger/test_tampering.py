@@ -128,6 +128,13 @@ def test_who_edits_a_line_is_found_out(run, how, capsys):
         assert after.credits[peer].samples == credit.samples, "two of three still say what was"
 
 
+@pytest.mark.parametrize("how", ["an unsound key", "an invented organiser"])
+def test_a_false_beginning_is_the_only_fault_that_is_found(run, how):
+    change, expected = BY_OUTSIDERS[how]
+    run.write("anna", change(run.lines("anna"), PLACE))
+    assert [finding.kind for finding in run.audit().findings] == list(expected)
+
+
 def test_a_file_that_was_cut_off_is_found(run):
     content = run.path("anna").read_bytes()
     run.path("anna").write_bytes(content[:-40])

@@ -1,4 +1,4 @@
-"""What a signal does to a peer: that depends on how far it is, and on whether it was asked to leave before."""
+"""What a signal does to a peer: that depends on how far it is, and on whether another signal came before."""
 
 import signal
 
@@ -39,8 +39,17 @@ def test_the_training_loop_ends_by_itself(interrupts):
 
 
 @pytest.mark.parametrize("state", State)
-def test_who_asks_twice_does_not_wait(interrupts, state):
+def test_the_second_signal_ends_a_peer_at_once(interrupts, state):
+    interrupts.state = State.TRAINING
+    interrupts.interrupt(signal.SIGTERM)
     interrupts.state = state
-    interrupts.stop_requested.set()
+    with pytest.raises(EndedAtOnce):
+        interrupts.interrupt(signal.SIGINT)
+
+
+def test_a_peer_that_leaves_by_itself_goes_on_leaving_in_order_at_the_first_signal(interrupts):
+    interrupts.state = State.TRAINING
+    interrupts.stop_requested.set()  # by its traffic limit, for instance
+    interrupts.interrupt(signal.SIGINT)
     with pytest.raises(EndedAtOnce):
         interrupts.interrupt(signal.SIGINT)

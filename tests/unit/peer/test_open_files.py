@@ -1,10 +1,13 @@
 """A peer says when one of its processes has nearly as many files open as it may."""
 
+import queue
 import resource
+import threading
 
 import psutil
 import pytest
 
+from swarm.peer import supervisor
 from swarm.peer.open_files import OpenFiles
 
 
@@ -27,3 +30,15 @@ def test_who_runs_out_of_files_hears_so_once(few_files):
     assert sentence.startswith("p2pd has ")
     assert "ulimit -n" in sentence
     assert files.look(processes) == []
+
+
+def test_the_trainer_process_is_watched_as_well(few_files, monkeypatch, tmp_path):
+    warnings: queue.Queue[str] = queue.Queue()
+    monkeypatch.setattr(supervisor, "LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(supervisor.logger, "warning", warnings.put)
+    leaves = threading.Event()
+    supervisor.Supervisor(dict, pytest.fail, tmp_path / "leftovers.json", leaves).setup(None, None, "fit")
+    try:
+        assert warnings.get(timeout=10).startswith("The trainer process has ")
+    finally:
+        leaves.set()

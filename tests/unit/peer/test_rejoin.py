@@ -12,7 +12,7 @@ from swarm.cli.train import read_start
 from swarm.enrolment.removed import Removed
 from swarm.peer.main import run
 from swarm.peer.options import own_recipe, parse_options
-from swarm.peer.rejoin import come_back, resumed
+from swarm.peer.rejoin import come_back, resumed, trained_before
 
 
 def checkpoint(output_dir, run_id: str, name: str, written_at: float, file: str = "last.ckpt") -> RunFolder:
@@ -30,6 +30,7 @@ def output_dir(tmp_path):
     checkpoint(tmp_path, "newer", "anna", 300.0, "step=20.ckpt")
     checkpoint(tmp_path, "newer", "ben", 200.0)
     checkpoint(tmp_path, "half", "cleo", 400.0, ".step=30.ckpt.part")
+    checkpoint(tmp_path, "newer", "dora", 450.0, "own-step-7.ckpt")
     checkpoint(tmp_path, "newest", "ddp", 500.0).rounds.unlink()  # no peer's: they alone have rounds
     return tmp_path
 
@@ -86,6 +87,7 @@ def test_who_is_given_addresses_takes_the_recipe_from_there(output_dir):
     ("given", "said"),
     [
         (["--public-name", "cleo"], "finds no checkpoint"),
+        (["--public-name", "dora"], "finds no checkpoint"),
         (["--run-id", "other"], "finds no checkpoint"),
         (["--start-from", "best.ckpt"], "give one of them"),
         (["--run-id", "/tmp"], "--run-id"),
@@ -95,6 +97,13 @@ def test_who_is_given_addresses_takes_the_recipe_from_there(output_dir):
 def test_what_cannot_be_gone_on_with_is_refused(output_dir, given, said):
     with pytest.raises(InputError, match=said):
         resumed(parse_options(["--resume", "--output-dir", str(output_dir), *given]))
+
+
+@pytest.mark.parametrize(("name", "has_trained"), [("ben", True), ("cleo", False), ("dora", False)])
+def test_only_a_peer_with_a_checkpoint_of_the_swarm_goes_on_alone(output_dir, name, has_trained):
+    """Dora has only its own weights, from before it took over the swarm's: alone it would begin at step 0."""
+    words = ["--output-dir", str(output_dir), "--public-name", name, "--run-id", "half" if name == "cleo" else "newer"]
+    assert (trained_before(parse_options(words)) is not None) == has_trained
 
 
 def test_nothing_is_gone_on_with_unasked(output_dir):

@@ -1,5 +1,6 @@
 """What a member does while it trains: hear who was removed, renew its certificate, leave when it has to."""
 
+import threading
 import time
 from concurrent.futures import Future
 from dataclasses import replace
@@ -68,6 +69,13 @@ class Watched:
             self.dht, self.admission, "run-1", self._tell, renews or self._refuse, self.ends.append
         )
 
+    def look(self) -> None:
+        """Look, wait for the renewal that this may have begun, and look again."""
+        self.watch.look()
+        for renewal in [thread for thread in threading.enumerate() if thread.name == "renewal"]:
+            renewal.join(10)
+        self.watch.look()
+
     def _tell(self, certificate: bytes, lists: dict[str, bytes]) -> bool:
         self.told.append((certificate, lists))
         return self.knows
@@ -132,10 +140,10 @@ def test_it_renews_its_certificate_when_half_of_it_is_over(organiser):
     young = Watched(organiser, begin=-10, end=100, renews=lambda before: pytest.fail("too early"))
     young.watch.look()
     member = Watched(organiser, begin=-100, end=10, renews=lambda before: newer)
-    member.watch.look()
+    member.look()
     assert member.admission.certificate == newer
     assert member.dht.shown == [newer]
-    member.watch.look()
+    member.look()
     assert member.told[-1] == (newer, {})
     assert member.dht.shown == [newer], "once"
 
@@ -143,24 +151,50 @@ def test_it_renews_its_certificate_when_half_of_it_is_over(organiser):
 def test_who_wakes_up_with_a_certificate_that_has_ended_renews_it(organiser):
     newer = organiser.certificate(ADA)
     member = Watched(organiser, begin=-100, end=-5, renews=lambda before: newer)
-    member.watch.look()
+    member.look()
     assert not member.ends
     assert member.admission.certificate == newer
 
 
 def test_it_goes_on_until_its_certificate_ends_and_says_why_it_cannot_be_renewed(organiser, caplog, monkeypatch):
     member = Watched(organiser, begin=-100, end=10)
-    member.watch.look()
-    member.watch.look()
+    member.look()
+    member.look()
     assert not member.ends
     (said,) = caplog.messages
     assert "could not be renewed: The enrolment server does not answer." in said
     over = Watched(organiser, begin=-100, end=-5)
-    over.watch.look()
+    over.look()
     assert not over.ends, "it may have no network yet"
     monkeypatch.setattr(member_watch, "ENDED_SECONDS", 0.0)
-    over.watch.look()
+    over.look()
     assert "This peer's certificate has ended and could not be renewed" in str(over.ends[0])
+
+
+def test_a_renewal_that_takes_long_does_not_delay_the_organisers_lists(organiser):
+    answers = threading.Event()
+
+    def renews(before: bytes) -> bytes:
+        assert answers.wait(30)
+        return before
+
+    member = Watched(organiser, begin=-100, end=10, renews=renews)
+    looks = threading.Thread(target=member.watch.look)
+    looks.start()
+    looks.join(10)
+    is_delayed = looks.is_alive()
+    answers.set()
+    looks.join()
+    assert not is_delayed
+
+
+def test_a_removed_peer_does_not_renew_its_certificate(organiser):
+    member = Watched(organiser, begin=-100, end=10, renews=lambda before: renewed.append(before) or before)
+    renewed: list[bytes] = []
+    member.dht.hears(organiser, organiser.remove(member.admission))
+    member.look()
+    assert member.ends
+    assert not renewed
 
 
 def test_a_list_that_nobody_signed_changes_nothing(organiser):
