@@ -10,16 +10,17 @@ from recipe.errors import InputError, shown
 from recipe.registry import DATASETS, kind_of
 
 FORMAT = 1
-"""Version of the JSON form. It is hashed into the fingerprint, so peers with different formats never meet."""
+"""Version of the JSON form. It is part of the fingerprint, so peers with different formats never meet."""
 
 MAX_JSON_BYTES = 64 * 1024
-"""A recipe arrives from strangers; a real one takes less than 1 KiB."""
+"""Largest JSON that is read: a recipe arrives from strangers, and a real one takes less than 1 KiB."""
 
 UNWRITTEN: dict[str, Any] = {"max_tokens": None, "lora_rank": None, "fragments": 1, "slowest_line_mbps": None}
-"""Fields that the JSON leaves out at these values, their defaults: such recipes keep the fingerprints that they had."""
+"""Fields that the JSON leaves out when they have these values, their defaults. So recipes without these fields keep
+their fingerprints."""
 
 ADDED_LATER = frozenset({"robust"}) | UNWRITTEN.keys()
-"""Fields that a recipe of an earlier version lacks: they have their defaults then."""
+"""Fields that a recipe of an earlier version may lack: they have their defaults then."""
 
 _BOUNDS: dict[str, tuple[float, float]] = {
     "image_size": (4, 1024),
@@ -55,11 +56,11 @@ _BOUNDS: dict[str, tuple[float, float]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """What is trained, and how, apart from how it is distributed. All fields are plain JSON values.
+    """What is trained, and how, except how the training is distributed. All fields are plain JSON values.
 
     Raises:
         InputError: a value has the wrong type, is out of range, or contradicts another one. Every value is checked
-            because recipes also arrive from peers that nobody knows.
+            because recipes also arrive from unknown peers.
     """
 
     name: str
@@ -197,18 +198,18 @@ class Recipe:
             )
 
     def to_json(self) -> str:
-        """Canonical form: one line, keys sorted, no spaces, with the format version."""
+        """The canonical JSON form: one line, keys sorted, no spaces, with the format version."""
         values = asdict(self).items()
         written = {name: value for name, value in values if name not in UNWRITTEN or value != UNWRITTEN[name]}
         return json.dumps({"format": FORMAT, **written}, sort_keys=True, separators=(",", ":"), allow_nan=False)
 
     @classmethod
     def from_json(cls, text: str | bytes) -> "Recipe":
-        """Reads what `to_json` wrote, from anyone.
+        """Reads a recipe that `to_json` wrote; the text may come from a stranger.
 
         Raises:
-            InputError: the only exception, whatever the input: too large, no JSON, another format version, missing or
-                unknown fields, or values that `Recipe` refuses.
+            InputError: the only exception, whatever the input. It is too large or no JSON, has another format version,
+                lacks fields or has unknown ones, or has values that `Recipe` refuses.
         """
         values = _parse_object(text)
         version = values.pop("format", None)
@@ -259,7 +260,7 @@ def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _checked_value(name: str, annotation: Any, value: Any) -> Any:
-    """The value if it has the annotated type and lies within its bounds; an int becomes a float where one is due."""
+    """The value, if it has the annotated type and is within its bounds; an int becomes a float where one is due."""
     kinds = get_args(annotation) if get_origin(annotation) is not Literal else (annotation,)
     kinds = kinds or (annotation,)
     if value is None and type(None) in kinds:
@@ -275,7 +276,7 @@ def _checked_value(name: str, annotation: Any, value: Any) -> Any:
         raise InputError(f"{name} is {shown(value)}: give a value of type {kind.__name__}.")
     if name in _BOUNDS:
         low, high = _BOUNDS[name]
-        if not low <= value <= high:  # also refuses NaN, which compares false
+        if not low <= value <= high:  # also refuses NaN, for which all comparisons are false
             raise InputError(f"{name} is {shown(value)}: give a number from {low} to {high}.")
-    # Adding 0.0 turns -0.0 into 0.0, which would otherwise be an equal recipe with another fingerprint.
+    # Adding 0.0 turns -0.0 into 0.0. Else equal recipes could have different fingerprints.
     return float(value) + 0.0 if kind is float else value

@@ -84,7 +84,6 @@ def tensorboard_logger(folder: RunFolder, resumed_step: int | None = None) -> Pa
     """Lightning's TensorBoard logger for the run folder.
 
     Args:
-
         folder: the run folder.
         resumed_step: the step from which the run resumes; lines of later steps are not shown. None for a new run.
     """

@@ -36,7 +36,6 @@ def make(write: bool, archive: Path = ARCHIVE) -> int:
     """Extracts the texts, and compares or writes them.
 
     Returns:
-
         The exit status: 0, or 1 if the texts differ from the bundled ones and are not written.
 
     Raises:
