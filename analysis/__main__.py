@@ -1,4 +1,4 @@
-"""`python -m analysis`: each of its words runs one program, whose modules are imported only then."""
+"""`python -m analysis COMMAND`: runs a program, whose modules are imported only then."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ COMMANDS = {
     "footprint": ("endurance.footprint", "FootprintOptions", "Cores and memory of a peer beside its training."),
     "wan": ("wan.cli", None, "Run programs on the emulated internet, and check what it does."),
 }
-"""Of each word: the module whose `main` takes the rest of the command line, its options, and what it does."""
+"""For each command: the module whose `main` takes the rest of the command line, its options, and what it does."""
 SUBCOMMANDS = "experiments_cli"
-"""Its `main` takes the word as well."""
+"""The module whose `main` gets the command itself as well."""
 
 
 def usage() -> str:

@@ -8,7 +8,7 @@
     python -m analysis home runs/analysis/home          # who was in each update of a swarm on home lines
     python -m analysis report runs/analysis/delay -o report/
 
-An experiment that was interrupted goes on where it stopped when the same command is given again.
+The same command, given again, continues an experiment that was interrupted.
 """
 
 from __future__ import annotations
@@ -82,7 +82,8 @@ class Report:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Returns the exit status: 0, 1 if a cell gave no valid result, 2 for input that cannot work, 130 after Ctrl-C."""
+    """Runs a program; returns the exit status: 0, 1 if a cell gave no valid result, 2 for input that cannot work, 130
+    after Ctrl-C."""
     options = tyro.cli(
         Run | Measure | Home | Report, args=arguments, prog="python -m analysis", config=(tyro.conf.OmitArgPrefixes,)
     )

@@ -1,4 +1,4 @@
-"""What `analysis.campaigns.home` finds, for a screen."""
+"""Prints what `analysis.campaigns.home` finds."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from rich.table import Table
 
 
 def show(name: str, found: dict[str, Any], console: Console) -> None:
-    """Prints what `home_numbers` found."""
+    """Prints the result of `home_numbers`: a table of the updates, and sentences."""
     table = Table(title=name, title_justify="left")
     for column in ("update", "who (missed it)", "alone", "seconds", "computing", "sending", "over the greater"):
         table.add_column(column, justify="left" if column in ("who (missed it)", "alone") else "right")
@@ -29,7 +29,7 @@ def show(name: str, found: dict[str, Any], console: Console) -> None:
 
 
 def lines_about(found: dict[str, Any]) -> list[str]:
-    """The rest in sentences."""
+    """Sentences about what the table of updates does not show."""
     start, late = found["start"], found["late"]
     lines = [
         f"{found['whole_updates']} of {len(found['updates'])} updates were made by all who were there from the start, "
