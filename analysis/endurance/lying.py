@@ -1,12 +1,12 @@
-"""What members that lie do to the accuracy of a real swarm, with and without clipped averages, and to other systems.
+"""Measures the accuracy of a real swarm with lying members, with and without clipped averages, and of other systems.
 
     python -m analysis lying reverse --repeat 3        # OUTPUT_DIR/lying.json; two minutes for each training
-    python -m analysis lying honest                    # nobody lies: what it is measured against
+    python -m analysis lying honest                    # no lies: what the others are compared with
     python -m analysis lying honest reverse little --peers 6 --liars 2 --where clip ddp hivemind
 
-Paced honest peers train the digits recipe on the loopback address, and more peers with them. What these send is false;
-all else of them is honest, also what they do as reducers. The lies are those of `tests/helpers/attacks/members.py`, and
-for other systems of `false_gradients.py` there. Everybody computes all samples, since accuracies are compared.
+Paced honest peers train the digits recipe on the loopback address, together with liars. A liar sends false gradients
+and is honest in all else, also as a reducer. The lies are those of `tests/helpers/attacks/members.py`, and for other
+systems those of `false_gradients.py` there. All peers compute all samples, since accuracies are compared.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ Lie = Literal[
     "delayed",
 ]
 ONLY_OURS = {"nan", "overflow", "idle", "half"}
-"""Lies about messages that other systems do not have, or about what was computed."""
+"""Lies that other systems do not allow: about messages that they lack, or about what was computed."""
 Where = Literal["off", "clip", "local-off", "local-clip", "ddp", "hivemind"]
 COLUMNS = (
     "lie",
@@ -108,16 +108,16 @@ class LyingOptions:
 
 
 def measure(lie: str, where: str, number: int, options: LyingOptions) -> dict[str, Any]:
-    """A training; returns a row of `lying.json`.
+    """Runs one training; returns a row of `lying.json`.
 
     Raises:
-        SwarmError: the honest peers did not come to the end
+        SwarmError: the honest peers did not complete the training
     """
     name = f"{lie}-{where}-{number}"
     folder = options.output_dir / name
     shutil.rmtree(folder, ignore_errors=True)
     row = {"lie": lie, "where": where, "number": number}
-    seed = number - 1  # with the same one DDP would train the very same thing again
+    seed = number - 1  # with the same seed, DDP would repeat the same training exactly
     if where in ("ddp", "hivemind"):
         recipe = {"target_batch_size": options.target_batch_size, "total_steps": options.updates}
         recipe |= {"validate_every_steps": options.updates, "seed": seed}
@@ -166,7 +166,7 @@ def _until_completed(peer: HonestPeer) -> None:
 
 
 def _guest(lie: str, address: str, folder: Path) -> contextlib.AbstractContextManager:
-    """One more peer, which lies or not; it runs as long as the block."""
+    """Runs one more peer, which lies or not, for the length of the block."""
     folder.mkdir(parents=True, exist_ok=True)
     command = [sys.executable, "-u", str(ATTACKER), lie, "--initial-peers", address]
     if lie == HONEST:
@@ -179,7 +179,7 @@ def _guest(lie: str, address: str, folder: Path) -> contextlib.AbstractContextMa
 
 
 def table(rows: Sequence[dict[str, Any]]) -> Table:
-    """A row for each lie and each place; what a place does not have is a dash."""
+    """A table with a row for each lie and each system; a value that a system does not have is a dash."""
     shown = Table(title="Members of all that lie", title_justify="left")
     for column in COLUMNS:
         shown.add_column(column)
@@ -201,12 +201,15 @@ def table(rows: Sequence[dict[str, Any]]) -> Table:
 
 
 def rate_of(row: dict[str, Any]) -> float:
-    """Updates per second of a training, as its first peer saw it."""
+    """Updates per second of a training, by its first peer's summary."""
     return row["updates"][0] / row["seconds"][0]
 
 
 def cost(rows: Sequence[dict[str, Any]]) -> str:
-    """Of clipping, where nobody lies: trainings of the same turn are compared, of which one may have failed."""
+    """A sentence about the cost of clipping without lies.
+
+    Trainings with the same number are compared; one without its partner, which may have failed, is left out.
+    """
     honest = [row for row in rows if row["lie"] == HONEST]
     clip, off = ({row["number"]: rate_of(row) for row in honest if row["where"] == where} for where in ("clip", "off"))
     mean, half_width, n = interval([clip[number] / off[number] for number in clip.keys() & off.keys()])
@@ -217,7 +220,8 @@ def cost(rows: Sequence[dict[str, Any]]) -> str:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Returns the exit status: 0, 1 if a training did not come to its end, 2 for bad input, 130 after Ctrl-C."""
+    """Runs the program; returns the exit status: 0, 1 if a training did not complete, 2 for bad input, 130 after
+    Ctrl-C."""
     options = tyro.cli(LyingOptions, args=arguments, prog="python -m analysis lying", description=__doc__)
     console = wide_console()
 
@@ -250,7 +254,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _kinds(options: LyingOptions) -> Iterator[tuple[str, str, int]]:
-    """What is trained, by turns."""
+    """The trainings (lie, system, number), in an order that takes turns."""
     for number in range(1, options.repeat + 1):
         for lie in options.lies:
             for where in options.where:

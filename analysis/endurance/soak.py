@@ -1,10 +1,10 @@
-"""A night in minutes: a swarm on an emulated internet, and something that goes wrong every half minute.
+"""Tests a swarm on an emulated internet with a fault every half minute: the faults of a night within minutes.
 
     python -m analysis soak --minutes 30 --seed 0       # make soak MINUTES=30
     python -m analysis soak --system hivemind           # the same with Hivemind's own Optimizer: soak-hivemind.json
 
-OUTPUT_DIR afterwards: `runs/` and `logs/` of the volunteers, and `soak.json`: what happened when, what the swarm lost
-by it, and whether everybody held the same weights, and all ledgers said the same, in the end.
+Afterwards OUTPUT_DIR has `runs/` and `logs/` of the volunteers, and `soak.json`. That says what happened when, what the
+swarm lost by it, whether all peers had the same weights at the end, and whether all ledgers agreed.
 """
 
 from __future__ import annotations
@@ -34,9 +34,10 @@ from recipe.errors import InputError
 from recipe.run_folder import make_writable, write_json
 
 LAST_SECONDS = 5.0
-"""torch's manager of shared memory stays for some seconds after the last process that used it."""
+"""Time that may pass until all processes are gone. torch's manager of shared memory outlives the last process that used
+it by some seconds."""
 CALM_SECONDS = 180.0
-"""Longest time until everybody trains again after the last fault."""
+"""Longest time until all peers train again after the last fault."""
 
 
 @dataclass(frozen=True)
@@ -92,18 +93,18 @@ class SoakOptions:
 
     @property
     def recipe(self) -> tuple[str, ...]:
-        """Options of who founds the run."""
+        """Options of the peer that starts the run."""
         local = ("--averaging", "local", "--local-steps", "1") if self.averaging == "local" else ()
         return (*RECIPE, *local, "--codec", self.codec)
 
 
 class Soak(Faults):
-    """The swarm, and what happens to it.
+    """A swarm, and the faults that happen to it.
 
     Args:
-        options: how long, how often.
-        lab: the network; open.
-        say: shows a line.
+        options: duration and frequency of the faults, and the swarm.
+        lab: the network, open.
+        say: prints a line.
     """
 
     def __init__(self, options: SoakOptions, lab: Lab, say: Callable[[str], None]) -> None:
@@ -119,14 +120,14 @@ class Soak(Faults):
         return [Volunteer(host, self.lab, self.folder, rate, recipe, host.number > num_full) for host in self.lab.hosts]
 
     def run(self) -> dict:
-        """Returns the content of `soak.json`."""
+        """Runs the soak; returns the content of `soak.json`."""
         self._start()
         names = [name.replace("-", "_") for name in self.options.faults]
         faults = [fault for fault in self.faults() if not names or fault.__name__ in names]
         ends = time.monotonic() + 60 * self.options.minutes
         order: list[Callable[[], Iterator[float]]] = []
         while time.monotonic() < ends:
-            order = order or self.random.sample(faults, len(faults))  # each before any happens again
+            order = order or self.random.sample(faults, len(faults))  # each fault once before any comes again
             self._happen(order.pop())
         self.say("No more faults; waiting until all train together again.")
         return self._result()
@@ -178,7 +179,7 @@ class Soak(Faults):
         return self._until(lambda: common_checkpoint(folders, since=now), "all have a checkpoint of the same step")
 
     def _stop(self) -> list[str]:
-        """Everybody leaves; what is left of their processes then."""
+        """Lets all peers leave; returns the names of hosts on which processes are left."""
         for peer in self.volunteers:
             peer.interrupt()
         for peer in self.volunteers:
@@ -200,7 +201,7 @@ class Soak(Faults):
 
 
 class StockSoak(Soak):
-    """The same faults for Hivemind's Optimizer, which has no weights to compare and no accuracy to show."""
+    """The same faults for Hivemind's Optimizer, without a comparison of weights and accuracies."""
 
     def _volunteers(self) -> list[Volunteer]:
         rate, hosts = self.options.paced_samples_per_second, self.lab.hosts
@@ -208,7 +209,7 @@ class StockSoak(Soak):
 
     def _revive(self, peer: Volunteer) -> None:
         super()._revive(peer)
-        if self._address() is None:  # nobody else is there: the others need its address
+        if self._address() is None:  # no other peer is running: the next ones need its address
             peer.wait_for_address()
 
     def _result(self) -> dict:
@@ -224,7 +225,7 @@ class StockSoak(Soak):
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Returns the exit status: 0, 1 if the swarm did not get over it, 2 for bad input, 130 after Ctrl-C."""
+    """Runs the program; returns the exit status: 0, 1 if there was a problem, 2 for bad input, 130 after Ctrl-C."""
     options = tyro.cli(SoakOptions, args=arguments, prog="python -m analysis soak", description=__doc__)
     console = wide_console(120)
 

@@ -136,7 +136,7 @@ class Router:
                 seed = source.host.number << 16 | target.host.number
                 source.routes.append(Route(path, source.host.queue_ms, seed))
         self.by_socket = {port.socket.fileno(): port for port in self.ports}
-        self.events: list[tuple[int, int, Port, bytes, int]] = []  # time, order, target, frame, size; 0 on its way out
+        self.events: list[tuple[int, int, Port, bytes, int]] = []  # time, order, target, frame, size (0: leaves now)
         self.order = itertools.count()
         self.stopped = False
         self.counts = {"packets": 0, "lost": 0, "queue_drops": 0, "send_drops": 0}
