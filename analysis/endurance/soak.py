@@ -45,7 +45,7 @@ class SoakOptions:
     """Let faults happen to a swarm, and see what it makes of them."""
 
     system: Literal["swarm", "hivemind"] = "swarm"
-    """Whom it happens to: our swarm, or Hivemind's Optimizer with its defaults."""
+    """System that the faults happen to: our swarm, or Hivemind's Optimizer with its defaults."""
     minutes: float = 30.0
     """How long faults happen."""
     seed: int = 0
