@@ -1,4 +1,4 @@
-"""The report's sections about a night: faults, equal weights, memory, and what a peer costs."""
+"""The report's sections about endurance: faults, equal weights, memory, and the cost of a peer."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from recipe.run_folder import write_json
 
 WHO = {"swarm": "Our swarm", "hivemind": "Hivemind's Optimizer with its defaults"}
 SOAKS = {"soak.json": "our swarm", "soak-hivemind.json": "Hivemind's Optimizer"}
-"""What `python -m analysis soak` writes, and whom it happened to."""
+"""Files that `python -m analysis soak` writes, and the system that the faults happened to."""
 SHORT = {"swarm": "ours", "hivemind": "Hivemind's"}
 COMPARED = ("times", "recovered", "stall: median s", "stall: worst s", "back: median s", "back: worst s")
-"""Columns of a soak's table that stand beside those of another one."""
+"""Columns of a soak's table that are shown beside those of another one."""
 
 
 def soak_section(file: Path, output: Path) -> dict[str, Any]:
-    """What `python -m analysis soak` found, as the parts of a section; the report keeps the file."""
+    """The parts of a section about a result of `python -m analysis soak`; the file is copied into the report."""
     found = json.loads(file.read_text())
     write_json(output / file.name, found)
     options = found["options"]
@@ -56,7 +56,7 @@ def soak_section(file: Path, output: Path) -> dict[str, Any]:
 
 
 def _provenance(found: dict[str, Any]) -> str:
-    """When, with which commit and on which machine something was measured; older files do not say it."""
+    """A sentence on time, commit and machine of a measurement; older files do not have these."""
     if (environment := found.get("environment")) is None:
         return "Commit and machine were not recorded."
     machine = f"{environment['cores']} cores of {environment['cpu']}, {environment['memory_gib']:g} GiB"
@@ -64,10 +64,10 @@ def _provenance(found: dict[str, Any]) -> str:
 
 
 def side_by_side(files: Sequence[Path]) -> dict[str, Any]:
-    """The same faults for several systems, as the parts of a section.
+    """The parts of a section that compares the same faults for several systems.
 
     Args:
-        files: a soak of each.
+        files: a soak's result of each system.
     """
     tables, paces = [], []
     for file in files:
@@ -89,7 +89,7 @@ def side_by_side(files: Sequence[Path]) -> dict[str, Any]:
 
 
 def exactness_section(file: Path, output: Path) -> dict[str, Any]:
-    """What `python -m analysis exactness` found, as the parts of a section; the report keeps the file."""
+    """The parts of a section about a result of `python -m analysis exactness`; the file is copied into the report."""
     found = json.loads(file.read_text())
     write_json(output / file.name, found)
     options = found["options"]
@@ -109,11 +109,11 @@ def exactness_section(file: Path, output: Path) -> dict[str, Any]:
 
 
 def memory_section(file: Path, output: Path) -> dict[str, Any]:
-    """What `python -m analysis memory` found, as the parts of a section; the report keeps the file."""
+    """The parts of a section about a result of `python -m analysis memory`; the file is copied into the report."""
     found = json.loads(file.read_text())
     write_json(output / file.name, found)
     table = pd.DataFrame(found["rows"]).round(1)
-    table.columns = COLUMNS[: table.shape[1]]  # older files know nothing of resident sets
+    table.columns = COLUMNS[: table.shape[1]]  # older files have no resident sets
     text = [
         f"Two peers, {found['rounds']} rounds of a tiny model. Proportional set size of all processes of a peer; "
         "growth is the slope over the second half. Processes that were forked from one share pages until one of them "
@@ -126,7 +126,7 @@ def memory_section(file: Path, output: Path) -> dict[str, Any]:
 
 
 def footprint_section(file: Path, output: Path) -> dict[str, Any]:
-    """What `python -m analysis footprint` found, as the parts of a section; the report keeps the file."""
+    """The parts of a section about a result of `python -m analysis footprint`; the file is copied into the report."""
     found = json.loads(file.read_text())
     write_json(output / file.name, found)
     options = found["options"]
