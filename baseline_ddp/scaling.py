@@ -45,9 +45,9 @@ class ScalingOptions:
     scaling: Literal["strong", "weak"] = "strong"
     """strong: the recipe's batch divided among more processes; weak: a batch that grows with them."""
     lr_scaling: Literal["none", "sqrt", "linear"] = "none"
-    """How the learning rate follows a growing batch."""
+    """Rule by which the learning rate grows with the batch."""
     strategy: Literal["ddp", "fsdp"] = "ddp"
-    """What several processes use."""
+    """Strategy of runs with several processes."""
     batch_size: Annotated[int | None, tyro.conf.arg(metavar="SAMPLES")] = None
     """Micro-batch; the same in all runs."""
     max_steps: int = 40

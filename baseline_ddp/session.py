@@ -170,7 +170,7 @@ class Session:
         forget_after(folder.metrics, -1 if resumed_step is None else resumed_step)
         if self.remote is not None:
             self.remote.check()
-        folder.summary.unlink(missing_ok=True)  # it says that a run has ended
+        folder.summary.unlink(missing_ok=True)  # its existence says that a run has ended
         folder.write_recipe(self.recipe)
         folder.write_environment()
         return Beginning(run_id, folder.path.absolute(), checkpoint, resumed_step, note)

@@ -132,22 +132,23 @@ class Recipe:
     """Number format of the computation: 32 (float32) or bf16-mixed."""
     averaging: Literal["sync", "overlap", "local", "auto"] = "sync"
     """Swarms: sync waits for averages; overlap computes on meanwhile, on old weights; local averages steps (DiLoCo);
-    auto is local, and the swarm chooses codec and local steps by what it measures."""
+    auto is local, and the swarm chooses codec and local steps by its measurements."""
     local_steps: int = 16
     """Averaging local: optimizer steps that each of equal peers makes on its own between two global updates."""
     fragments: int = 1
     """Averaging local: parts of the model that are averaged in turn, one with each global update (Streaming DiLoCo)."""
     outer_learning_rate: float = 1.0
-    """Averaging local: learning rate with which the mean of what these steps changed is applied."""
+    """Averaging local: learning rate that applies the mean of the changes that these steps made."""
     outer_momentum: float = 0.0
-    """Averaging local: Nesterov momentum of that; DiLoCo's 0.9 overshoots where averages arrive a round late."""
+    """Averaging local: Nesterov momentum of that mean; DiLoCo's 0.9 overshoots if averages arrive a round late."""
     codec: Literal["none", "fp16", "int8", "int4", "powersgd", "topk"] = "none"
     """Swarms: how numbers travel: fp16, int8 or int4; powersgd: matrices of low rank; topk: only the largest, and with
     averaging local."""
     powersgd_rank: int = 8
     """Codec powersgd: rank of these matrices; bytes grow with it."""
     robust: Literal["auto", "off", "clip"] = "auto"
-    """Swarms: clip lets no single member carry an average off; auto is clip, and off with powersgd, which cannot."""
+    """Swarms: clip limits what a single member can do to an average; auto is clip, but off with powersgd, which cannot
+    be clipped."""
     slowest_line_mbps: float | None = None
     """Swarms: a member that sends less than this, and makes each update take three times as long, is left out after
     three updates; none is 4 Mbit/s, which lines at home carry."""

@@ -52,7 +52,7 @@ def status_of(main: Callable[[], int | None]) -> int:
             status = main() or 0
         except SystemExit as end:  # a help was printed
             status = end.code or 0
-            if isinstance(status, str):  # a sentence, which Python itself would print
+            if isinstance(status, str):  # a message, which Python itself would print
                 print(status, file=sys.stderr)
                 status = 1
         sys.stdout.flush()
@@ -82,10 +82,10 @@ def print_anywhere() -> None:
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:  # else the next file that is opened would take its number
             nothing = open(os.devnull, mode)  # noqa: SIM115
-            os.set_inheritable(nothing.fileno(), True)  # in a program that this one starts as well
+            os.set_inheritable(nothing.fileno(), True)  # also open in programs that this one starts
             setattr(sys, name, nothing)
     for stream in (sys.stdout, sys.stderr):
-        if hasattr(stream, "reconfigure"):  # not what a notebook puts there
+        if hasattr(stream, "reconfigure"):  # a notebook's streams lack it
             stream.reconfigure(errors="look-alikes")
 
 

@@ -16,7 +16,7 @@ OTHER_MODEL = {"patch_size": None, "embed_dim": None, "depth": None, "num_heads"
 
 
 def field_docstrings(cls: type) -> dict[str, str]:
-    """The docstrings under a dataclass's fields, as {field: text}; Python itself does not keep them."""
+    """The docstrings under a dataclass's fields, as {field: text}; Python itself does not keep them at run time."""
     body = ast.parse(textwrap.dedent(inspect.getsource(cls))).body[0].body
     return {
         above.target.id: inspect.cleandoc(below.value.value)

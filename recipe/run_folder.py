@@ -15,7 +15,8 @@ from recipe.errors import InputError
 
 
 class RunFolder:
-    """Paths in `output_dir/run_id/peer_name`. `create` makes the folder; the constructor only names it."""
+    """The paths in a run folder `output_dir/run_id/peer_name`. `create` makes the folder; the constructor only names
+    it."""
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)

@@ -40,7 +40,7 @@ class RoundEnd:
     """Unix seconds."""
     step: int
     outcome: str
-    """ "averaged", "alone", or why the round failed."""
+    """Outcome of the round: "averaged", "alone", or why it failed."""
     members: tuple[str, ...]
     """Names of the hosts that took part; for a peer that is no host of this cell, the end of its peer id."""
     seconds: float

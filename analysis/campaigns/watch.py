@@ -60,6 +60,7 @@ class Watch:
 
     def _lab_seconds(self) -> float:
         """Processor time of all processes in this lab's process namespace, including those that have ended."""
+        # An ended process keeps its last entry, so its time still counts.
         for process in psutil.process_iter():
             try:
                 used = process.cpu_times()

@@ -77,18 +77,18 @@ COLUMNS = (
 
 @dataclass(frozen=True)
 class AttackOptions:
-    """Measure what attacks cost."""
+    """Measure what attacks cost an honest swarm."""
 
     attacks: Annotated[tyro.conf.Positional[tuple[str, ...]], arg("ATTACK ...", "all")] = ()
     """Names of attacks, as tests/helpers/attacks/attackers.py knows them."""
     repeat: int = 5
     """Pairs of a calm and an attacked time, for each attack."""
     seconds: float = 40.0
-    """How long each of the two is."""
+    """Length of each of these times."""
     peers: int = 3
-    """Honest peers."""
+    """Number of honest peers."""
     paced_samples_per_second: float = 60.0
-    """Speed of each one's pretended device."""
+    """Speed of each peer's pretended device."""
     target_batch_size: int = 256
     """Samples per update."""
     slowest_line_mbps: Annotated[float | None, arg("MBPS", "4")] = None

@@ -40,13 +40,13 @@ class ExactnessOptions:
     """Train with several peers in every way of averaging, and compare their weights."""
 
     rounds: int = 200
-    """Of each way."""
+    """Number of rounds of each way."""
     peers: int = 3
-    """How many."""
+    """Number of peers."""
     averaging: tuple[Averaging, ...] = get_args(Averaging)
-    """Ways of averaging."""
+    """Ways of averaging to test."""
     codec: tuple[Codec, ...] = get_args(Codec)
-    """How gradients travel, with each of these ways."""
+    """Codecs to test with each of these ways."""
     fragments: tuple[int, ...] = (1, 4)
     """Parts of the model that are averaged in turn, with local steps."""
     output_dir: Annotated[Path, arg("FOLDER")] = Path("runs/exactness")

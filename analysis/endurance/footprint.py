@@ -48,19 +48,19 @@ class FootprintOptions:
     """Measure what a peer costs beside the training. Nearly any option of python -m swarm.peer can be given as well."""
 
     peers: int = 2
-    """How many."""
+    """Number of peers in the swarm."""
     recipe: str = "synthetic"
     """Preset that all train."""
     target_batch_size: int = 1024
     """Samples per update of the swarm, and of the plain process."""
     samples_per_second: float = 40.0
-    """Speed of each one's pretended device."""
+    """Speed of each pretended device, in samples per second."""
     batch_size: int = 16
     """Micro-batch, in samples."""
     seconds: float = 60.0
     """How long each window of the run lasts."""
     repeat: int = 3
-    """Windows, one after the other."""
+    """Number of windows, one after the other."""
     output_dir: Annotated[Path, arg("FOLDER")] = Path("runs/footprint")
     """For the run folders and footprint-PEERS.json."""
 

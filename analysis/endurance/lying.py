@@ -81,19 +81,19 @@ class LyingOptions:
     computed (half); "a little is enough"; an inner-product manipulation x -0.1 or x -0.6 (against); false labels;
     gradients of twenty updates ago; no lie."""
     where: tuple[Where, ...] = ("off", "clip")
-    """The swarm with plain means (off) or clipped ones, the same with one local step, or another system."""
+    """Systems: the swarm with plain means (off) or clipped ones, the same with one local step, or another system."""
     peers: int = 4
-    """Honest ones."""
+    """Number of honest peers."""
     liars: int = 1
-    """Peers beside them."""
+    """Number of liars beside them."""
     updates: int = 60
-    """Of the whole swarm."""
+    """Updates of each training."""
     paced_samples_per_second: float = 100.0
-    """Speed of each one's pretended device."""
+    """Speed of each peer's pretended device."""
     target_batch_size: int = 512
     """Samples per update."""
     repeat: int = 1
-    """Trainings of each kind, each with a seed of its own."""
+    """Trainings of each kind, each with its own seed."""
     output_dir: Annotated[Path, arg("FOLDER")] = Path("runs/lying")
     """For run folders, logs and lying.json."""
 

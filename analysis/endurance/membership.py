@@ -48,18 +48,18 @@ FEWEST_CHECKED = 3
 
 @dataclass(frozen=True)
 class MembershipOptions:
-    """Measure what membership costs, or members that check each other's work."""
+    """Measure what membership costs, or what work audits cost."""
 
     what: What = "invitations"
     """Compare swarms by invitation with open ones, or with work audits and without."""
     repeat: int = 8
-    """Pairs of swarms."""
+    """Number of pairs of swarms."""
     seconds: float = 20.0
-    """For which each of them is watched."""
+    """Time for which each swarm is watched."""
     peers: int = 2
-    """Of each swarm."""
+    """Number of peers of each swarm."""
     paced_samples_per_second: float = 200.0
-    """Speed of each one's pretended device."""
+    """Speed of each peer's pretended device."""
     target_batch_size: int = 128
     """Samples per update: small, so that there are many rounds."""
     output_dir: Annotated[Path, arg("FOLDER")] = Path("runs/membership")

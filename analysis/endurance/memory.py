@@ -47,7 +47,7 @@ class MemoryOptions:
     """Measure the memory of two peers over many rounds."""
 
     rounds: int = 2000
-    """How many."""
+    """Number of rounds."""
     output_dir: Annotated[Path, arg("FOLDER")] = Path("runs/memory")
     """For the run folders and memory.json."""
 

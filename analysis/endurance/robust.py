@@ -28,22 +28,22 @@ from recipe.run_folder import make_writable, write_json
 
 @dataclass(frozen=True)
 class RobustOptions:
-    """Let virtual members lie, and see what each rule of averaging makes of it."""
+    """Measure how well each rule of averaging withstands lying virtual members."""
 
     peers: Annotated[tuple[int, ...], arg("PEERS ...")] = (10, 50)
     """Sizes of swarms."""
     attackers: Annotated[tuple[int, ...], arg("PERCENT ...")] = (10, 20)
-    """Of these peers, at least one."""
+    """Percentages of attackers among these peers; at least one peer."""
     attacks: Annotated[tuple[str, ...], arg("ATTACK ...", "all")] = ()
-    """What the attackers do."""
+    """Attacks to test."""
     rules: Annotated[tuple[str, ...], arg("RULE ...")] = ("mean", "median", "trimmed mean", "norm clip", "clip")
-    """How averages are made; clip 1.25, clip 1.5 and clip 3 are clip with another reach."""
+    """Rules of averaging; clip 1.25, clip 1.5 and clip 3 are clip with another reach."""
     seeds: int = 5
     """Trainings of each kind, with other first weights and batches."""
     rounds: int = 100
     """Updates of each training."""
     output_dir: Annotated[Path, arg("FOLDER")] = Path("runs/robust")
-    """For robust.json."""
+    """Folder of robust.json."""
 
     def check(self) -> None:
         """Raises InputError: a value cannot work."""

@@ -42,35 +42,35 @@ CALM_SECONDS = 180.0
 
 @dataclass(frozen=True)
 class SoakOptions:
-    """Let faults happen to a swarm, and see what it makes of them."""
+    """Inject faults into a swarm, and measure how it recovers."""
 
     system: Literal["swarm", "hivemind"] = "swarm"
     """System that the faults happen to: our swarm, or Hivemind's Optimizer with its defaults."""
     minutes: float = 30.0
     """How long faults happen."""
     seed: int = 0
-    """Of the choice of faults and victims."""
+    """Seed of the choice of faults and victims."""
     peers: int = 5
-    """Hosts, each with one peer."""
+    """Number of hosts, each with one peer."""
     every_seconds: float = 30.0
-    """Between two faults."""
+    """Time from one fault to the next."""
     faults: Annotated[tuple[str, ...], arg("FAULT ...", "all")] = ()
     """Only these, such as frozen, link-down and first-peer-killed."""
     rtt_ms: float = 100.0
     """Round-trip time between any two hosts."""
     bandwidth_mbps: float = 100.0
-    """Of each host's link."""
+    """Rate of each host's link."""
     paced_samples_per_second: float = 60.0
     """Speed of each host's pretended device."""
     averaging: Literal["sync", "local"] = "sync"
-    """How the swarm averages; local makes one local step, which hides it."""
+    """How the swarm averages; local makes one local step, which hides the averaging."""
     codec: Literal["none", "fp16", "int8"] = "none"
-    """How its gradients travel."""
+    """Codec of the swarm's gradients."""
     outbound_only: int = 0
-    """So many of the peers, the last ones, only call others, as behind NAT."""
+    """Number of client-mode peers, the last ones: they only call others, as behind NAT."""
     calm_runs: int = CALM_RUNS
-    """Peers that train alone for as many updates without faults afterwards, to compare accuracies. These are judged
-    where 10 steps or more were validated with faults and without."""
+    """Peers that train alone for as many updates afterwards, without faults, to compare accuracies. Accuracies are
+    judged if 10 steps or more were validated both with faults and without."""
     output_dir: Annotated[Path, arg("FOLDER")] = Path("runs/soak")
     """Its runs/, logs/ and calm/ are deleted first."""
 

@@ -32,7 +32,7 @@ from recipe.errors import InputError
 
 @dataclass(frozen=True)
 class LabOptions:
-    """How packets travel."""
+    """How the lab carries packets."""
 
     backend: Backend = "router"
     """router is ours, with which all of the report was measured; netem is the kernel's emulator, if it has one."""
@@ -56,14 +56,14 @@ class Run:
     """Run the command after -- on every host; {host}, {address}, {number} and {first_address} are filled in."""
 
     hosts: Annotated[int | None, arg("HOSTS", "3, or those of the topology")] = None
-    """How many."""
+    """Number of hosts."""
     topology: Annotated[str | None, arg("NAME", "equal hosts", f"{', '.join(shipped_names())}, or a .toml file.")] = (
         None
     )
     rtt_ms: Annotated[float, arg("MS")] = 0.0
     """Round-trip time between any two hosts."""
     bandwidth_mbps: Annotated[float | None, arg("MBPS", "unlimited")] = None
-    """Of each host's uplink and downlink."""
+    """Rate of each host's uplink and downlink."""
     jitter_ms: Annotated[float, arg("MS")] = 0.0
     """Standard deviation of the one-way delay."""
     loss: Annotated[float, arg("FRACTION")] = 0.0

@@ -86,6 +86,7 @@ class Route:
     def lost(self, segments: int) -> list[int]:
         """Indices of the lost ones among the next segments."""
         found = []
+        # `_until_loss` counts segments from the first of this packet to the next lost one.
         while self._until_loss < segments:
             found.append(self._until_loss)
             self._until_loss += 1 + self._draw()

@@ -62,6 +62,7 @@ def part(frame: bytes, first: int, last: int) -> bytes:
         result[tcp + 13] &= ~_FIN_PSH
     if first > 0:
         result[tcp + 13] &= ~_CWR
+    # The header's checksum is taken over the header with 0 in its place.
     struct.pack_into(">H", result, IP + 10, 0)
     struct.pack_into(">H", result, IP + 10, ~_sum16(result[IP : IP + ip_header]) & 0xFFFF)
     pseudo_header = result[IP + 12 : IP + 20] + struct.pack(">HH", _TCP, headers - ip_header + len(payload))

@@ -30,7 +30,7 @@ class SnapshotIO(AtomicCheckpointIO):
 
 
 class Snapshots(Checkpoint):
-    """Writes `last.ckpt` after every `every` updates, and at the end.
+    """Writes the snapshot `last.ckpt` after every `every` updates, and at the end.
 
     Lightning saves model, optimizer, schedule, loss scaler, position in the data, step and timer. This callback adds
     the strategy, and the states of the random generators of all processes. If an update is also validated, the snapshot

@@ -35,7 +35,7 @@ class GlyphOptions:
     data_dir: Annotated[Path, arg("FOLDER")] = Path("data")
     """Folder of the data set: glyphs.npz is written there."""
     fonts_dir: Annotated[Path, arg("FOLDER")] = FONTS_DIR
-    """Where the fonts are."""
+    """Folder of the fonts."""
 
 
 def check_fonts(typefaces: Sequence[ListedTypeface], fonts_dir: Path) -> None:

@@ -72,7 +72,7 @@ class AtomicCheckpointIO(TorchCheckpointIO):
 
 
 def best_checkpoint(folder: Path) -> ModelCheckpoint:
-    """The callback that keeps `BEST`.
+    """The callback that writes the checkpoint `BEST`.
 
     Args:
         folder: folder of the checkpoint.
