@@ -9,9 +9,9 @@
 
 `--help` explains every option.
 
-Ctrl-C stops all processes after the same update, with a snapshot. What has been run: one process, DDP and FSDP (torch's
-`fully_shard`) on CPUs with gloo, on one node and on two, and one process on a GPU with NCCL. 16-mixed, SyncBatchNorm
-and several GPUs have not been tried.
+Ctrl-C stops all processes after the same update, with a snapshot. One process, DDP and FSDP (torch's `fully_shard`) have
+run on CPUs with gloo, on one node and on two. One process has run on a GPU with NCCL. 16-mixed, SyncBatchNorm and
+several GPUs have not been tried.
 """
 
 import os

@@ -2,9 +2,9 @@
 
     python -m analysis cell FOLDER        # FOLDER holds cell.json; everything else is written there
 
-FOLDER afterwards: `runs/` (run folders of the peers), `logs/` (what they printed), `commands.json`, `topology.json`,
-`started.json` (Unix seconds at which each host's command was started), `router.jsonl`, `watch.jsonl`, and
-`result.json`, written last.
+Afterwards FOLDER has `runs/` (run folders of the peers), `logs/` (their output), `commands.json`, `topology.json`,
+`started.json` (Unix seconds at which each host's command was started), `router.jsonl` and `watch.jsonl`. `result.json`
+is written last.
 """
 
 from __future__ import annotations

@@ -117,7 +117,7 @@ def limit_seconds(cell: Cell, members: Sequence[Host]) -> dict[str, float]:
     """The least time that an update of these hosts takes: {"computing", "sending"}, in seconds.
 
     Every member reduces a share. So it sends (N - 1) / N of a vector to the other reducers, and its own averaged share
-    to N - 1 members: as many bytes come in as go out. The slowest line counts.
+    to N - 1 members. It receives as many bytes as it sends. The slowest line counts.
     """
     rates = cell.paced_rates
     paced = sum(rates[host.number - 1] for host in members) if rates else 0.0

@@ -20,8 +20,8 @@ class Watch:
     """Writes `watch.jsonl` while a `with` block lasts.
 
     Each line has `time` (Unix seconds), `busy` (mean number of busy cores since the last line), `lab` (the same for
-    processes of this lab), `traffic` ({host: [bytes sent, bytes received] since the lab began}), and now and then
-    `memory` (bytes of all processes of this lab; shared memory counts once).
+    processes of this lab) and `traffic` ({host: [bytes sent, bytes received] since the lab began}). Now and then a line
+    has `memory`: bytes of all processes of this lab, with shared memory counted once.
 
     Args:
         lab: the lab to watch.

@@ -290,8 +290,8 @@ def table(results: Sequence[dict[str, Any]]) -> Table:
 def main(arguments: list[str] | None = None) -> int:
     """Runs the program; returns the exit status.
 
-    It is 0, or 1 if an attack ended the swarm, or cost more than a tenth of its updates or 100 MB of a peer's memory, 2
-    for bad input, 130 after Ctrl-C.
+    It is 1 if an attack ended the swarm, or cost more than a tenth of its updates or 100 MB of a peer's memory. Else it
+    is 0, 2 for bad input, or 130 after Ctrl-C.
     """
     options = tyro.cli(AttackOptions, args=arguments, prog="python -m analysis attacks", description=__doc__)
     console = wide_console()

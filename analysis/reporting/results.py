@@ -53,9 +53,9 @@ RATES = {"updates/s": "updates_per_second", "samples/s": "samples_per_second"}
 class Experiment:
     """The results of an experiment, which asks one question.
 
-    `cells` has a row for each cell: its settings (with changes of the recipe), its numbers, `problems`, its `tries` (at
-    least), the number of `runs` on a fit machine and how many of these `failed` by themselves, and the measured rounds.
-    `axes` names the settings that vary, beside system and `REPETITIONS`.
+    `cells` has a row for each cell: its settings (with changes of the recipe), its numbers, `problems` and the measured
+    rounds. `tries` is how often it ran, at least. `runs` counts those on a fit machine, and `failed` those of them that
+    failed by themselves. `axes` names the settings that vary, beside system and `REPETITIONS`.
 
     Args:
         records: the records of its cells.

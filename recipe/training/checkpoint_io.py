@@ -28,8 +28,8 @@ Test images do not choose it: their accuracy would be biased upwards then.
 class AtomicCheckpointIO(TorchCheckpointIO):
     """Writes a checkpoint beside the old one and then puts it in its place.
 
-    If the disk is full or gone, this checkpoint is lost and the training goes on: the old one stays, and the next one
-    is tried when it is due. One warning says so, and no more until a checkpoint could be written again.
+    If the disk is full or gone, this checkpoint is lost and the training goes on. The old checkpoint stays, and the
+    next one is tried when it is due. One warning says so, and no more until a checkpoint could be written again.
 
     Args:
         on_saved: called with the path of each checkpoint after it was written; None for no call.
