@@ -9,8 +9,8 @@
 
 `--help` explains every option.
 
-Ctrl-C stops all processes after the same update, with a snapshot. One process, DDP and FSDP (torch's `fully_shard`) have
-run on CPUs with gloo, on one node and on two. One process has run on a GPU with NCCL. 16-mixed, SyncBatchNorm and
+Ctrl-C stops all processes after the same update, with a snapshot. One process, DDP and FSDP (torch's `fully_shard`)
+have run on CPUs with gloo, on one node and on two. One process has run on a GPU with NCCL. 16-mixed, SyncBatchNorm and
 several GPUs have not been tried.
 """
 

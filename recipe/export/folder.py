@@ -1,4 +1,4 @@
-"""Exports a model into one folder, which then has all of its files or none."""
+"""Exports a model into one folder: all files are made and checked in a temporary folder before any is moved there."""
 
 import os
 import tempfile
