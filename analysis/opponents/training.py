@@ -8,15 +8,17 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass
 
 import torch
+import tyro
 from torch import nn
 
 from recipe.config import Recipe
 from recipe.data.peer_data import PeerData
 from recipe.errors import InputError
 from recipe.model import build_model
+from recipe.overrides import RecipeOverrides, apply_overrides
 from recipe.presets import preset
 from recipe.registry import build_data
 from recipe.run_folder import RunFolder
@@ -28,10 +30,16 @@ RUN_ID = "run"
 
 
 def changed(recipe: Recipe, changes: list[str]) -> Recipe:
-    """The recipe with the changes `field=value`; values are converted to the type of the field's present value."""
-    kinds = {item.name: type(getattr(recipe, item.name)) for item in fields(Recipe)}
-    pairs = dict(change.split("=", 1) for change in changes)
-    return replace(recipe, **{name: kinds[name](value) for name, value in pairs.items()})
+    """The recipe with the changes `field=value`, which are read as the other programs read `--field value`.
+
+    Raises:
+        InputError: the result is not a valid recipe.
+        SystemExit: with status 2 for an unknown field, or a value of another type.
+    """
+    arguments = [f"--{change}" for change in changes]
+    config = (tyro.conf.FlagConversionOff,)
+    overrides = tyro.cli(RecipeOverrides, args=arguments, prog="--change", add_help=False, config=config)
+    return apply_overrides(recipe, overrides)
 
 
 @dataclass
