@@ -35,6 +35,7 @@ from analysis.endurance.soak_result import weights_hash
 from analysis.program import options_of_result, wide_console
 from recipe.command_line import arg, at_least, exit_status
 from recipe.errors import InputError
+from recipe.presets import preset
 from recipe.run_folder import make_writable, write_json
 
 HONEST = "honest"
@@ -99,7 +100,8 @@ class LyingOptions:
 
     def check(self) -> None:
         """Raises InputError: a value cannot work."""
-        at_least(self, 1, "liars", "updates", "target_batch_size", "repeat")
+        at_least(self, 1, "liars", "target_batch_size", "repeat")
+        at_least(self, preset("digits").warmup_steps + 1, "updates")  # peers refuse a training that ends in its warm-up
         at_least(self, 2, "peers")
         if not self.paced_samples_per_second > 0:
             raise InputError("--paced-samples-per-second has to be more than 0.")

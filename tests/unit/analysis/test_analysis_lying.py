@@ -69,7 +69,7 @@ def test_another_system_has_an_accuracy_and_no_more():
     [
         ({"peers": 1}, "peers"),
         ({"liars": 0}, "liars"),
-        ({"updates": 0}, "updates"),
+        ({"updates": 5}, "updates"),
         ({"paced_samples_per_second": 0.0}, "more than 0"),
     ],
 )
