@@ -18,8 +18,8 @@ from recipe.export.trained import Trained, load_trained
 
 CARD = "README.md"
 FILES = (WEIGHTS, MODEL, f"{MODEL}.data", CARD, CONFIG)
-"""All files of an export, in this order. `MODEL` is written only if it was asked for, and its `.data` only for weights
-of 2 GB and more."""
+"""All files of an export, in the order in which they are put in place: without `CONFIG`, no program loads the others.
+`MODEL` is written only if it was asked for, and its `.data` only for weights of 2 GB and more."""
 
 
 @dataclass(frozen=True)
@@ -91,11 +91,14 @@ def _check_free(folder: Path, overwrite: bool) -> None:
 
 
 def _put_in_place(made: Path, folder: Path) -> tuple[str, ...]:
-    """Moves the new files into the folder. An earlier file that was not made again is deleted: its weights are old."""
+    """Moves the new files into the folder. The files of an earlier export are deleted before.
+
+    So a kill in between leaves a folder that lacks files, and never new weights beside an old config or card.
+    """
     folder.mkdir(exist_ok=True)
-    for name in FILES:
-        if (made / name).exists():
-            os.replace(made / name, folder / name)
-        else:
-            (folder / name).unlink(missing_ok=True)
-    return tuple(name for name in FILES if (folder / name).exists())
+    for name in reversed(FILES):
+        (folder / name).unlink(missing_ok=True)
+    files = tuple(name for name in FILES if (made / name).exists())
+    for name in files:
+        os.replace(made / name, folder / name)
+    return files
