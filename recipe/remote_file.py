@@ -32,7 +32,7 @@ class RemoteFile:
     """A file at an fsspec address (`file://`, `s3://bucket/key`, `gs://`, ...) that is always whole.
 
     New content is written under another name and then moved into place. `ADDRESS.sha256` follows, in the format of
-    `sha256sum`.
+    `sha256sum`. It is empty meanwhile, so that it never names the checksum of other content.
 
     Args:
         url: the address.
@@ -76,21 +76,22 @@ class RemoteFile:
 
         Raises:
             Exception: any error of the file system. The old file is still in place then, unless only writing the
-                `.sha256` failed.
+                `.sha256` failed at the end. The `.sha256` may be empty then.
         """
-        digest, temporary = hashlib.sha256(), self._temporary_name()
+        digest, temporary, checksum = hashlib.sha256(), self._temporary_name(), f"{self.path}.sha256"
         try:
             with self.filesystem.open(temporary, "wb") as remote:
                 while chunk := content.read(_CHUNK_BYTES):
                     digest.update(chunk)
                     remote.write(chunk)
+            self.filesystem.pipe_file(checksum, b"")
             self.filesystem.mv(temporary, self.path)
         except BaseException:
             with contextlib.suppress(Exception):
                 self.filesystem.rm_file(temporary)
             raise
         line = f"{digest.hexdigest()}  {Path(self.path).name}\n"
-        self.filesystem.pipe_file(f"{self.path}.sha256", line.encode())
+        self.filesystem.pipe_file(checksum, line.encode())
         return digest.hexdigest()
 
     def _temporary_name(self) -> str:
