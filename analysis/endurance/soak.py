@@ -138,16 +138,15 @@ class Soak(Faults):
             step, hashes = self._calm_down()
         except InputError as error:
             problems.append(str(error))
-        left = self._stop()
+        ended, left = time.time(), self._stop()
         if step and self.options.calm_runs:
             self.say(f"All left at step {step} or later; the same number of updates without faults follows.")
             calm = calm_runs(self.lab, self.folder / "calm", self.options.recipe, step, self.options.calm_runs)
         runs = self.folder / "runs" / RUN_ID
         ledgers = compare(runs)
         problems += ledgers.pop("problems")
-        return summarise(runs, self.events, step, hashes, left, calm, problems, asdict(self.options)) | {
-            "ledgers": ledgers
-        }
+        found = summarise(runs, self.events, step, hashes, left, calm, problems, asdict(self.options), ended)
+        return found | {"ledgers": ledgers}
 
     def _start(self) -> None:
         self.say(f"Starting {len(self.volunteers)} peers; their logs are in {self.folder / 'logs'}")
@@ -219,9 +218,9 @@ class StockSoak(Soak):
             self._until(lambda: all(peer.trains_since(now) for peer in self.volunteers), "all train again")
         except InputError as error:
             problems.append(str(error))
-        left = self._stop()
+        ended, left = time.time(), self._stop()
         runs = {peer.name: peer.folder for peer in self.volunteers}
-        return summarise_stock(runs, self.events, left, problems, asdict(self.options))
+        return summarise_stock(runs, self.events, left, problems, asdict(self.options), ended)
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -38,7 +38,7 @@ class Event:
         victims: names of the hosts that it hit.
         began: Unix seconds at its beginning.
         mended: Unix seconds at its end.
-        stall_seconds: excess of the swarm's longest update meanwhile over a usual one.
+        stall_seconds: excess of the swarm's longest time without an update meanwhile over a usual one.
         back_seconds: time from `mended` until all victims made updates with others again; None if they never did.
     """
 
@@ -101,6 +101,7 @@ def summarise(
     calm: list[RunFolder],
     problems: list[str],
     options: dict[str, Any],
+    ended: float,
 ) -> dict[str, Any]:
     """The content of `soak.json`.
 
@@ -113,6 +114,7 @@ def summarise(
         calm: run folders of as many updates without faults.
         problems: problems that were found already.
         options: options of the soak.
+        ended: Unix seconds when the peers were told to leave.
     """
     updates = {folder.name: _updates(RunFolder(folder)) for folder in sorted(runs.iterdir())}
     of_swarm: dict[int, float] = {}
@@ -121,7 +123,7 @@ def summarise(
             of_swarm[number] = min(moment, of_swarm.get(number, moment))
     moments = sorted(of_swarm.values())
     usual = statistics.median(b - a for a, b in pairwise(moments))
-    _judge(events, updates, moments, usual)
+    _judge(events, updates, [*moments, ended], usual)
     found = dict(item for folder in runs.iterdir() for item in accuracies(RunFolder(folder), step).items())
     of_calm = [accuracies(folder, step) for folder in calm]
     validated = sorted(set(found).intersection(*of_calm))[-JUDGED_VALIDATIONS:] if calm else []
@@ -156,7 +158,12 @@ def _mean(accuracy_at: Mapping[int, float], steps: Sequence[int]) -> float:
 
 
 def summarise_stock(
-    runs: Mapping[str, RunFolder], events: list[Event], left: list[str], problems: list[str], options: dict[str, Any]
+    runs: Mapping[str, RunFolder],
+    events: list[Event],
+    left: list[str],
+    problems: list[str],
+    options: dict[str, Any],
+    ended: float,
 ) -> dict[str, Any]:
     """The content of `soak-hivemind.json`: as `summarise`, without weights and accuracies.
 
@@ -166,7 +173,7 @@ def summarise_stock(
     moments = sorted(moment for lines in updates.values() for moment, *_ in lines)
     gaps = [b - a for lines in updates.values() for (a, *_), (b, *_) in pairwise(lines)]
     usual = statistics.median(gaps)
-    _judge(events, updates, moments, usual)
+    _judge(events, updates, [*moments, ended], usual)
     problems = problems + not_back(events) + hangs(events)
     if left:
         problems.append(f"processes were left on {', '.join(left)}")
@@ -205,7 +212,7 @@ def _judge(
     Args:
         events: the faults, in order.
         updates: updates of each peer, as of `_updates`.
-        moments: Unix seconds of the swarm's updates, ascending.
+        moments: Unix seconds of the swarm's updates, ascending, and of the end: no update may follow a fault.
         usual: seconds of a usual update.
     """
     for event in events:
@@ -217,7 +224,7 @@ def _judge(
 
 
 def _to_blame(events: list[Event], before: float, after: float) -> Event | None:
-    """The fault that a stall between two updates counts for.
+    """The fault that a stall between two updates, or an update and the end, counts for.
 
     It is the first one that began between them, or else the last one before them. Later faults found the swarm stalled
     already.
