@@ -122,7 +122,7 @@ def summarise(
         for moment, number, _ in lines:
             of_swarm[number] = min(moment, of_swarm.get(number, moment))
     moments = sorted(of_swarm.values())
-    usual = statistics.median(b - a for a, b in pairwise(moments))
+    usual = _usual([b - a for a, b in pairwise(moments)])
     _judge(events, updates, [*moments, ended], usual)
     found = dict(item for folder in runs.iterdir() for item in accuracies(RunFolder(folder), step).items())
     of_calm = [accuracies(folder, step) for folder in calm]
@@ -172,7 +172,7 @@ def summarise_stock(
     updates = {name: _updates(folder) for name, folder in runs.items()}
     moments = sorted(moment for lines in updates.values() for moment, *_ in lines)
     gaps = [b - a for lines in updates.values() for (a, *_), (b, *_) in pairwise(lines)]
-    usual = statistics.median(gaps)
+    usual = _usual(gaps)
     _judge(events, updates, [*moments, ended], usual)
     problems = problems + not_back(events) + hangs(events)
     if left:
@@ -221,6 +221,11 @@ def _judge(
         event = _to_blame(events, before, after)
         if event is not None:
             event.stall_seconds = max(event.stall_seconds, after - before - usual)
+
+
+def _usual(gaps: Sequence[float]) -> float:
+    """The median of the seconds between updates; 0 without any, so that all of a stall counts."""
+    return statistics.median(gaps) if gaps else 0.0
 
 
 def _to_blame(events: list[Event], before: float, after: float) -> Event | None:

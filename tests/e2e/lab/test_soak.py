@@ -79,6 +79,20 @@ def test_a_fault_that_stops_the_swarm_for_good_is_a_hang(runs):
     assert hang in stock["problems"]
 
 
+@pytest.mark.parametrize("updates", [0, 1])
+def test_a_swarm_with_hardly_an_update_has_a_result_too(tmp_path, updates):
+    folder = RunFolder.create(tmp_path, "soak", "h1")
+    folder.metrics.write_text('{"time": 10, "step": 1, "swarm/peers": 2, "swarm/own_samples": 9}\n' * updates)
+    event = Event("killed", ["h1"], began=10.5, mended=13.5)
+    for found in (
+        summarise(folder.path.parent, [event], 0, {}, [], [], [], {}, ended=200.0),
+        summarise_stock({"h1": folder}, [event], [], [], {}, ended=200.0),
+    ):
+        assert "killed (h1): not back" in found["problems"]
+        assert found["events"][0]["stall_seconds"] == 190 * updates
+        assert (found["updates"], table(found).row_count) == (updates, 1)
+
+
 def test_what_is_not_good_is_said_and_compared_with_hiveminds(tmp_path, runs, calm):
     calm.metrics.write_text("".join(f'{{"step": {step}, "val/top1": 0.95}}\n' for step in range(11, 21)))
     event = Event("killed", ["h3"], began=10.5, mended=13.5)
