@@ -41,6 +41,8 @@ ALL, PLAIN, BESIDE = "all", "plain process", "beside the training"
 COLUMNS = ("process", "cores", "MB")
 FILES = "footprint-*.json"
 _ROOT = Path(__file__).parents[2]
+_NOTHING = np.zeros(2)
+"""Processor time and megabytes of a kind of process that is not there."""
 
 
 @dataclass(frozen=True)
@@ -91,7 +93,7 @@ def measure(options: FootprintOptions, peer_options: Sequence[str], console: Con
     return {
         "options": options_of_result(asdict(options)),
         "peer_options": list(peer_options),
-        "rows": [_row(name, [one[name] for one in measurements]) for name in measurements[0]],
+        "rows": [_row(kind, [one.get(kind, _NOTHING) for one in measurements]) for kind in _kinds(measurements)],
     }
 
 
@@ -152,15 +154,21 @@ def _measurement(
     if len(peers) != options.peers:
         raise InputError(f"{len(peers)} of {options.peers} peers were there: see {options.output_dir / 'swarm.log'}.")
     alone, *used = [_used(old, new, seconds) for old, new in zip(before, after, strict=True)]
-    mean = {part: np.mean([one[part] for one in used], axis=0) for part in used[0]}
+    mean = {kind: np.mean([one.get(kind, _NOTHING) for one in used], axis=0) for kind in _kinds(used)}
     return mean | {PLAIN: alone[ALL], BESIDE: mean[ALL] - alone[ALL]}
+
+
+def _kinds(measurements: Sequence[dict[str, np.ndarray]]) -> list[str]:
+    """The kinds of processes in any of the measurements, such as a short-lived one of one peer; the sums come last."""
+    kinds = dict.fromkeys(kind for one in measurements for kind in one)
+    return sorted(kinds, key=lambda kind: kind in (ALL, PLAIN, BESIDE))
 
 
 def _used(before: dict[str, np.ndarray], after: dict[str, np.ndarray], seconds: float) -> dict[str, np.ndarray]:
     """For each process, the cores that it kept busy between two results of `_sizes`, and megabytes at the end."""
     found = {}
     for part, (cpu_seconds, megabytes) in after.items():
-        earlier_cpu_seconds, _ = before[part]
+        earlier_cpu_seconds, _ = before.get(part, _NOTHING)
         found[part] = np.array([(cpu_seconds - earlier_cpu_seconds) / seconds, megabytes])
     return found
 
