@@ -13,6 +13,14 @@ import torch.distributed as dist
 
 from recipe.errors import InputError
 
+_VARIABLES = {
+    "rank": "RANK",
+    "size": "WORLD_SIZE",
+    "local_rank": "LOCAL_RANK",
+    "local_size": "LOCAL_WORLD_SIZE",
+    "restarts": "TORCHELASTIC_RESTART_COUNT",
+}
+
 
 @dataclass(frozen=True)
 class Launched:
@@ -30,15 +38,19 @@ class Launched:
         """Reads RANK, WORLD_SIZE, LOCAL_RANK and LOCAL_WORLD_SIZE; without them there is one process.
 
         Raises:
-            InputError: the variables contradict each other.
+            InputError: the variables are not numbers, or contradict each other.
         """
-        names = {"rank": "RANK", "size": "WORLD_SIZE", "local_rank": "LOCAL_RANK", "local_size": "LOCAL_WORLD_SIZE"}
-        found = {name: int(os.environ[variable]) for name, variable in names.items() if variable in os.environ}
-        processes = cls(**found, restarts=int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0)))
-        if not processes.rank < processes.size or processes.size % processes.local_size:
+        given = {name: os.environ[variable] for name, variable in _VARIABLES.items() if variable in os.environ}
+        try:
+            processes = cls(**{name: int(value) for name, value in given.items()})
+            fits = 0 <= processes.rank < processes.size and processes.local_rank >= 0 and processes.local_size >= 1
+            fits = fits and processes.size % processes.local_size == 0
+        except ValueError:
+            fits = False
+        if not fits:
+            said = ", ".join(f"{_VARIABLES[name]}={value}" for name, value in given.items())
             raise InputError(
-                f"The variables RANK={processes.rank}, WORLD_SIZE={processes.size} and LOCAL_WORLD_SIZE="
-                f"{processes.local_size} contradict each other: let torchrun start the processes."
+                f"The variables {said} are not numbers, or contradict each other: let torchrun start the processes."
             )
         return processes
 
