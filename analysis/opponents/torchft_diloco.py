@@ -20,7 +20,7 @@ from pathlib import Path
 
 import torch
 from torch import nn
-from torch.distributed import TCPStore
+from torch.distributed import Store, TCPStore
 
 from analysis.opponents.training import Device, Run, run_and_exit, validate
 from recipe.data.peer_data import PeerData
@@ -114,23 +114,27 @@ def managed(
         init_sync=False,  # all peers have equal weights, from the seed
     )
     try:
-        _meet(common, "ready", options)
+        meet(common, "ready", options.peers)
         yield manager
-        _meet(common, "done", options)
+        meet(common, "done", options.peers)
         if is_first:
-            _meet(common, "gone", options)
+            meet(common, "gone", options.peers)
         else:
-            common.set(f"gone/{options.name}", "")
+            _reach(common, "gone")
     finally:
         manager.shutdown(wait=False)
         if lighthouse is not None:
             lighthouse.shutdown()
 
 
-def _meet(store: TCPStore, stage: str, options: argparse.Namespace) -> None:
-    """Returns when all peers have reached the stage."""
-    store.set(f"{stage}/{options.name}", "")
-    store.wait([f"{stage}/h{number}" for number in range(1, options.peers + 1)], _TIMEOUT)
+def meet(store: Store, stage: str, peers: int) -> None:
+    """Returns when so many peers have reached the stage, this one among them."""
+    _reach(store, stage)
+    store.wait([f"{stage}/{number}" for number in range(1, peers + 1)], _TIMEOUT)
+
+
+def _reach(store: Store, stage: str) -> None:
+    store.set(f"{stage}/{store.add(stage, 1)}", "")
 
 
 def train(

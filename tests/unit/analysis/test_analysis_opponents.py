@@ -1,12 +1,14 @@
 """Opponents train the recipe that all others train: its loss, and its clipping."""
 
+import threading
 from dataclasses import replace
 
 import pytest
 import torch
 from torch import nn
+from torch.distributed import HashStore
 
-from analysis.opponents import hivemind_optimizer
+from analysis.opponents import hivemind_optimizer, torchft_diloco
 from analysis.opponents.training import Device, changed
 from recipe.presets import preset
 
@@ -52,3 +54,14 @@ def test_a_change_that_cannot_be_read_is_bad_input(change, capsys):
     with pytest.raises(SystemExit, match="2"):
         changed(preset("digits"), [change])
     assert change.split("=")[0].replace("_", "-") in capsys.readouterr().err.replace("_", "-")
+
+
+def test_peers_of_torchft_meet_whatever_their_names():
+    store = HashStore()
+    others = [threading.Thread(target=torchft_diloco.meet, args=(store, "ready", 3), daemon=True) for _ in range(2)]
+    for other in others:
+        other.start()
+    torchft_diloco.meet(store, "ready", 3)
+    for other in others:
+        other.join(20)
+        assert not other.is_alive()
