@@ -61,14 +61,14 @@ class Lab:
         try:
             self._build()
         except BaseException:
-            self._remove_links()
+            self._remove()
             raise
         return self
 
     def _build(self) -> None:
         _run("mount", "-t", "tmpfs", "tmpfs", "/run")  # `ip netns` keeps its names there; visible in this lab only
         File("/run/netns").mkdir()
-        _run("mount", "-t", "tmpfs", "tmpfs", "/dev/shm")  # shared memory of killed processes ends with the sandbox
+        _run("mount", "-t", "tmpfs", "tmpfs", "/dev/shm")  # shared memory of killed processes ends with the lab
         _ip(["link set lo up"])
         for host in self.hosts:
             self._add_host(host)
@@ -174,14 +174,15 @@ class Lab:
         if self._router is not None:
             self._router.terminate()
             self._router.wait()
-        self._remove_links()
+        self._remove()
 
-    def _remove_links(self) -> None:
-        """Removes links and namespaces, which the next lab in this process would find; missing ones are ignored."""
+    def _remove(self) -> None:
+        """Removes links, namespaces and mounts, which the next lab in this process would find; missing ones are
+        ignored."""
         for name in (*(host.name for host in self.hosts), netem.BRIDGE):
             subprocess.run(["ip", "link", "delete", name], capture_output=True)
             subprocess.run(["ip", "netns", "delete", name], capture_output=True)
-        subprocess.run(["umount", "--lazy", "/run"], capture_output=True)
+        subprocess.run(["umount", "--lazy", "/run", "/dev/shm"], capture_output=True)
 
 
 _NOBODY = "02:ff:ff:ff:ff:ff"
