@@ -187,8 +187,8 @@ def _training(trained: Trained, record: RunRecord | None) -> str:
     if record is not None:
         peers = "one participant" if record.peers == 1 else f"{record.peers} peers"
         lines.append(
-            f"Run `{record.run_id}`: {record.updates:,} updates with {record.samples:,} samples of {peers}, as the "
-            "one recorded it whose weights these are."
+            f"Run `{record.run_id}`: {record.updates:,} updates with {record.samples:,} samples of {peers}, as "
+            "recorded in the run folder that these weights come from."
         )
     lines.append(f"Trained with swarm-vit; the recipe has the fingerprint `{recipe.fingerprint}`.\n")
     skipped = set() if record is None or record.peers > 1 else _RECIPE_OF_SWARMS
@@ -207,7 +207,9 @@ def _training(trained: Trained, record: RunRecord | None) -> str:
 def _contributors(names: Sequence[str]) -> str:
     if not names:
         return ""
-    return "\n".join(["## Contributors\n", "Who agreed to be named:\n", *(f"- {_escaped(name)}" for name in names)])
+    return "\n".join(
+        ["## Contributors\n", "These contributors agreed to be named:\n", *(f"- {_escaped(name)}" for name in names)]
+    )
 
 
 def _escaped(name: str) -> str:

@@ -45,7 +45,7 @@ def check_fonts(typefaces: Sequence[ListedTypeface], fonts_dir: Path) -> None:
         raise InputError(
             f"{len(missing)} of {len(typefaces)} typefaces are not in {fonts_dir}: install them, as root, with "
             f"`apt-get install --no-install-recommends {' '.join(packages_of(missing))}` (Debian 12 has them all), or "
-            f"take {FILE} from who leads the run."
+            f"take {FILE} from the run's organiser."
         )
 
 

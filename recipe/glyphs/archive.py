@@ -64,8 +64,8 @@ class GlyphArchive:
                 )
         except FileNotFoundError:
             raise InputError(
-                f"There is no {path}: make it with `python -m recipe.glyphs --data-dir {path.parent}`, or ask who "
-                "leads the run for the file."
+                f"There is no {path}: make it with `python -m recipe.glyphs --data-dir {path.parent}`, or ask "
+                "the run's organiser for the file."
             ) from None
         except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error) as error:
             raise _not_an_archive(path, str(error)) from error
