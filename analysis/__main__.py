@@ -10,7 +10,7 @@ from recipe.interrupts import run_to_end
 COMMANDS = {
     "run": ("experiments_cli", "Run", "Run an experiment: swarms and DDP on an emulated internet."),
     "measure": ("experiments_cli", "Measure", "Work out finished cells once more, by the rules of this version."),
-    "home": ("experiments_cli", "Home", "Show who was in each update of a swarm, and which rounds failed."),
+    "home": ("experiments_cli", "Home", "Show the members of each update of a swarm, and which rounds failed."),
     "report": ("experiments_cli", "Report", "Write the report: one HTML page, the same as Markdown, and figures."),
     "cell": ("campaigns.cell", None, "Run one cell of an experiment again, by its cell.json."),
     "soak": ("endurance.soak", "SoakOptions", "Faults all the time, on an emulated internet."),

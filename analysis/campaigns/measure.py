@@ -33,8 +33,8 @@ CLOCK_SHARE = 0.05
 PARTS = ("compute_seconds", "meeting_seconds", "exchange_seconds", "waiting_seconds")
 """Parts of an update; a system may report only some of them."""
 OF_THE_MACHINE = re.compile(
-    r"nobody watched|the machine was saturated|\d+ peers computed on|other programs|the router (was late|missed)|"
-    "it ended without a result|by its own account"
+    r"the machine was (not watched|saturated)|\d+ peers computed on|other programs|"
+    r"the router (was not watched|was late|missed)|it ended without a result|by its own account"
 )
 """Beginnings of problems that are those of the lab, and not of the system in it."""
 _SPEEDS = {"perf/step_seconds", "perf/swarm_samples_per_second"}
@@ -249,7 +249,7 @@ def machine_problems(cell: Cell, numbers: dict[str, Any]) -> list[str]:
     """Problems of the lab, and not of the system in it."""
     found, cores = [], os.cpu_count() or 1
     if numbers["busy_cores"] is None:
-        return ["nobody watched the machine meanwhile"]
+        return ["the machine was not watched meanwhile"]
     if cell.paced_samples_per_second:
         if numbers["busy_cores"] > PACED_BUSY * cores:
             found.append(f"the machine was saturated: {numbers['busy_cores']:.1f} of {cores} cores were busy")
@@ -259,7 +259,7 @@ def machine_problems(cell: Cell, numbers: dict[str, Any]) -> list[str]:
     if foreign > FOREIGN_CORES:
         found.append(f"other programs, or other machines on the same hardware, used {foreign:.2f} cores")
     if "late_share" not in numbers and numbers.get("has_router"):
-        found.append("nobody watched the router meanwhile")
+        found.append("the router was not watched meanwhile")
     if numbers.get("late_share", 0.0) > LATE_SHARE:
         found.append(
             f"the router was late: {numbers['late_share']:.1%} of its packets by more than {VERY_LATE_MS:g} ms"

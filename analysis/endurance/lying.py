@@ -218,7 +218,7 @@ def cost(rows: Sequence[dict[str, Any]]) -> str:
     if not n:
         return ""
     spread = "" if math.isnan(half_width) else f" ± {half_width:.3f}"
-    return f"Updates/s with clip over off, where nobody lies: {mean:.3f}{spread} (n = {n})"
+    return f"Updates/s with clip over off, without lies: {mean:.3f}{spread} (n = {n})"
 
 
 def main(arguments: list[str] | None = None) -> int:

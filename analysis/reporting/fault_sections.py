@@ -80,10 +80,11 @@ def side_by_side(files: Sequence[Path]) -> dict[str, Any]:
         paces.append(f"{whose} {found['updates']} in {minutes:g} minutes, usually one in {usual:.1f} s")
     together = pd.concat(tables, axis=1).sort_index().fillna("–").rename_axis("fault").reset_index()
     text = [
-        f"Updates: {'; '.join(paces)}. A stall is what exceeds such a usual update: who is slow anyway seems to stall "
-        "less.",
-        "Of Hivemind's, any update of anyone counts, also of a peer that trains alone, and weights are not compared. "
-        "Who stands still for long meets some faults before it is over the one before: these count for the first.",
+        f"Updates: {'; '.join(paces)}. A stall is the excess over such a usual update: a system that is slow "
+        "anyway seems to stall less.",
+        "Of Hivemind's, any update of any peer counts, also of one that trains alone, and weights are not compared. "
+        "A swarm that stands still for long meets some faults before it has recovered from the one before: these "
+        "count for the first.",
     ]
     return {"text": text, "tables": [("", together)]}
 
@@ -98,7 +99,8 @@ def exactness_section(file: Path, output: Path) -> dict[str, Any]:
         f"{options['peers']} peers on one machine train digits, {options['rounds']} rounds in each way. A round as one "
         f"of them saw it is a peer-round; there were {rounds:,} in all. A part of an average that a peer missed "
         "without noticing, or rounded otherwise than the others, would leave its weights different in the end. "
-        f"Local: {exactness.LOCAL_STEPS} local steps; compared is what the peers share. Who met too early computed on.",
+        f"Local: {exactness.LOCAL_STEPS} local steps; compared is what the peers share. A group that met too early "
+        "computed on.",
         _provenance(found),
         f"Get it again: python -m analysis exactness --rounds {options['rounds']} --peers {options['peers']} "
         f"--averaging {' '.join(options['averaging'])} --codec {' '.join(options['codec'])} "

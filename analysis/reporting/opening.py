@@ -189,7 +189,7 @@ def _larger_updates(experiments: Sequence[Experiment]) -> str:
     most, where = max(found)
     return (
         f"A swarm's update has more samples than it was asked for: {min(found)[0]:.0f} to {most:.0f} % more here, most "
-        f"at {where}. Nobody stops in the middle of a micro-batch, and peers hear of each other a moment later. DDP's "
+        f"at {where}. No peer stops in the middle of a micro-batch, and peers hear of each other a moment later. DDP's "
         "update has just as many as asked. So what a swarm has learnt in as many updates, it has learnt from more "
         "samples; tables of quality say from how many. "
     )

@@ -168,7 +168,9 @@ def _say_what_was_learnt(experiment: Experiment, section: Section) -> None:
                 "about other seeds, and not about other samples."
             )
     if (same := equivalence_table(experiment)) is not None:
-        title = "Does who sends less learn as well? (accuracy of pairs: mean, 90 % interval; two one-sided tests)"
+        title = (
+            "Does a system that sends less learn as well? (accuracy of pairs: mean, 90 % interval; two one-sided tests)"
+        )
         section.tables.append((title, same))
         section.text.append(
             "A pair is two runs with the same seed, which begin with the same weights; where that ran several times, "

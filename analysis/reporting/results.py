@@ -79,7 +79,7 @@ class Experiment:
         self.cells["updates_per_second"] = 1 / self.cells["step_seconds"]
         self.axes = [name for name in names if self.cells[name].map(str).nunique() > 1]
         killed = self.cells["kill_at_step"]
-        self.cells["kill_at_step"] = ["nobody" if pd.isna(step) else f"one after update {step:.0f}" for step in killed]
+        self.cells["kill_at_step"] = ["none" if pd.isna(step) else f"one after update {step:.0f}" for step in killed]
         for name in self.axes:
             if self.cells[name].isna().any():  # a limit that is not set
                 self.cells[name] = self.cells[name].fillna("none" if self.cells[name].dtype == object else math.inf)
