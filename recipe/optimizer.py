@@ -13,9 +13,8 @@ def build_optimizer(module: nn.Module, recipe: Recipe) -> torch.optim.Optimizer:
     """AdamW or SGD over two groups of parameters: without and with weight decay.
 
     Without weight decay are biases, norms and everything else with one dimension, and the parameters that timm's model
-        names in `no_weight_decay()` (class token, position embedding). Each update is one global update over
-        `recipe.target_batch_size` samples.
-    (class token, position embedding). Each update is one global update over `recipe.target_batch_size` samples.
+    names in `no_weight_decay()` (class token, position embedding). Each update is one global update over
+    `recipe.target_batch_size` samples.
     """
     spared = module.no_weight_decay() if hasattr(module, "no_weight_decay") else ()
     groups = _weight_decay_groups(module, recipe.weight_decay, frozenset(spared))
