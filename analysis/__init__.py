@@ -1,1 +1,1 @@
-"""What decentralisation costs: experiments and reports over run folders."""
+"""Measures what decentralisation costs: experiments, and reports on run folders."""

@@ -1,4 +1,4 @@
-"""`python -m analysis`: each of its words runs one program, whose modules are imported only then."""
+"""`python -m analysis COMMAND`: runs a program, whose modules are imported only then."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from recipe.interrupts import run_to_end
 COMMANDS = {
     "run": ("experiments_cli", "Run", "Run an experiment: swarms and DDP on an emulated internet."),
     "measure": ("experiments_cli", "Measure", "Work out finished cells once more, by the rules of this version."),
-    "home": ("experiments_cli", "Home", "Show who was in each update of a swarm, and which rounds failed."),
+    "home": ("experiments_cli", "Home", "Show the members of each update of a swarm, and which rounds failed."),
     "report": ("experiments_cli", "Report", "Write the report: one HTML page, the same as Markdown, and figures."),
     "cell": ("campaigns.cell", None, "Run one cell of an experiment again, by its cell.json."),
     "soak": ("endurance.soak", "SoakOptions", "Faults all the time, on an emulated internet."),
@@ -23,9 +23,9 @@ COMMANDS = {
     "footprint": ("endurance.footprint", "FootprintOptions", "Cores and memory of a peer beside its training."),
     "wan": ("wan.cli", None, "Run programs on the emulated internet, and check what it does."),
 }
-"""Of each word: the module whose `main` takes the rest of the command line, its options, and what it does."""
+"""For each command: the module whose `main` takes the rest of the command line, its options, and what it does."""
 SUBCOMMANDS = "experiments_cli"
-"""Its `main` takes the word as well."""
+"""The module whose `main` gets the command itself as well."""
 
 
 def usage() -> str:

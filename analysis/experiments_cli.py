@@ -5,10 +5,10 @@
     python -m analysis run peers --paced-samples-per-second 40
     python -m analysis run learning_rate --recipe docstrings
     python -m analysis measure runs/analysis/delay      # after a change of the gates, from the files that are there
-    python -m analysis home runs/analysis/home          # who was in each update of a swarm on home lines
+    python -m analysis home runs/analysis/home          # the members of each update of a swarm on home lines
     python -m analysis report runs/analysis/delay -o report/
 
-An experiment that was interrupted goes on where it stopped when the same command is given again.
+The same command, given again, continues an experiment that was interrupted.
 """
 
 from __future__ import annotations
@@ -46,21 +46,21 @@ class Run:
     steps: Annotated[int | None, arg("UPDATES", "as the experiment says")] = None
     """Updates of each cell, for a quick look."""
     again: bool = False
-    """Run cells again in which the machine was busy or the router late; a run that failed by itself is a result."""
+    """Run cells again if the machine was busy or the router late; a run that failed by itself is a result."""
     dry_run: bool = False
     """Only list the cells."""
 
 
 @dataclass(frozen=True)
 class Measure:
-    """Work out finished cells once more from the files that they left, by the rules of this version."""
+    """Compute the results of finished cells again from their files, by the rules of this version."""
 
     runs: Annotated[tyro.conf.Positional[tuple[Path, ...]], arg("FOLDER ...", text="Of experiments.")]
 
 
 @dataclass(frozen=True)
 class Home:
-    """Show who was in each update of a swarm, which rounds failed, and what a start or a late host took."""
+    """Show the members of each update of a swarm, the failed rounds, and the times of starting and of joining late."""
 
     runs: Annotated[
         tyro.conf.Positional[tuple[Path, ...]], arg("FOLDER ...", text="Of experiments or cells, finished or not.")
@@ -82,7 +82,8 @@ class Report:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Returns the exit status: 0, 1 if a cell gave no valid result, 2 for input that cannot work, 130 after Ctrl-C."""
+    """Runs a program; returns the exit status: 0, 1 if a cell gave no valid result, 2 for input that cannot work, 130
+    after Ctrl-C."""
     options = tyro.cli(
         Run | Measure | Home | Report, args=arguments, prog="python -m analysis", config=(tyro.conf.OmitArgPrefixes,)
     )

@@ -1,1 +1,1 @@
-"""How a cluster trains the recipe: one process, DDP or FSDP, started by torchrun."""
+"""Trains a recipe on a cluster: in one process, with DDP or with FSDP, started by torchrun."""

@@ -1,4 +1,4 @@
-"""The largest micro-batch that fits into memory, found by Lightning's batch-size finder."""
+"""Finds the largest micro-batch that fits into memory, with Lightning's batch-size finder."""
 
 import logging
 import tempfile
@@ -18,18 +18,18 @@ STEPS_PER_TRIAL = 3
 def find_largest_batch(
     task: ClassificationTask, data: PeerData, device: torch.device, precision: str, limit: int
 ) -> int:
-    """Doubles the micro-batch until memory is full, then halves the interval.
+    """Doubles the micro-batch until memory is full, then bisects the interval.
 
     Every process searches for itself on its own device, before the processes connect their models: Lightning's finder
-    works in single processes only. A copy of the model per process (`single`, `ddp`) fits as found, apart from DDP's
-    buckets; shards (`fsdp`) need less than that.
+    works in single processes only. The result holds for a model per process (`single`, `ddp`), apart from DDP's
+    buckets. Shards (`fsdp`) need less memory.
 
     Args:
-        task: a model of its own; its weights stay as they are.
+        task: a task that is used for the search only; its weights stay as they are.
         data: set up; its `batch_size` is changed.
         device: of this process.
         precision: Lightning's name of the number format.
-        limit: samples that no process can need more of.
+        limit: most samples that a process can use.
 
     Returns:
         Samples, at most `limit`.
@@ -56,7 +56,7 @@ def find_largest_batch(
             mode="binsearch",
             steps_per_trial=STEPS_PER_TRIAL,
             init_val=fewest,
-            margin=0.0,  # the largest that divides is taken, which is mostly less
+            margin=0.0,  # the largest divisor is taken, which is mostly less
             max_val=2 * limit,  # Lightning does not try the highest value itself
         )
     return max(fewest, min(found or fewest, limit))

@@ -1,4 +1,4 @@
-"""The equal global batch: target batch size = micro-batch x accumulation x processes, for every strategy."""
+"""Keeps the global batch equal: target batch size = micro-batch x accumulation x processes, for every strategy."""
 
 import math
 from dataclasses import dataclass
@@ -41,7 +41,7 @@ def plan_batches(target_batch_size: int, micro_batch: int | None, processes: int
         processes: training processes.
 
     Raises:
-        InputError: it does not divide; the message names the nearest values that do.
+        InputError: the division leaves a remainder; the message names the nearest values without one.
     """
     share, remainder = divmod(target_batch_size, processes)
     if remainder:
@@ -62,20 +62,20 @@ def plan_batches(target_batch_size: int, micro_batch: int | None, processes: int
 
 
 def largest_divisor(number: int, at_most: int) -> int:
-    """Largest divisor of `number` that is not above `at_most`, which is at least 1."""
+    """The largest divisor of `number` that is at most `at_most`, which is 1 or more."""
     return next(size for size in range(min(number, at_most), 0, -1) if number % size == 0)
 
 
 def scaled_learning_rate(
     learning_rate: float, rule: Literal["none", "sqrt", "linear"], batch_size: int, base_batch_size: int
 ) -> float:
-    """The learning rate for a global batch that is not the one it was chosen for.
+    """The learning rate for a global batch other than the one that it was chosen for.
 
     Args:
-        learning_rate: what suits `base_batch_size`.
+        learning_rate: the learning rate that suits `base_batch_size`.
         rule: linear (Goyal et al. 2017, section 2.1), sqrt (Krizhevsky 2014, section 5) or none.
         batch_size: samples per update.
-        base_batch_size: samples per update behind `learning_rate`.
+        base_batch_size: samples per update for which `learning_rate` was chosen.
     """
     ratio = batch_size / base_batch_size
     return learning_rate * {"none": 1.0, "sqrt": math.sqrt(ratio), "linear": ratio}[rule]

@@ -1,4 +1,4 @@
-"""The official test split: what a checkpoint of the baseline or of a swarm is worth."""
+"""Measures a checkpoint of the baseline or of a swarm on the official test split."""
 
 import logging
 from dataclasses import asdict, dataclass, replace
@@ -23,12 +23,15 @@ from recipe.training.checkpoint_io import checkpoint_recipe, load_weights, read_
 
 @dataclass(frozen=True)
 class TestResult:
-    """Measured on the whole test split, each sample once; fractions from 0 to 1, the last three means over classes."""
+    """Results on the whole test split, each sample counted once; fractions are from 0 to 1.
 
-    __test__ = False  # pytest takes it for a test otherwise
+    `macro_f1`, `precision` and `recall` are means over classes.
+    """
+
+    __test__ = False  # else pytest takes the class for a test
 
     checkpoint: str
-    """Name of the file."""
+    """File name of the checkpoint."""
     step: int
     """Global updates that the checkpoint had seen."""
     samples: int
@@ -54,10 +57,10 @@ class TestResult:
 
 
 def evaluate(checkpoint: Path, data_dir: Path, batch_size: int, device: torch.device) -> TestResult:
-    """Measures a Lightning checkpoint of a `ClassificationTask`, whoever trained it; needs no process group.
+    """Measures a Lightning checkpoint of a `ClassificationTask`; needs no process group.
 
     Args:
-        checkpoint: a file with its recipe in it, or in a run folder.
+        checkpoint: a file that contains its recipe, or lies in a run folder.
         data_dir: folder of the data set.
         batch_size: samples at once.
         device: where to compute.
@@ -67,12 +70,12 @@ def evaluate(checkpoint: Path, data_dir: Path, batch_size: int, device: torch.de
     """
     content = read_checkpoint(checkpoint)
     recipe = checkpoint_recipe(content, checkpoint)
-    task = build_task(replace(recipe, pretrained=False))  # nobody downloads weights that are replaced at once
+    task = build_task(replace(recipe, pretrained=False))  # no download of weights that are replaced at once
     load_weights(task, content, checkpoint)
     data = build_data(recipe, data_dir, batch_size)
     data.prepare_data()
     data.setup("test")
-    data.test_dataloader()  # says what is missing
+    data.test_dataloader()  # raises InputError if there is no test part
     tester = _tester(recipe.precision, device)
     tester.test(task, data, verbose=False)
     return _result(checkpoint.name, content["global_step"], tester.callback_metrics, task.confusion)
@@ -106,7 +109,7 @@ def _result(name: str, step: int, metrics: dict[str, Any], confusion: torch.Tens
 
 
 def result_table(result: TestResult) -> Table:
-    """The numbers for a person."""
+    """A table of the results."""
     title = f"{result.checkpoint}, step {result.step}: official test split, {result.samples:,} samples"
     table = Table(title=title, title_justify="left")
     for column in ("top-1", "top-5", "macro F1", "precision", "recall", "loss"):
@@ -117,10 +120,10 @@ def result_table(result: TestResult) -> Table:
 
 
 def test_checkpoint(options: BaselineOptions) -> int:
-    """`--test CHECKPOINT`: prints the table, and writes numbers and picture beside the checkpoint.
+    """Runs `--test CHECKPOINT`: prints the table, and writes numbers and picture beside the checkpoint.
 
     Raises:
-        InputError: the checkpoint or the data cannot be used, or nothing can be written there.
+        InputError: the checkpoint or the data cannot be used, or its folder cannot be written.
     """
     processes = Processes.from_environment()
     if processes.size > 1:

@@ -1,4 +1,4 @@
-"""The line that each node of a cluster has to run, as `--print-launch` prints it."""
+"""The command that each node of a cluster has to run, as `--print-launch` prints it."""
 
 import shlex
 
@@ -6,7 +6,7 @@ from baseline_ddp.options import LaunchOptions
 from recipe.errors import InputError
 
 RENDEZVOUS_SECONDS = 120
-"""How long torchrun on a node waits for the other nodes; its own default is ten minutes."""
+"""Longest time that torchrun on a node waits for the other nodes; its own default is ten minutes."""
 
 SCRIPT = "baseline_ddp/train.py"
 _FLAGS = {"print-launch"}
@@ -14,14 +14,14 @@ _VALUES = {"nnodes", "nproc-per-node", "master-addr", "master-port", "max-restar
 
 
 def launch_lines(launch: LaunchOptions, arguments: list[str]) -> list[str]:
-    """One command per node, node 0 first; all are run from the repository root.
+    """One command per node, node 0 first; all run from the repository root.
 
     Args:
         launch: the size of the cluster and the address of its first node.
-        arguments: the command line, from which the options of `launch` are taken out.
+        arguments: the command line; the options of `launch` are removed from it.
 
     Raises:
-        InputError: several nodes without an address that they can meet at.
+        InputError: there are several nodes, but no address at which they can meet.
     """
     rest = [SCRIPT, *_without_launch_options(arguments)]
     if launch.nnodes == 1:

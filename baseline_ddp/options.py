@@ -17,8 +17,8 @@ from recipe.run_folder import check_name
 LOGGERS = ("tensorboard", "wandb")
 
 
-# --precision has one value more here than in a recipe, which peers without loss scaling have to follow; --averaging,
-# --codec and --robust are about peers alone.
+# --precision has one value more here than in a recipe, which peers without loss scaling have to follow. --averaging,
+# --codec and --robust concern peers only.
 BaselineOverrides = make_dataclass(
     "BaselineOverrides",
     [
@@ -176,10 +176,10 @@ class BaselineOptions:
     """Changes to the recipe. Each option that is left out keeps the recipe's own value."""
 
     def build_recipe(self) -> Recipe:
-        """The recipe with the changes of the command line, learning rate scaled.
+        """The recipe with the changes of the command line and the scaled learning rate.
 
         Raises:
-            InputError: there is no such recipe, or the result is not a valid one.
+            InputError: the recipe does not exist, or the result is not a valid one.
         """
         base = named_recipe(self.recipe)
         recipe = apply_overrides(base, self.overrides)
@@ -193,10 +193,10 @@ class BaselineOptions:
 
 
 def parse_options(arguments: list[str] | None = None) -> BaselineOptions:
-    """Reads the command line; dashes and underscores alike.
+    """Reads the command line; dashes and underscores are alike.
 
     Raises:
-        InputError: a value that cannot work.
-        SystemExit: status 2 for what is not an option, 0 for `--help`.
+        InputError: a value cannot work.
+        SystemExit: with status 2 for an unknown option, with 0 for `--help`.
     """
     return read_options(BaselineOptions, arguments, "python baseline_ddp/train.py")

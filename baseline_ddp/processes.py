@@ -1,4 +1,4 @@
-"""The processes of a run: who this one is, how they find each other, and what to say when that fails."""
+"""The processes of a run: the rank of this one, how they connect, and errors when that fails."""
 
 import contextlib
 import os
@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 
 class RunFailed(RuntimeError):  # noqa: N818
-    """The run cannot go on, through no fault of the command line; the message is one sentence for a person."""
+    """The run cannot go on, for a reason other than the command line; the message is one sentence for a person."""
 
 
 @dataclass(frozen=True)
@@ -29,15 +29,15 @@ class Processes(Launched):
 
     @contextlib.contextmanager
     def connected(self, device: torch.device, connect_timeout: float, collective_timeout: float) -> Iterator[None]:
-        """A process group: gloo on CPUs, NCCL on GPUs; one process alone makes a group of its own.
+        """Runs the block in a process group: gloo on CPUs, NCCL on GPUs; a single process is a group of its own.
 
         Args:
-            device: of this process.
-            connect_timeout: seconds until all processes have to be there.
-            collective_timeout: seconds that a process waits for the others later on.
+            device: the device of this process.
+            connect_timeout: seconds within which all processes have to connect.
+            collective_timeout: longest wait of a process for the others during the run, in seconds.
 
         Raises:
-            RunFailed: they do not find each other in time, or one is lost during the run.
+            RunFailed: the processes do not find each other in time, or one is lost during the run.
         """
         self._name_to_environment()
         address = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
@@ -66,7 +66,7 @@ class Processes(Launched):
                 dist.destroy_process_group()
 
     def agree(self, value: T) -> T:
-        """The first process's value; several need to be `connected`."""
+        """The first process's value, in all processes. If there are several, they have to be `connected`."""
         if self.size == 1:
             return value
         values = [value]
@@ -74,11 +74,12 @@ class Processes(Launched):
         return values[0]
 
     def first_does(self, task: Callable[[], T]) -> T:
-        """Lets the first process do something and gives the result to all; several need to be `connected`.
+        """Lets the first process run a task, and returns its result in all. If there are several, they have to be
+        `connected`.
 
         Raises:
-            InputError: in the first process, if the task does.
-            SystemExit: then, in the others, which have nothing to add.
+            InputError: in the first process, if the task raises it.
+            SystemExit: then in the others, which have nothing to add.
         """
         result, error = None, None
         if self.is_first:
@@ -94,7 +95,7 @@ class Processes(Launched):
         return result
 
     def smallest(self, value: int) -> int:
-        """The smallest of all processes' values; several need to be `connected`."""
+        """The smallest of all processes' values. If there are several, they have to be `connected`."""
         if self.size == 1:
             return value
         values: list[int] = [value] * self.size
@@ -102,12 +103,13 @@ class Processes(Launched):
         return min(values)
 
     def run_began(self) -> float:
-        """Unix seconds at which this run began: the start of torchrun, which outlives restarts of its workers."""
+        """Unix seconds at which this run began: the start of torchrun, which outlives restarts of its workers, or
+        now."""
         under_torchrun = "TORCHELASTIC_RUN_ID" in os.environ
         return psutil.Process(os.getppid()).create_time() if under_torchrun else time.time()
 
     def _name_to_environment(self) -> None:
-        """Lightning reads these too."""
+        """Set the variables of torchrun that are missing; Lightning reads them too."""
         if self.size > 1 and not {"MASTER_ADDR", "MASTER_PORT"} <= os.environ.keys():
             raise InputError("Several processes have to know MASTER_ADDR and MASTER_PORT: let torchrun start them.")
         defaults = {
@@ -123,8 +125,11 @@ class Processes(Launched):
             os.environ.setdefault(name, value)
 
     def _reach_master(self, address: str, seconds: float) -> None:
-        """torch itself waits for much longer than its timeout where nobody answers at all."""
-        if self.is_first or "TORCHELASTIC_RUN_ID" in os.environ:  # torchrun has met there already
+        """Wait until the master address accepts a connection.
+
+        If nothing answers there, torch itself waits for much longer than its timeout.
+        """
+        if self.is_first or "TORCHELASTIC_RUN_ID" in os.environ:  # torchrun's agents have met there already
             return
         host, _, port = address.rpartition(":")
         deadline = time.monotonic() + seconds

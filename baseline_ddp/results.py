@@ -1,4 +1,4 @@
-"""After the training: the test split, the summary and the logbook, by the first process alone."""
+"""The work after the training, in the first process alone: the test, the summary and the logbook."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ if TYPE_CHECKING:
 
 
 INTERRUPTED_STATUS = 130
-"""Exit status of a run that was stopped by a signal, as shells have it for Ctrl-C."""
+"""Exit status of a run that a signal stopped; shells use it for Ctrl-C."""
 
 
 def finish(session: Session) -> int:
-    """Tests the best checkpoint and writes what a reader of the run folder needs; returns the exit status.
+    """Tests the best checkpoint and completes the run folder; returns the exit status.
 
-    A run that was interrupted is not tested: whoever interrupts it wants it to end.
+    A run that was interrupted is not tested, so that it ends quickly.
 
     Raises:
-        RunFailed: the best checkpoint has not reached its address.
+        RunFailed: the best checkpoint could not be copied to its address.
     """
     outcome = _outcome(session)
     if session.copy is not None:
@@ -60,10 +60,10 @@ def finish(session: Session) -> int:
 
 
 def deliver_best(folder: RunFolder, remote: RemoteFile) -> None:
-    """Copies the best checkpoint of a run that is complete to its address, unless it is there already.
+    """Copies the best checkpoint of a complete run to its address, unless it is there already.
 
     Raises:
-        RunFailed: it has not reached it.
+        RunFailed: the checkpoint could not be copied.
     """
     best, summary = folder.checkpoints / BEST, json.loads(folder.summary.read_text())
     if not best.exists() or summary.get("best_checkpoint") == {"url": remote.url, "sha256": _sha256(best)}:
@@ -81,7 +81,7 @@ def _sha256(file: Path) -> str:
 
 
 def _check_arrived(copy: RemoteCopy | None, folder: RunFolder) -> None:
-    """Raises RunFailed: the newest best checkpoint is not at its address."""
+    """Raises RunFailed if the newest best checkpoint has not been copied to its address."""
     if copy is not None and copy.problem:
         raise RunFailed(
             f"The best checkpoint could not be copied to {copy.remote.url} ({copy.problem}): give the same command "
@@ -99,7 +99,7 @@ def _outcome(session: Session) -> str:
 
 
 def _test(session: Session) -> tuple[TestResult | None, str | None]:
-    """Result of the best checkpoint, or why there is none; a folder without test images is no failure."""
+    """The test result of the best checkpoint, or the reason why there is none. Missing test images are no failure."""
     best = session.folder.checkpoints / BEST
     checkpoint = best if best.exists() else session.snapshots.path
     try:
@@ -111,7 +111,7 @@ def _test(session: Session) -> tuple[TestResult | None, str | None]:
 
 
 def _training(session: Session, outcome: str) -> dict[str, Any]:
-    """Times, rates and resources are of the updates since the run was resumed; what they learnt is of all."""
+    """Entries of the summary. Times, rates and resources count updates since the run resumed; accuracy and loss all."""
     resumed_step, last_step = session.beginning.resumed_step, session.trainer.global_step
     lines = read_metrics(session.folder.metrics)
     own_lines = [line for line in lines if line["step"] > (resumed_step or 0)]

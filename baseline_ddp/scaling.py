@@ -1,10 +1,10 @@
-"""How the training scales with the number of processes on this machine: one command, one table, one picture.
+"""Measures how the training scales with the number of processes on this machine: one command, one table, one picture.
 
     python -m baseline_ddp.scaling                                       # digits in 1 and in 2 processes
     python -m baseline_ddp.scaling --processes 1 2 4 8 --recipe cifar10-vit-tiny --max-steps 200 --repetitions 3
     python -m baseline_ddp.scaling --scaling weak --lr-scaling linear    # the global batch grows with the processes
 
-Each run is a subprocess with its own run folder, from whose files everything here is computed.
+Each run is a subprocess with its own run folder; all results are computed from the files there.
 """
 
 import json
@@ -31,7 +31,7 @@ from recipe.run_folder import RunFolder, read_metrics, write_json
 ROOT = Path(__file__).resolve().parent.parent
 
 WARMUP_STEPS = 2
-"""First updates of a run that do not count: memory is allocated and caches are cold."""
+"""Number of first updates of a run that do not count: memory is allocated and caches are cold."""
 
 
 @dataclass(frozen=True)
@@ -45,9 +45,9 @@ class ScalingOptions:
     scaling: Literal["strong", "weak"] = "strong"
     """strong: the recipe's batch divided among more processes; weak: a batch that grows with them."""
     lr_scaling: Literal["none", "sqrt", "linear"] = "none"
-    """How the learning rate follows a growing batch."""
+    """Rule by which the learning rate grows with the batch."""
     strategy: Literal["ddp", "fsdp"] = "ddp"
-    """What several processes use."""
+    """Strategy of runs with several processes."""
     batch_size: Annotated[int | None, tyro.conf.arg(metavar="SAMPLES")] = None
     """Micro-batch; the same in all runs."""
     max_steps: int = 40
@@ -73,7 +73,7 @@ class ScalingOptions:
 
 @dataclass(frozen=True)
 class ScalingRow:
-    """What came out for one number of processes; throughput in samples per second of training, without validation."""
+    """The results for one number of processes. Throughput is in samples per second of training, without validation."""
 
     processes: int
     learning_rate: float
@@ -84,7 +84,7 @@ class ScalingRow:
     throughput_range: tuple[float, float]
     epoch_seconds: float
     efficiency: float
-    """Throughput over processes times the first row's throughput per process."""
+    """Throughput over the number of processes times the first row's throughput per process."""
     communication_share: float
     """Part of the training time that communication took, without the warm-up."""
     best_val_loss: float | None
@@ -108,17 +108,17 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def compare(options: ScalingOptions) -> Path:
-    """Trains, and writes `scaling.json` and `scaling.png` to the returned folder.
+    """Makes all runs, and writes `scaling.json` and `scaling.png` to the returned folder.
 
     Raises:
-        InputError: a run failed; its own message stands above.
+        InputError: a run failed; its own message is printed above.
     """
     from baseline_ddp.measuring.pictures import draw_scaling
 
     run_id = options.run_id or f"scaling-{time.strftime('%Y%m%d-%H%M%S')}"
     folders = {count: [] for count in options.processes}
     for repetition in range(options.repetitions):
-        # Forwards and backwards in turn: a machine whose speed drifts favours none.
+        # Forwards and backwards in turn, so that a drift of the machine's speed favours no number.
         for count in options.processes[:: -1 if repetition % 2 else 1]:
             name = f"{count}-processes-{repetition + 1}"
             print(f"{count} process(es), run {repetition + 1} of {options.repetitions} ...", flush=True)
@@ -144,9 +144,9 @@ def summarise(processes: int, folders: list[RunFolder], first: ScalingRow | None
     """One row of the table from the run folders of all repetitions.
 
     Args:
-        processes: how many each of the runs had.
-        folders: of the finished runs.
-        first: the row to compare with; None if this is it.
+        processes: number of processes of each run.
+        folders: run folders of the finished runs.
+        first: the row to compare with; None if this is the first row.
     """
     summaries = [json.loads(folder.summary.read_text()) for folder in folders]
     lines = [_counted_lines(folder) for folder in folders]
@@ -170,7 +170,7 @@ def summarise(processes: int, folders: list[RunFolder], first: ScalingRow | None
 
 
 def scaling_table(rows: list[ScalingRow], options: ScalingOptions) -> Table:
-    """The rows for a person, one column for each number of processes."""
+    """A table of the rows, with one column for each number of processes."""
     title = f"{options.recipe}, {options.scaling} scaling, {options.max_steps} updates, n = {options.repetitions}"
     table = Table("processes", title=title, title_justify="left")
     for row in rows:
@@ -211,7 +211,7 @@ def _train(options: ScalingOptions, processes: int, run_id: str, name: str) -> R
     words = [str(word) for pair in arguments.items() for word in pair]
     torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
     script = str(ROOT / "baseline_ddp" / "train.py")
-    # One process must not take the cores of the others, or there would be nothing left to scale to.
+    # A single process must not use the cores of the others, or there would be nothing left to scale to.
     threads = max(1, (os.cpu_count() or 1) // max(options.processes))
     environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}
     done = subprocess.run([sys.executable, *torchrun, script, *words], env=environment, stdout=subprocess.DEVNULL)
@@ -221,7 +221,7 @@ def _train(options: ScalingOptions, processes: int, run_id: str, name: str) -> R
 
 
 def _counted_lines(folder: RunFolder) -> list[dict[str, Any]]:
-    """Of the updates after the warm-up."""
+    """The lines of the updates after the warm-up."""
     lines = read_metrics(folder.metrics)
     return [line for line in lines if "perf/samples_per_second" in line and line["step"] > WARMUP_STEPS]
 
@@ -232,7 +232,7 @@ def _communication_share(lines: list[dict[str, Any]]) -> float:
 
 
 def _known(summaries: list[dict[str, Any]], name: str) -> list[float]:
-    """Of the runs that have this number: one that has diverged has no losses and is not tested."""
+    """The values of the runs that have one: a run that diverged has no losses and is not tested."""
     return [summary[name] for summary in summaries if summary[name] is not None]
 
 

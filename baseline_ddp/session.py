@@ -1,4 +1,4 @@
-"""One run in one of its processes: everything is checked, then trained, then measured on the test split."""
+"""One process of a run: checks everything, trains, and measures the result on the test split."""
 
 import contextlib
 import logging
@@ -59,7 +59,7 @@ def run(options: BaselineOptions, recipe: Recipe) -> int:
             session.train()
         except RunComplete as found:
             complete = found
-    # From here on the first process is alone; the others have nothing left to do and must not have to wait.
+    # From here on the first process works alone; the others have nothing left to do and must not wait.
     if not processes.is_first:
         return 0
     if complete is None:
@@ -71,12 +71,12 @@ def run(options: BaselineOptions, recipe: Recipe) -> int:
 
 
 class RunComplete(Exception):  # noqa: N818 (reads as what happened)
-    """There is nothing left to train, and the results are there.
+    """Raised if nothing is left to train and the results exist.
 
     Args:
-        said: to a person.
-        folder: of the run.
-        remote: where its best checkpoint belongs as well.
+        said: the message.
+        folder: the run folder.
+        remote: where the best checkpoint has to be copied; None for nowhere.
     """
 
     def __init__(self, said: str, folder: RunFolder, remote: RemoteFile | None) -> None:
@@ -86,13 +86,13 @@ class RunComplete(Exception):  # noqa: N818 (reads as what happened)
 
 @dataclass(frozen=True)
 class Beginning:
-    """What the first process decides for all.
+    """What the first process decides for all processes.
 
     Args:
-        checkpoint: that the run goes on from; None for a run that begins.
-        resumed_step: its step.
-        note: what a person should know of this choice; may be empty.
-        complete: why nothing is left to do; may be empty.
+        checkpoint: the checkpoint that the run resumes from; None for a new run.
+        resumed_step: step of that checkpoint.
+        note: what a person should know about this choice; may be empty.
+        complete: why nothing is left to do; empty if something is.
     """
 
     run_id: str
@@ -104,15 +104,15 @@ class Beginning:
 
 
 class Session:
-    """Everything that can be wrong before the training is wrong here.
+    """One run in this process. The constructor checks everything that can be checked before the training.
 
     Args:
         options: the command line.
         recipe: what is trained.
-        processes: this process among the others; connected.
-        device: of this process.
+        processes: this process among those of the run, connected.
+        device: the device of this process.
         strategy_name: single, ddp or fsdp.
-        plan: how an update's samples are divided; with `--batch-size auto`, found here.
+        plan: how an update's samples are divided; with `--batch-size auto`, it is replaced here.
 
     Raises:
         InputError: something that a person gave cannot work.
@@ -154,7 +154,7 @@ class Session:
         self.seconds = 0.0
 
     def _begin(self) -> Beginning:
-        """In the first process alone: the folder, what lies there, and where checkpoints go."""
+        """Prepares the run folder and chooses the checkpoint to resume from; called in the first process only."""
         files = self.options.files
         began = time.strftime("%Y%m%d-%H%M%S", time.localtime(self.processes.run_began()))
         run_id = files.run_id or f"{self.recipe.name}-{began}"
@@ -170,17 +170,17 @@ class Session:
         forget_after(folder.metrics, -1 if resumed_step is None else resumed_step)
         if self.remote is not None:
             self.remote.check()
-        folder.summary.unlink(missing_ok=True)  # it says that a run has ended
+        folder.summary.unlink(missing_ok=True)  # its existence says that a run has ended
         folder.write_recipe(self.recipe)
         folder.write_environment()
         return Beginning(run_id, folder.path.absolute(), checkpoint, resumed_step, note)
 
     def _to_resume(self, folder: RunFolder) -> tuple[Path | None, str]:
-        """The checkpoint that this run goes on from, None to begin; and what a person should know of that.
+        """The checkpoint that this run resumes from, or None, and a note about that for a person.
 
-        A run that was killed early has no snapshot yet, and maybe a best checkpoint, which holds as much. A worker that
-        torchrun has started again goes on by itself, but only from what this run has written: torchrun also starts it
-        again after it was refused, and an earlier run's checkpoint is refused each time.
+        A run that was killed early may have no snapshot, but a best checkpoint, which holds as much. A worker that
+        torchrun has restarted resumes by itself, but only from a file that this run has written. torchrun also restarts
+        a worker that refused its options, and an earlier run's checkpoint has to be refused each time.
         """
         snapshot, best = folder.checkpoints / "last.ckpt", folder.checkpoints / BEST
         resume, is_restarted = self.options.files.resume, self.processes.restarts > 0
@@ -215,7 +215,7 @@ class Session:
         return data
 
     def _find_batch(self) -> int:
-        """Sets the plan, and returns the largest micro-batch that fits in all processes."""
+        """Sets the plan; returns the largest micro-batch that fits in all processes."""
         share = self.recipe.target_batch_size // self.processes.size
         limit = min(share, self.data.num_train_samples)
         data = build_data(self.recipe, self.options.files.data_dir, 1)
@@ -258,7 +258,7 @@ class Session:
         return loggers
 
     def train(self) -> None:
-        """Trains until one of the stops; the last state is in `last.ckpt` then.
+        """Trains until a limit or a request stops it; the last state is then in `last.ckpt`.
 
         Raises:
             RunFailed: another process is lost, or the disk is full.
@@ -287,7 +287,7 @@ class Session:
 
 
 def _wandb_logger(name: str, folder: RunFolder) -> Logger:
-    """Weights & Biases; without an account (WANDB_API_KEY) its files stay in the run folder, for `wandb sync`."""
+    """The logger for Weights & Biases. Without WANDB_API_KEY its files stay in the run folder, for `wandb sync`."""
     try:
         from lightning.pytorch.loggers import WandbLogger
 
@@ -302,8 +302,8 @@ def _wandb_logger(name: str, folder: RunFolder) -> Logger:
 
 
 def _silence_libraries() -> None:
-    """Hides what Lightning tells developers in every run; warnings that a person can act on stay."""
+    """Hides Lightning's messages to developers; warnings that a person can act on stay."""
     logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
     logging.getLogger("lightning.fabric").setLevel(logging.WARNING)
     warnings.filterwarnings("ignore", message="Checkpoint directory .* exists and is not empty")
-    warnings.filterwarnings("ignore", message=".*sync_dist=True.*")  # the metrics are those of all processes already
+    warnings.filterwarnings("ignore", message=".*sync_dist=True.*")  # the metrics are already summed over all processes

@@ -1,4 +1,4 @@
-"""Why a process wants to stop before the last step; `recipe.training.callbacks.StepMetrics` makes all stop together."""
+"""Requests to stop before the last step; `recipe.training.callbacks.StepMetrics` stops all processes together."""
 
 import signal
 from collections.abc import Iterator
@@ -14,12 +14,13 @@ from recipe.durations import parse_duration
 class StopRequest(Timer):
     """Asks to stop when the time is up, or after Ctrl-C or SIGTERM.
 
-    Lightning's Timer, whose time is part of checkpoints, without its broadcast after every micro-batch. Lightning 2.6
-    makes another one before every micro-batch, whether the first process has received SIGTERM; that is heard here. At a
-    round-trip time of 100 ms it cost about a quarter of DDP's time.
+    It is Lightning's Timer, whose time is part of checkpoints, without the Timer's broadcast after every micro-batch.
+    Before every micro-batch, Lightning 2.6 makes another broadcast of whether the first process has received SIGTERM.
+    This class handles SIGTERM instead. At a round-trip time of 100 ms, that broadcast cost about a quarter of DDP's
+    time.
 
     Args:
-        max_time: longest training as HH:MM:SS; None for no limit.
+        max_time: longest training time as HH:MM:SS; None for no limit.
     """
 
     def __init__(self, max_time: str | None) -> None:
@@ -27,7 +28,7 @@ class StopRequest(Timer):
         self.interrupted = False
 
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Takes Lightning's own question for SIGTERM out of the loop."""
+        """Removes Lightning's own broadcast about SIGTERM from the loop."""
         super().on_fit_start(trainer, pl_module)
         trainer.fit_loop.epoch_loop._broadcast_sigterm_tensor = _nothing
 
@@ -43,10 +44,10 @@ class StopRequest(Timer):
 
     @contextmanager
     def listening(self, speaks: bool) -> Iterator[None]:
-        """Takes SIGINT and SIGTERM for a wish to stop; torchrun kills whoever has not stopped 30 s later.
+        """Treats SIGINT and SIGTERM as requests to stop; torchrun kills processes that still run 30 s later.
 
         Args:
-            speaks: whether to say on the screen what happens next.
+            speaks: whether to print what happens next.
         """
 
         def interrupt(number: int, frame: FrameType | None) -> None:
@@ -63,4 +64,4 @@ class StopRequest(Timer):
 
 
 def _nothing() -> None:
-    """Nobody is asked."""
+    """Does nothing; it replaces Lightning's broadcast."""

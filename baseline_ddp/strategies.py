@@ -1,4 +1,4 @@
-"""One process, DDP or FSDP: the Lightning strategy is all that differs between them."""
+"""Builds the Lightning strategy for one process, DDP or FSDP: all that differs between them."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -21,14 +21,14 @@ from recipe.registry import build_task
 from recipe.training.task import ClassificationTask
 
 POWERSGD_RANK = 2
-"""Rank of the matrices that stand for the gradients; Vogels et al. 2019, table 3, use 1, 2 and 4."""
+"""Rank of the matrices that approximate the gradients; Vogels et al. 2019, table 3, use 1, 2 and 4."""
 
 
 def choose_strategy(options: ComputeOptions, processes: Processes, device: torch.device) -> str:
-    """The strategy's name: what was asked for, else what the number of processes suggests.
+    """The strategy's name: the one that was asked for, or else one that fits the number of processes.
 
     Raises:
-        InputError: the options contradict each other, the number of processes or the device.
+        InputError: the options contradict each other, the number of processes, or the device.
     """
     name = options.strategy or ("ddp" if processes.size > 1 else "single")
     if name == "single" and processes.size > 1:
@@ -49,7 +49,7 @@ def choose_strategy(options: ComputeOptions, processes: Processes, device: torch
 def build_strategy(
     name: str, options: ComputeOptions, processes: Processes, communication: Stopwatch
 ) -> str | Strategy:
-    """Lightning's strategy of that name; `communication` gets the time that the others' gradients and weights cost."""
+    """Lightning's strategy of that name; `communication` measures the time that gradients and weights cost."""
     if name == "single":
         return "auto"
     timeout = timedelta(seconds=options.collective_timeout)
@@ -59,14 +59,17 @@ def build_strategy(
 
 
 def cluster_environment(name: str) -> ClusterEnvironment:
-    """torchrun's variables, whoever set them; a single process must not take a surrounding cluster's for its own."""
+    """The environment that gives rank and size: torchrun's variables, except for a single process.
+
+    A single process must not take the variables of a surrounding cluster for its own.
+    """
     return LightningEnvironment() if name == "single" else TorchElasticEnvironment()
 
 
 def prepare_task(
     name: str, recipe: Recipe, options: ComputeOptions, communication: Stopwatch, device: torch.device
 ) -> ClassificationTask:
-    """The recipe's task, as the strategy needs it on this device."""
+    """The recipe's task, prepared for the strategy on this device."""
     task = build_task(recipe, options.channels_last)
     if name == "fsdp":
         task.divide = Sharding(communication)
@@ -78,13 +81,13 @@ def prepare_task(
 
 
 class ReplicatedStrategy(DDPStrategy):
-    """DDP with torch's communication hooks on every device; Lightning registers them on GPUs alone.
+    """DDP with torch's communication hooks on every device; Lightning itself registers them on GPUs only.
 
     Args:
         hook: none, fp16 or powersgd.
         powersgd_warmup_steps: updates with plain averaging before powersgd starts.
-        communication: what adds up the time that communication keeps the processes.
-        timeout: how long a process waits for the others.
+        communication: stopwatch that adds up the time that processes wait for communication.
+        timeout: longest wait of a process for the others.
     """
 
     def __init__(self, hook: str, powersgd_warmup_steps: int, communication: Stopwatch, timeout: timedelta) -> None:
@@ -121,7 +124,7 @@ class ShardedStrategy(ModelParallelStrategy):
 
     @contextmanager
     def block_backward_sync(self) -> Iterator[None]:
-        """Lightning enters this for all micro-batches of an update but the last."""
+        """Keeps gradients local; Lightning enters this block for all micro-batches of an update but the last."""
         sharded = [module for module in self.lightning_module.modules() if isinstance(module, FSDPModule)]
         for module in sharded:
             module.set_requires_gradient_sync(False, recurse=False)
@@ -133,17 +136,17 @@ class ShardedStrategy(ModelParallelStrategy):
 
 
 class Sharding:
-    """Divides a task's parameters among the processes, block by block.
+    """Shards a task's parameters over the processes, block by block.
 
     Args:
-        communication: what adds up the time of all-gathers and reduce-scatters.
+        communication: stopwatch that adds up the time of all-gathers and reduce-scatters.
     """
 
     def __init__(self, communication: Stopwatch) -> None:
         self._communication = communication
 
     def __call__(self, task: ClassificationTask) -> None:
-        """Does it once."""
+        """Shards the task, unless it is sharded already."""
         if isinstance(task.model, FSDPModule):
             return
         mesh = task.device_mesh["data_parallel"]

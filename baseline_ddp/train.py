@@ -9,9 +9,9 @@
 
 `--help` explains every option.
 
-Ctrl-C stops all processes after the same update, with a snapshot. What has been run: one process, DDP and FSDP (torch's
-`fully_shard`) on CPUs with gloo, on one node and on two, and one process on a GPU with NCCL. 16-mixed, SyncBatchNorm
-and several GPUs have not been tried.
+Ctrl-C stops all processes after the same update, with a snapshot. One process, DDP and FSDP (torch's `fully_shard`)
+have run on CPUs with gloo, on one node and on two. One process has run on a GPU with NCCL. 16-mixed, SyncBatchNorm and
+several GPUs have not been tried.
 """
 
 import os
@@ -39,13 +39,13 @@ def main(arguments: list[str] | None = None) -> int:
             return 0
         recipe = options.build_recipe()
     except InputError as error:
-        if os.environ.get("LOCAL_RANK", "0") == "0":  # the other processes would say the same
+        if os.environ.get("LOCAL_RANK", "0") == "0":  # the other processes would print the same
             _tell(error)
         return 2
     if os.environ.get("RANK", "0") == "0":
         print("Starting; importing torch takes 5 s or more …", flush=True)
 
-    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # its warnings of lost connections come with stack traces
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # its warnings about lost connections come with stack traces
     # These import torch, after everything that can be refused without it.
     from baseline_ddp.evaluate import test_checkpoint
     from baseline_ddp.processes import RunFailed
@@ -69,5 +69,5 @@ def _tell(error: Exception) -> None:
 if __name__ == "__main__":
     try:
         sys.exit(status_of(main))
-    except KeyboardInterrupt:  # before the training began; then it stops with a snapshot
+    except KeyboardInterrupt:  # raised only before the training begins; later, Ctrl-C stops it with a snapshot
         sys.exit(130)

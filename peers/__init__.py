@@ -1,4 +1,4 @@
-"""Where volunteers run: notebooks, containers, service units. In any notebook: `from peers import join, preview`."""
+"""Ways to run a peer: notebooks, containers, service units. In any notebook: `from peers import join, preview`."""
 
 from peers.notebook import CannotJoin, join, preview
 

@@ -1,4 +1,4 @@
-"""How a notebook shows what its peer does: widgets that are updated in place, or a line now and then without them."""
+"""Shows in a notebook what its peer does: with widgets that are updated in place, or with a line now and then."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ LINE_SECONDS = 60.0
 
 
 class Display(Protocol):
-    """Shows a peer's status, again and again."""
+    """Shows a peer's status repeatedly."""
 
     def show(self, status: Status) -> None: ...
 
@@ -23,7 +23,7 @@ class Display(Protocol):
 
 
 def make_display() -> Display:
-    """Widgets in a notebook, lines elsewhere."""
+    """The display for this place: widgets in a notebook, lines elsewhere."""
     try:
         from IPython import get_ipython
 
@@ -35,10 +35,10 @@ def make_display() -> Display:
 
 
 class WidgetDisplay:
-    """Two bars and a line of text; and once a minute a plain line, for where no widget is shown.
+    """Two progress bars and a line of text, and once a minute a plain line for places that show no widgets.
 
     Args:
-        clock: seconds
+        clock: returns seconds
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -63,11 +63,11 @@ class WidgetDisplay:
 
     def close(self, last_words: str) -> None:
         self._text.value = html.escape(last_words).replace("\n", "<br>")
-        print(last_words)  # stays in the file when the notebook is saved without its widgets
+        print(last_words)  # stays in the file if the notebook is saved without its widgets
 
 
 class LineDisplay:
-    """For a terminal or a log."""
+    """Prints lines, for a terminal or a log."""
 
     def __init__(self) -> None:
         self._lines = Lines(wide_console())

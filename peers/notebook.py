@@ -1,7 +1,7 @@
 """Join a swarm from any notebook: `from peers import join; join("/ip4/203.0.113.5/tcp/31337/p2p/QmYyQSo1c1...")`.
 
-The peer is a process of its own, `python -m swarm.peer`: a notebook's kernel has threads and an event loop of its
-own, which hivemind's forks do not survive. Interrupting the cell leaves the swarm cleanly.
+The peer is a separate process, `python -m swarm.peer`. A notebook's kernel has threads and an event loop, which
+Hivemind's forks do not survive. Interrupting the cell makes the peer leave the swarm properly.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ from swarm.runtime.processes import die_with_parent
 
 POLL_SECONDS = 0.5
 LEAVE_SECONDS = 20.0
-INTERRUPTED = (130, -signal.SIGINT)  # the second one while Python itself starts
-SPARE_SECONDS = 600.0  # a session that ends by itself takes the goodbye along
-LEAST_SECONDS = 300.0  # for less it is not worth joining: the start takes a minute or two of it
+INTERRUPTED = (130, -signal.SIGINT)  # the second while Python itself starts
+SPARE_SECONDS = 600.0  # a peer that ends with its session could not sign off
+LEAST_SECONDS = 300.0  # for less, joining is not worth it: starting takes a minute or two of it
 
 
 class CannotJoin(InputError):  # noqa: N818 (reads as what happened)
-    """The peer gave up; a notebook shows the sentence alone."""
+    """Raised if the peer cannot join; a notebook shows only the message."""
 
     def _render_traceback_(self) -> list[str]:
-        """IPython asks for it."""
+        """The lines that IPython shows in place of a traceback."""
         return [f"error: {self}"]
 
 
@@ -45,13 +45,13 @@ def preview(address: str | Sequence[str] = "", *, device: str = "auto", data_dir
     """Show what joining takes and gives, and whether it would work: device, memory, micro-batch, traffic, time left.
 
     Args:
-        address: addresses of running peers; without any, those in the variable INITIAL_PEERS
+        address: addresses of running peers, or a join line; if empty, those in the variable INITIAL_PEERS
 
     Returns:
         whether joining would work
 
     Raises:
-        CannotJoin: there is no address, or it is malformed
+        CannotJoin: there is no address, it is malformed, or the check itself failed
     """
     platform, addresses = detect(), _addresses(address)
     command = [sys.executable, "-m", "swarm", "doctor", "--json", "--device", device, "--data-dir", str(data_dir)]
@@ -82,22 +82,22 @@ def join(
     max_time: str | None = None,
     options: Sequence[str] = (),
 ) -> dict:
-    """Train with a swarm until the run ends, the session is about to, or the cell is interrupted.
+    """Train with a swarm until the run ends, the session is about to end, or the cell is interrupted.
 
     Args:
-        address: addresses of running peers; without any, those in the variable INITIAL_PEERS
-        public_name: shown to the others; the one of last time (or a random one) without it
+        address: addresses of running peers, or a join line; if empty, those in the variable INITIAL_PEERS
+        public_name: name shown to others; by default that of last time, or else a random one
         device: auto, cpu or cuda
         data_dir: folder of the data set
-        output_dir: folder for runs, name and identity; by default what outlives the session on this platform
+        output_dir: folder for runs, name and identity; by default one that outlives the session on this platform
         max_time: leave after HH:MM:SS; by default ten minutes before the longest possible session ends
         options: further options of `python -m swarm.peer`
 
     Returns:
-        the content of summary.json; empty if the cell was interrupted and the peer had none to write
+        the content of summary.json; empty if the cell was interrupted before the peer had a summary to write
 
     Raises:
-        CannotJoin: one sentence that says why, and what to do
+        CannotJoin: says in one sentence why, and what to do
     """
     platform = detect()
     try:
@@ -115,14 +115,14 @@ def join(
 
 
 class _Volunteer:
-    """A peer process and what is shown of it."""
+    """A peer process, with the display of its status."""
 
     def __init__(self, folder: Path, name: str, addresses: list[str], arguments: list[str]):
         self._folder, self._name = folder, name
         self._log = folder / f"{name}.log"
         self._began = time.time()
         self._end: str | None = None
-        """In words, if this process has asked the peer to leave, and it could not write its summary."""
+        """How the peer ended, in words, if this process asked it to leave; shown if it could not write its summary."""
         parent = os.getpid()
         with self._log.open("wb") as log:
             self._process = subprocess.Popen(
@@ -130,7 +130,7 @@ class _Volunteer:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                start_new_session=True,  # an interrupted cell reaches this process, which asks the peer to leave
+                start_new_session=True,  # an interrupt reaches only this process, which asks the peer to leave
                 preexec_fn=lambda: die_with_parent(signal.SIGTERM, parent),
                 env={**_environment(addresses), "PYTHONUNBUFFERED": "1"},
             )
@@ -163,20 +163,20 @@ class _Volunteer:
         return True
 
     def _leave(self) -> None:
-        """As Ctrl-C in a terminal."""
+        """Ask the peer to leave, as Ctrl-C does in a terminal, and end it by force if it does not."""
         self._end = "Left before the training began."
         self._process.send_signal(signal.SIGINT)
         try:
             if not self._wait(LEAVE_SECONDS):
                 self._end = f"Ended by force after {LEAVE_SECONDS:g} s. The others train on."
                 self._process.kill()
-        except KeyboardInterrupt:  # twice: at once
+        except KeyboardInterrupt:  # interrupted twice: end it at once
             self._end = "Ended by force. The others train on."
             self._process.kill()
         self._process.wait()
 
     def _newest(self, file: str) -> Path | None:
-        """Of this session: in OUTPUT_DIR/RUN_ID/NAME, and the run's name comes from the swarm."""
+        """This session's newest file of that name in OUTPUT_DIR/RUN_ID/NAME; RUN_ID is known only to the swarm."""
         found = [path for path in self._folder.glob(f"*/{self._name}/{file}") if path.stat().st_mtime >= self._began]
         return max(found, key=lambda path: path.stat().st_mtime, default=None)
 
@@ -211,15 +211,16 @@ def _addresses(address: str | Sequence[str]) -> list[str]:
 
 
 def _environment(addresses: list[str]) -> dict[str, str]:
-    """Of a child that is told whom to join. Others on this machine can read its command line, but not this."""
+    """The environment of a child process, with the addresses to join. Unlike a command line, other users cannot read
+    it."""
     return os.environ | {VARIABLE: " ".join(addresses)}
 
 
 def _kept_name(folder: Path, public_name: str | None) -> str:
-    """The given name, else that of last time, else a new one; kept for the next time.
+    """The given name, or that of last time, or else a new one; it is kept for the next time.
 
     Raises:
-        InputError: it cannot name a folder
+        InputError: the name cannot name a folder
     """
     kept = folder / "public-name.txt"
     name = (public_name or "").strip() or (kept.read_text().strip() if kept.exists() else "")
@@ -229,7 +230,10 @@ def _kept_name(folder: Path, public_name: str | None) -> str:
 
 
 def _before_the_end(platform: Platform) -> str | None:
-    """Time from the peer's start on, as HH:MM:SS; None without a limit, or where the longest session is over soon."""
+    """Time limit that lets the peer leave before the session ends, as HH:MM:SS.
+
+    None without a known limit, or if the longest session is nearly over.
+    """
     left = platform.seconds_left()
     if left is None:
         return None

@@ -1,4 +1,4 @@
-"""Where a notebook runs: how long its session lasts, and what of its disk outlives it."""
+"""Detects where a notebook runs: how long its session lasts, and which folder outlives it."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ DRIVE = Path("/content/drive/MyDrive")
 
 @dataclass(frozen=True)
 class Platform:
-    """A kind of notebook.
+    """A platform that runs notebooks.
 
     Args:
-        name: as people call it
-        session_hours: longest session, None where there is no limit
+        name: the platform's usual name
+        session_hours: longest session; None for no limit
         storage: folder for runs, name and identity
         hint: how name and contribution survive the session
     """
@@ -29,14 +29,15 @@ class Platform:
     hint: str
 
     def seconds_left(self) -> float | None:
-        """Of the longest possible session, which began when its first process did; None without a limit."""
+        """Seconds left of the longest possible session, which began when its first process did; None without a
+        limit."""
         if self.session_hours is None:
             return None
         return max(0.0, 3600 * self.session_hours - (time.time() - psutil.Process(1).create_time()))
 
 
 def detect() -> Platform:
-    """The platform that the environment variables belong to."""
+    """The platform, by its environment variables."""
     if "KAGGLE_KERNEL_RUN_TYPE" in os.environ:
         return Platform(
             "Kaggle",

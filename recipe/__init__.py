@@ -1,4 +1,4 @@
-"""What is trained: config, presets, data, model, optimizer, metrics, run folder.
+"""Everything about what is trained: config, presets, data, model, optimizer, metrics, run folder.
 
-It knows nothing of how the training is distributed.
+This package does not depend on how the training is distributed.
 """

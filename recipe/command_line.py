@@ -1,4 +1,4 @@
-"""What the command lines have in common: how options are shown, read and checked. Imports nothing slow."""
+"""What the command lines share: how options are shown, read and checked. Imports nothing slow."""
 
 import contextlib
 import inspect
@@ -24,32 +24,33 @@ HELP_COLUMNS = "110"
 _HOW = (tyro.conf.OmitArgPrefixes, tyro.conf.DisallowNone)
 JOIN_LINE, HIDDEN = "swarm://", "…"
 _JOIN_LINE = re.compile(r"swarm:/", re.IGNORECASE)
-"""However somebody has written its beginning: peers understand it then, too."""
+"""The beginning of a join line, in any case and with one slash or two: peers accept all of these."""
 _USER_INFO = re.compile(r"://[^/\s]*@")
 
 
 def arg(metavar: str, default: str | None = None, text: str | None = None) -> Any:
-    """How `--help` shows an option; `default` where the default itself says nothing."""
+    """The annotation that says how `--help` shows an option. `default` describes a default whose value is not
+    telling."""
     return tyro.conf.arg(metavar=metavar, help_behavior_hint=f"(default: {default})" if default else None, help=text)
 
 
 def read_options(
     kind: type[T], arguments: list[str] | None, prog: str, default: T | None = None, description: str | None = None
 ) -> T:
-    """The command line as a dataclass, each of whose groups has been checked; dashes and underscores alike.
+    """The command line as a dataclass. Each group of options has been checked; dashes and underscores are alike.
 
     Args:
-        default: what is not on the command line; None: as the class says
-        description: for `--help`; None: the docstring of the class
+        default: values of options that are not on the command line; None for those of the class.
+        description: text for `--help`; None for the docstring of the class.
 
     Raises:
-        InputError: a value that cannot work, from a group's `check`.
-        SystemExit: status 2 for what is not an option, 0 for `--help`.
+        InputError: a group's `check` refuses a value.
+        SystemExit: with status 2 for an unknown option, with 0 for `--help`.
     """
     with _readable_help(kind, arguments):
         said = _filled(description or kind.__doc__ or "")
         options = tyro.cli(kind, args=arguments, prog=prog, default=default, description=said, config=_HOW)
-    # Not in __post_init__: tyro would put a box with a title around the sentence.
+    # Not in __post_init__: tyro would draw a box with a title around the sentence.
     for group in vars(options).values():
         if hasattr(group, "check"):
             group.check()
@@ -57,14 +58,16 @@ def read_options(
 
 
 def read_known_options(kind: type[T], arguments: list[str] | None, prog: str) -> tuple[T, list[str]]:
-    """As `read_options`, without checks; and the words that are for another program."""
+    """The options as of `read_options`, without checks, and the remaining words, which are meant for another
+    program."""
     with _readable_help(kind, arguments):
         said = _filled(kind.__doc__ or "")
         return tyro.cli(kind, args=arguments, prog=prog, description=said, return_unknown_args=True, config=_HOW)
 
 
 def exit_status(run: Callable[[], int | None], interrupted: str = "Interrupted.") -> int:
-    """What a program returns; 2 for input that cannot work and 130 after Ctrl-C, said in one sentence."""
+    """The exit status of a program: what `run` returns, 2 for an InputError, 130 after Ctrl-C; both print one
+    sentence."""
     try:
         return run() or 0
     except InputError as error:
@@ -76,7 +79,7 @@ def exit_status(run: Callable[[], int | None], interrupted: str = "Interrupted."
 
 
 def without_secrets(arguments: Sequence[str]) -> list[str]:
-    """A command line that can be kept and shown: join lines, certificates and passwords in URLs are left out of it."""
+    """The command line without join lines, certificates and passwords in URLs, so that it can be kept and shown."""
     shown, in_line, hides_next = [], False, False
     for word in arguments:
         option, has_value, _ = word.partition("=")
@@ -88,7 +91,7 @@ def without_secrets(arguments: Sequence[str]) -> list[str]:
         elif hides_next:
             shown.append(HIDDEN)
         elif in_line and not word.startswith("--"):
-            continue  # a line that was pasted with spaces is several words
+            continue  # a join line that was pasted with spaces in it is several words
         elif is_certificate and has_value:
             shown.append(f"{option}={HIDDEN}")
         else:
@@ -99,7 +102,7 @@ def without_secrets(arguments: Sequence[str]) -> list[str]:
 
 
 def at_least(options: object, least: int, *names: str) -> None:
-    """Raises InputError if one of these options is a smaller number."""
+    """Raises InputError if one of the named options is a whole number below `least`."""
     for name in names:
         value = getattr(options, name)
         if isinstance(value, int) and value < least:
@@ -107,13 +110,13 @@ def at_least(options: object, least: int, *names: str) -> None:
 
 
 def check_port(option: str, port: int, what_0_is: str = "any free port") -> None:
-    """Raises InputError: no port has this number."""
+    """Raises InputError if no port has this number."""
     if not 0 <= port <= 65535:
         raise InputError(f"{option} is {port}: give 0 ({what_0_is}) to 65535.")
 
 
 def check_stops(max_time: str | None, target_accuracy: float | None) -> None:
-    """Raises InputError for a time or an accuracy that nothing can stop at."""
+    """Raises InputError if the time or the accuracy cannot serve as a limit at which to stop."""
     if max_time is not None:
         parse_duration(max_time)
     if target_accuracy is not None and not 0 < target_accuracy <= 1:
@@ -123,7 +126,10 @@ def check_stops(max_time: str | None, target_accuracy: float | None) -> None:
 
 @contextlib.contextmanager
 def _readable_help(kind: type, arguments: Sequence[str] | None) -> Iterator[None]:
-    """Of whole sentences. In a notebook or a log no terminal tells its width, and 80 columns are too few."""
+    """Prepare a readable `--help`: whole sentences, and `HELP_COLUMNS` where there is no terminal.
+
+    A notebook and a log have no width, and the 80 columns that are assumed then are too few.
+    """
     if {"-h", "--help"} & set(sys.argv[1:] if arguments is None else arguments):
         _give_texts(kind)
     if sys.stdout.isatty() or "COLUMNS" in os.environ:
@@ -137,9 +143,9 @@ def _readable_help(kind: type, arguments: Sequence[str] | None) -> Iterator[None
 
 
 def _filled(text: str) -> str:
-    """With the line ends that the terminal needs, and not those of a docstring; indented lines stay as they are.
+    """The text filled to the width of the terminal; lines that are indented stay as they are.
 
-    They are indented, because tyro joins lines that begin with a letter.
+    The filled paragraphs are indented, because tyro would join lines that begin with a letter.
     """
     filler = textwrap.TextWrapper(shutil.get_terminal_size().columns, initial_indent="  ", subsequent_indent="  ")
     paragraphs = inspect.cleandoc(text).split("\n\n")
@@ -147,10 +153,10 @@ def _filled(text: str) -> str:
 
 
 def _give_texts(kind: type) -> None:
-    """tyro would keep the ends of a docstring's lines, in the midst of sentences: it gets the texts without them."""
+    """Give each field its help text on one line: tyro would keep the line ends of a docstring within sentences."""
     texts: dict[str, str] = {}
     for base in reversed(kind.__mro__):
-        with contextlib.suppress(OSError):  # changes to a recipe are no class in a file, and have their texts
+        with contextlib.suppress(OSError):  # overrides of a recipe are no class in a file, and have their texts
             texts |= field_docstrings(base) if is_dataclass(base) else {}
     hints = get_type_hints(kind)
     for item in fields(kind):

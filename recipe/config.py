@@ -10,16 +10,17 @@ from recipe.errors import InputError, shown
 from recipe.registry import DATASETS, kind_of
 
 FORMAT = 1
-"""Version of the JSON form. It is hashed into the fingerprint, so peers with different formats never meet."""
+"""Version of the JSON form. It is part of the fingerprint, so peers with different formats never meet."""
 
 MAX_JSON_BYTES = 64 * 1024
-"""A recipe arrives from strangers; a real one takes less than 1 KiB."""
+"""Largest JSON that is read: a recipe arrives from strangers, and a real one takes less than 1 KiB."""
 
 UNWRITTEN: dict[str, Any] = {"max_tokens": None, "lora_rank": None, "fragments": 1, "slowest_line_mbps": None}
-"""Fields that the JSON leaves out at these values, their defaults: such recipes keep the fingerprints that they had."""
+"""Fields that the JSON leaves out when they have these values, their defaults. So recipes without these fields keep
+their fingerprints."""
 
 ADDED_LATER = frozenset({"robust"}) | UNWRITTEN.keys()
-"""Fields that a recipe of an earlier version lacks: they have their defaults then."""
+"""Fields that a recipe of an earlier version may lack: they have their defaults then."""
 
 _BOUNDS: dict[str, tuple[float, float]] = {
     "image_size": (4, 1024),
@@ -55,11 +56,11 @@ _BOUNDS: dict[str, tuple[float, float]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """What is trained, and how, apart from how it is distributed. All fields are plain JSON values.
+    """What is trained, and how, except how the training is distributed. All fields are plain JSON values.
 
     Raises:
         InputError: a value has the wrong type, is out of range, or contradicts another one. Every value is checked
-            because recipes also arrive from peers that nobody knows.
+            because recipes also arrive from unknown peers.
     """
 
     name: str
@@ -131,22 +132,23 @@ class Recipe:
     """Number format of the computation: 32 (float32) or bf16-mixed."""
     averaging: Literal["sync", "overlap", "local", "auto"] = "sync"
     """Swarms: sync waits for averages; overlap computes on meanwhile, on old weights; local averages steps (DiLoCo);
-    auto is local, and the swarm chooses codec and local steps by what it measures."""
+    auto is local, and the swarm chooses codec and local steps by its measurements."""
     local_steps: int = 16
     """Averaging local: optimizer steps that each of equal peers makes on its own between two global updates."""
     fragments: int = 1
     """Averaging local: parts of the model that are averaged in turn, one with each global update (Streaming DiLoCo)."""
     outer_learning_rate: float = 1.0
-    """Averaging local: learning rate with which the mean of what these steps changed is applied."""
+    """Averaging local: learning rate that applies the mean of the changes that these steps made."""
     outer_momentum: float = 0.0
-    """Averaging local: Nesterov momentum of that; DiLoCo's 0.9 overshoots where averages arrive a round late."""
+    """Averaging local: Nesterov momentum of that mean; DiLoCo's 0.9 overshoots if averages arrive a round late."""
     codec: Literal["none", "fp16", "int8", "int4", "powersgd", "topk"] = "none"
     """Swarms: how numbers travel: fp16, int8 or int4; powersgd: matrices of low rank; topk: only the largest, and with
     averaging local."""
     powersgd_rank: int = 8
     """Codec powersgd: rank of these matrices; bytes grow with it."""
     robust: Literal["auto", "off", "clip"] = "auto"
-    """Swarms: clip lets no single member carry an average off; auto is clip, and off with powersgd, which cannot."""
+    """Swarms: clip limits what a single member can do to an average; auto is clip, but off with powersgd, which cannot
+    be clipped."""
     slowest_line_mbps: float | None = None
     """Swarms: a member that sends less than this, and makes each update take three times as long, is left out after
     three updates; none is 4 Mbit/s, which lines at home carry."""
@@ -197,18 +199,18 @@ class Recipe:
             )
 
     def to_json(self) -> str:
-        """Canonical form: one line, keys sorted, no spaces, with the format version."""
+        """The canonical JSON form: one line, keys sorted, no spaces, with the format version."""
         values = asdict(self).items()
         written = {name: value for name, value in values if name not in UNWRITTEN or value != UNWRITTEN[name]}
         return json.dumps({"format": FORMAT, **written}, sort_keys=True, separators=(",", ":"), allow_nan=False)
 
     @classmethod
     def from_json(cls, text: str | bytes) -> "Recipe":
-        """Reads what `to_json` wrote, from anyone.
+        """Reads a recipe that `to_json` wrote; the text may come from a stranger.
 
         Raises:
-            InputError: the only exception, whatever the input: too large, no JSON, another format version, missing or
-                unknown fields, or values that `Recipe` refuses.
+            InputError: the only exception, whatever the input. It is too large or no JSON, has another format version,
+                lacks fields or has unknown ones, or has values that `Recipe` refuses.
         """
         values = _parse_object(text)
         version = values.pop("format", None)
@@ -259,7 +261,7 @@ def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _checked_value(name: str, annotation: Any, value: Any) -> Any:
-    """The value if it has the annotated type and lies within its bounds; an int becomes a float where one is due."""
+    """The value, if it has the annotated type and is within its bounds; an int becomes a float where one is due."""
     kinds = get_args(annotation) if get_origin(annotation) is not Literal else (annotation,)
     kinds = kinds or (annotation,)
     if value is None and type(None) in kinds:
@@ -275,7 +277,7 @@ def _checked_value(name: str, annotation: Any, value: Any) -> Any:
         raise InputError(f"{name} is {shown(value)}: give a value of type {kind.__name__}.")
     if name in _BOUNDS:
         low, high = _BOUNDS[name]
-        if not low <= value <= high:  # also refuses NaN, which compares false
+        if not low <= value <= high:  # also refuses NaN, for which all comparisons are false
             raise InputError(f"{name} is {shown(value)}: give a number from {low} to {high}.")
-    # Adding 0.0 turns -0.0 into 0.0, which would otherwise be an equal recipe with another fingerprint.
+    # Adding 0.0 turns -0.0 into 0.0. Else equal recipes could have different fingerprints.
     return float(value) + 0.0 if kind is float else value

@@ -1,4 +1,4 @@
-"""Stochastic depth that leaves out the same samples on every device."""
+"""Stochastic depth that drops the same samples on every device."""
 
 import torch
 from timm.layers import DropPath
@@ -6,17 +6,18 @@ from torch import nn
 
 
 class PortableDropPath(DropPath):
-    """timm's `DropPath`, but what it leaves out is drawn on the CPU, one number for each sample.
+    """timm's `DropPath`, except that the dropped samples are drawn on the CPU, one number for each sample.
 
-    A GPU draws other numbers from the same seed. With these, what one peer has computed can be computed again by
-    another one, whatever device it has; also a slice of a micro-batch at a time.
+    A GPU draws other numbers from the same seed. With numbers from the CPU, any peer can recompute what another one
+    computed, whatever device it has, also a slice of a micro-batch at a time.
     """
 
     slice_of: tuple[int, int] | None = None
-    """(first, samples): what is computed begins at that sample of a micro-batch of so many; None: it is a whole one."""
+    """(first, samples) if the input is a slice: it begins at sample `first` of a micro-batch of `samples`. None: it is
+    a whole micro-batch."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """A residual branch, shape (batch, ...)."""
+        """Drop the residual branch x, shape (batch, ...), for some samples."""
         if not self.training or not self.drop_prob:
             return x
         keeps = 1 - self.drop_prob
@@ -27,7 +28,7 @@ class PortableDropPath(DropPath):
 
 
 def make_portable(model: nn.Module) -> None:
-    """Its stochastic depth is that of `PortableDropPath` from now on."""
+    """Replace the model's `DropPath` modules by `PortableDropPath`."""
     for module in [*model.modules()]:
         for name, child in module.named_children():
             if type(child) is DropPath:

@@ -1,4 +1,4 @@
-"""Reading a length of time that a person wrote."""
+"""Parses a length of time that a person wrote."""
 
 import re
 from datetime import timedelta
@@ -7,10 +7,10 @@ from recipe.errors import InputError
 
 
 def parse_duration(text: str) -> timedelta:
-    """The duration behind HH:MM:SS.
+    """The duration that a text HH:MM:SS stands for.
 
     Raises:
-        InputError: it is written in another way, or is no time at all.
+        InputError: the text has another form, or the duration is zero.
     """
     parts = re.fullmatch(r"(\d{1,4}):([0-5]?\d):([0-5]?\d)", text.strip())
     if parts is None:

@@ -1,4 +1,4 @@
-"""The one exception that a person is meant to read."""
+"""The one exception whose message is written for a person, and texts for such messages."""
 
 from typing import Any
 
@@ -11,16 +11,16 @@ class InputError(ValueError):
 
 
 def first_line(error: BaseException, most: int = 200) -> str:
-    """What a library's exception says, for a sentence of ours: its first line, or its name if it says nothing.
+    """The first line of a library's exception, for a sentence of ours; its class name if it has no text.
 
     Args:
-        most: letters.
+        most: largest number of letters.
     """
     return (str(error).strip() or type(error).__name__).splitlines()[0][:most]
 
 
 def shown(value: Any) -> str:
-    """A value in a message: escaped, so that it cannot fake lines or colours, and short."""
+    """A value as it is shown in a message: escaped, so that it cannot fake lines or colours, and short."""
     try:
         text = ascii(value)
     except (ValueError, RecursionError):  # an integer of thousands of digits, lists in lists

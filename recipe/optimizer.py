@@ -1,4 +1,4 @@
-"""The recipe's update rule and its learning rate by global step."""
+"""Builds the recipe's optimizer and its learning-rate schedule over global steps."""
 
 import math
 
@@ -12,8 +12,9 @@ from recipe.config import Recipe
 def build_optimizer(module: nn.Module, recipe: Recipe) -> torch.optim.Optimizer:
     """AdamW or SGD over two groups of parameters: without and with weight decay.
 
-    Without: biases, norms and everything else with one dimension, and what timm's model names in `no_weight_decay()`
-    (class token, position embedding). Each update is one global update over `recipe.target_batch_size` samples.
+    Without weight decay are biases, norms and everything else with one dimension, and the parameters that timm's model
+    names in `no_weight_decay()` (class token, position embedding). Each update is one global update over
+    `recipe.target_batch_size` samples.
     """
     spared = module.no_weight_decay() if hasattr(module, "no_weight_decay") else ()
     groups = _weight_decay_groups(module, recipe.weight_decay, frozenset(spared))
@@ -23,7 +24,10 @@ def build_optimizer(module: nn.Module, recipe: Recipe) -> torch.optim.Optimizer:
 
 
 def _weight_decay_groups(module: nn.Module, weight_decay: float, spared: frozenset[str]) -> list[dict]:
-    """What timm.optim.param_groups_weight_decay returns; importing timm.optim takes seconds (its Muon brings sympy)."""
+    """The groups that timm.optim.param_groups_weight_decay returns.
+
+    Importing timm.optim takes seconds, because its Muon imports sympy.
+    """
     without, decayed = [], []
     for name, parameter in module.named_parameters():
         if parameter.requires_grad:
@@ -33,16 +37,16 @@ def _weight_decay_groups(module: nn.Module, weight_decay: float, spared: frozens
 
 
 def build_scheduler(optimizer: torch.optim.Optimizer, recipe: Recipe) -> LambdaLR:
-    """Scheduler that is to be stepped once per global update."""
+    """A learning-rate scheduler, to be stepped once per global update."""
     return LambdaLR(optimizer, lambda step: lr_factor(recipe, step))
 
 
 def lr_factor(recipe: Recipe, step: float) -> float:
     """Learning rate of the update that follows `step` finished ones, as a fraction of `recipe.learning_rate`.
 
-    Rises linearly over the warm-up (the first update already moves: 1/warmup_steps), then falls to
-    `final_lr_fraction` at `total_steps` along the schedule's shape, and stays there. Where a run was extended, its
-    steps are fractions of those.
+    It rises linearly over the warm-up. The first update already has 1/warmup_steps. Then it falls to
+    `final_lr_fraction` at `total_steps`, along the schedule's shape, and stays there. `step` may be fractional: after a
+    run was extended, its steps are mapped onto the recipe's.
     """
     if step < recipe.warmup_steps:
         return (step + 1) / recipe.warmup_steps

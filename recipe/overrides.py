@@ -1,4 +1,4 @@
-"""Command-line options that change single fields of a recipe, made from the recipe's own fields and docstrings."""
+"""Command-line options that change single fields of a recipe, derived from the recipe's fields and docstrings."""
 
 import ast
 import inspect
@@ -12,11 +12,11 @@ import tyro
 from recipe.config import Recipe
 
 OTHER_MODEL = {"patch_size": None, "embed_dim": None, "depth": None, "num_heads": None, "initialisation": "timm"}
-"""What the fields that describe one particular ViT become when the model changes."""
+"""Values that the fields that describe one particular ViT take when the model changes."""
 
 
 def field_docstrings(cls: type) -> dict[str, str]:
-    """The docstrings under a dataclass's fields, as {field: text}; Python itself does not keep them."""
+    """The docstrings under a dataclass's fields, as {field: text}; Python itself does not keep them at run time."""
     body = ast.parse(textwrap.dedent(inspect.getsource(cls))).body[0].body
     return {
         above.target.id: inspect.cleandoc(below.value.value)
@@ -29,7 +29,7 @@ def _option(annotation: Any, help_text: str) -> Any:
     kind = annotation if get_origin(annotation) is Literal else (get_args(annotation) or (annotation,))[0]
     options = get_args(kind) or ((True, False) if kind is bool else ())
     metavar = "{" + ",".join(map(str, options)) + "}" if options else kind.__name__.upper()
-    # The default behind "None" is the recipe's own value, which is not known before the recipe is.
+    # None stands for the recipe's own value, which is not known before the recipe is.
     text = " ".join(help_text.split())
     return Annotated[kind | None, tyro.conf.arg(help=text, metavar=metavar, help_behavior_hint="(recipe's own)")]
 
@@ -46,17 +46,17 @@ def _make_overrides() -> type:
 
 
 RecipeOverrides = _make_overrides()
-"""Dataclass with every field of `Recipe` but its name, all optional; None keeps the recipe's value.
+"""Dataclass with every field of `Recipe` except its name, all optional; None keeps the recipe's value.
 
-Use it as a field of a command line's dataclass, under `tyro.conf.OmitArgPrefixes`.
+Use it as a field of a dataclass of options, under `tyro.conf.OmitArgPrefixes`.
 """
 
 
 def apply_overrides(recipe: Recipe, overrides: "RecipeOverrides") -> Recipe:
     """The recipe with the given fields changed.
 
-    Another `model` also drops the preset's ViT shape and initialisation (`OTHER_MODEL`), unless the overrides give
-    them: they describe the preset's own model, and `--model resnet50` alone has to work.
+    Another `model` also resets the ViT shape and initialisation (`OTHER_MODEL`), unless the overrides give them. These
+    describe the preset's own model, and `--model resnet50` alone has to work.
 
     Raises:
         InputError: the result is not a valid recipe.

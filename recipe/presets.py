@@ -1,4 +1,4 @@
-"""Presets: each is a function that returns a whole recipe."""
+"""Presets: functions that return a whole recipe each."""
 
 import difflib
 from collections.abc import Callable
@@ -224,7 +224,7 @@ PRESETS: dict[str, Callable[[], Recipe]] = {
 
 
 def preset(name: str) -> Recipe:
-    """The preset's recipe.
+    """The recipe of the preset with this name.
 
     Raises:
         InputError: there is no preset of this name; the message lists them.
@@ -237,7 +237,7 @@ def preset(name: str) -> Recipe:
 
 
 def named_recipe(name: str) -> Recipe:
-    """The recipe in a file whose name ends with .json, else the preset of this name.
+    """The recipe in the file, if the name ends with .json, or else the preset of this name.
 
     Raises:
         InputError: there is no such preset, or the file cannot be read or holds no recipe.

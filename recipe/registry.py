@@ -1,6 +1,6 @@
-"""Which task a recipe is: the one place that knows all tasks. A new one is a file and a line in `TASKS`.
+"""Maps data sets to tasks: the one place that knows all tasks. A new task is a file and a line in `TASKS`.
 
-Importing it is quick, and so is importing a task: torch comes with the first model.
+Importing this module is quick, and so is importing a task: torch is imported with the first model.
 """
 
 from functools import cache
@@ -15,23 +15,24 @@ if TYPE_CHECKING:
     from recipe.training.task import ClassificationTask
 
 DIGITS_FOLDS = tuple(f"digits-fold-{number}" for number in range(1, 6))
-"""Data sets of the same digits: each validates another fifth of them, so that all five validate every image once."""
+"""Five data sets of the same digits. Each validates another fifth, so that all five together validate every image
+once."""
 
 TASKS = {
     "recipe.tasks.images:Images": ("digits", *DIGITS_FOLDS, "cifar10", "glyphs", "imagefolder", "synthetic"),
     "recipe.tasks.texts:Texts": ("docstrings", "ag-news", "csv"),
 }
-"""The class of each task, as module:class, and the names of its data sets, by which a recipe says what its task is."""
+"""The class of each task, as module:class, and the names of its data sets. A recipe's data set decides its task."""
 
 OWN_DATA = ("imagefolder", "csv")
-"""Data sets of which each peer may have samples of its own: nobody else can compute again what it has computed."""
+"""Data sets of which each peer may have its own samples: no other peer can recompute what it computed."""
 
 DATASETS = tuple(name for names in TASKS.values() for name in names)
 
 
 @cache
 def kind_of(dataset: str) -> "TaskKind":
-    """The task to which a data set belongs."""
+    """The task that a data set belongs to."""
     place = next(place for place, names in TASKS.items() if dataset in names)
     module, name = place.split(":")
     return getattr(import_module(module), name)()

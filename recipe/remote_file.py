@@ -1,4 +1,4 @@
-"""Copies files to any fsspec address in the background: retried, and never half a file."""
+"""Copies files to any fsspec address in the background: with retries, and each file whole or not at all."""
 
 import contextlib
 import hashlib
@@ -16,7 +16,7 @@ import fsspec
 from recipe.errors import InputError
 
 CHECK_SECONDS = 60.0
-"""How long the address may take to accept a first small file."""
+"""Longest time that the address may take to accept a first small file."""
 
 ATTEMPTS = 6
 FIRST_PAUSE_SECONDS = 1.0
@@ -31,15 +31,15 @@ _SHORTEST_SECRET = 8
 class RemoteFile:
     """A file at an fsspec address (`file://`, `s3://bucket/key`, `gs://`, ...) that is always whole.
 
-    New content goes to a name of its own and is then moved to its place; `ADDRESS.sha256` follows, in the format of
-    `sha256sum`.
+    New content is written under another name and then moved into place. `ADDRESS.sha256` follows, in the format of
+    `sha256sum`. It is empty meanwhile, so that it never names the checksum of other content.
 
     Args:
         url: the address.
-        option: with which a person gave it, for messages.
+        option: the option that gave the address, for messages.
 
     Raises:
-        InputError: nothing that is installed can open such an address, or there are secrets in it.
+        InputError: no installed package can open such an address, or the address holds a secret.
     """
 
     def __init__(self, url: str, option: str) -> None:
@@ -59,7 +59,7 @@ class RemoteFile:
         """Writes a small file beside the address and removes it.
 
         Raises:
-            InputError: that fails, or takes longer than `seconds`.
+            InputError: the write fails, or takes longer than `seconds`.
         """
         problem: list[Any] = [f"no answer within {seconds:g} s"]
         prober = threading.Thread(target=self._probe, args=(problem,), daemon=True)
@@ -72,24 +72,26 @@ class RemoteFile:
             )
 
     def write(self, content: BinaryIO) -> str:
-        """Replaces the file; returns the sha256 in hex.
+        """Replaces the file; returns the SHA-256 of the content in hex.
 
         Raises:
-            Exception: whatever the file system raises; the old file is then still there.
+            Exception: any error of the file system. The old file is still in place then, unless only writing the
+                `.sha256` failed at the end. The `.sha256` may be empty then.
         """
-        digest, temporary = hashlib.sha256(), self._temporary_name()
+        digest, temporary, checksum = hashlib.sha256(), self._temporary_name(), f"{self.path}.sha256"
         try:
             with self.filesystem.open(temporary, "wb") as remote:
                 while chunk := content.read(_CHUNK_BYTES):
                     digest.update(chunk)
                     remote.write(chunk)
+            self.filesystem.pipe_file(checksum, b"")
             self.filesystem.mv(temporary, self.path)
         except BaseException:
             with contextlib.suppress(Exception):
                 self.filesystem.rm_file(temporary)
             raise
         line = f"{digest.hexdigest()}  {Path(self.path).name}\n"
-        self.filesystem.pipe_file(f"{self.path}.sha256", line.encode())
+        self.filesystem.pipe_file(checksum, line.encode())
         return digest.hexdigest()
 
     def _temporary_name(self) -> str:
@@ -107,15 +109,15 @@ class RemoteFile:
 
 
 class RemoteCopy:
-    """Keeps a remote file the same as the newest local one that it was given; a thread copies.
+    """Copies the newest of the local files that it is given to a remote file, in a thread.
 
-    Only the newest is copied: one that waits while a newer one comes is left out.
+    If a newer file comes while one waits, the one that waits is not copied.
 
     Args:
-        remote: where to.
-        attempts: how often to try.
-        first_pause_seconds: between the first two attempts; the pauses double.
-        on_problem: called, from the thread, with what was wrong when all attempts have failed.
+        remote: the target.
+        attempts: how often a copy is tried.
+        first_pause_seconds: pause between the first two attempts; the pauses double.
+        on_problem: called from the thread with the reason when all attempts have failed.
     """
 
     def __init__(
@@ -127,9 +129,9 @@ class RemoteCopy:
     ) -> None:
         self.remote, self.attempts, self.first_pause_seconds = remote, attempts, first_pause_seconds
         self.sha256: str | None = None
-        """Of what is there."""
+        """SHA-256 of the file that was copied last, in hex; None before the first."""
         self.problem: str | None = None
-        """Why the newest is not there; None if it is, or is on its way."""
+        """Why the newest file has not been copied; None if it has been, or is on its way."""
         self._on_problem = on_problem
         self._waiting: BinaryIO | None = None
         self._sending: BinaryIO | None = None
@@ -138,7 +140,8 @@ class RemoteCopy:
         self._thread = threading.Thread(target=self._run, name="remote copy", daemon=True)
 
     def submit(self, path: Path) -> None:
-        """Opens the file, so that it stays what it is when another one takes its place, and returns at once."""
+        """Hands a file over and returns at once. The file is opened here, so a later replacement of it does not
+        matter."""
         with self._news:
             if self._waiting is not None:
                 self._waiting.close()
@@ -149,7 +152,7 @@ class RemoteCopy:
 
     @property
     def bytes_left(self) -> int:
-        """Of what is being copied and what waits, an estimate."""
+        """Estimate of the bytes that are still to be copied, of the current file and the one that waits."""
         left = 0
         for file in (self._sending, self._waiting):
             with contextlib.suppress(OSError, ValueError, AttributeError):  # the thread has closed it
@@ -157,13 +160,13 @@ class RemoteCopy:
         return left
 
     def close(self, seconds: float | None = None) -> bool:
-        """Waits until the last file is there or has failed; `problem` then says why.
+        """Waits until the last file has been copied or has failed; `problem` says why it failed.
 
         Args:
-            seconds: for which to wait; None waits as long as it takes.
+            seconds: longest wait; None waits as long as it takes.
 
         Returns:
-            whether it has ended.
+            whether the thread has ended.
         """
         with self._news:
             self._is_closing = True
@@ -189,7 +192,7 @@ class RemoteCopy:
                 content.seek(0, io.SEEK_SET)
                 self.sha256, self.problem = self.remote.write(content), None
                 return
-            except Exception as error:  # every file system has its own; the training must not end for it
+            except Exception as error:  # every file system has its own errors; none may end the training
                 self.problem = describe(error)
             if attempt + 1 < self.attempts and self._a_newer_one_comes(self.first_pause_seconds * 2**attempt):
                 return
@@ -201,7 +204,7 @@ class RemoteCopy:
 
 
 def check_no_secrets(url: str, option: str) -> None:
-    """Raises InputError: others would see a password, in the list of processes for instance."""
+    """Raises InputError if the URL seems to hold a password or a signature, which the list of processes would show."""
     host = url.partition("://")[2].partition("/")[0]
     if ":" in host.rpartition("@")[0] or "?" in url:
         raise InputError(
@@ -211,13 +214,14 @@ def check_no_secrets(url: str, option: str) -> None:
 
 
 def describe(error: Exception) -> str:
-    """An exception of a foreign library in one line, without what it may tell of passwords and signatures."""
+    """An exception of a foreign library in one line, without passwords and signatures."""
     text = without_secrets((str(error).strip().splitlines() or [""])[0])
     return f"{type(error).__name__}: {text[:160]}" if text else type(error).__name__
 
 
 def without_secrets(text: str) -> str:
-    """The text without passwords in addresses, signatures behind them, and the values of variables with such names."""
+    """The text without passwords in addresses, signatures after them, and the values of secret environment
+    variables."""
     text = re.sub(r"://[^/@\s]*:[^/@\s]*@", "://…@", text)
     text = re.sub(r"(://[^\s?]*)\?\S+", r"\1?…", text)
     for name, value in os.environ.items():

@@ -1,4 +1,4 @@
-"""The run folder: where a peer's recipe, environment, metrics and summary lie, and how they are written."""
+"""The run folder, with a peer's recipe, environment, metrics and summary, and functions that write files safely."""
 
 import contextlib
 import json
@@ -19,7 +19,8 @@ peer never goes on from such a checkpoint by itself."""
 
 
 class RunFolder:
-    """Paths in `output_dir/run_id/peer_name`. `create` makes the folder; the constructor only names it."""
+    """The paths in a run folder `output_dir/run_id/peer_name`. `create` makes the folder; the constructor only names
+    it."""
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
@@ -37,14 +38,14 @@ class RunFolder:
         self.membership = self.path / "membership.json"
         self.evaluations = self.path / "evaluations.jsonl"
         self.identity = self.path / "identity.key"
-        """Of a peer of `swarm demo`; those of others are in OUTPUT_DIR/identities."""
+        """Private key of a peer of `swarm demo`. Other peers keep theirs in OUTPUT_DIR/identities."""
 
     @classmethod
     def create(cls, output_dir: str | Path, run_id: str, peer_name: str) -> "RunFolder":
-        """Makes the folder and its checkpoints; one that exists is used again.
+        """Makes the run folder and its folder of checkpoints; an existing one is used again.
 
         Raises:
-            InputError: a name is no plain file name, or the folder cannot be written.
+            InputError: a name is no plain file name, or the folder is not writable.
         """
         path = Path(output_dir).expanduser() / check_name(run_id, "--run-id") / check_name(peer_name, "--public-name")
         folder = cls(path)
@@ -78,18 +79,18 @@ class RunFolder:
         max_num_peers: int = 1,
         **more: Any,
     ) -> None:
-        """Writes `summary.json`. Its existence says that the run has ended, so it comes last.
+        """Writes `summary.json`. It is written last, because its existence says that the run has ended.
 
         Args:
-            recipe: its name and fingerprint are written.
-            run_id: the run this peer took part in.
+            recipe: the recipe; its name and fingerprint are written.
+            run_id: the run that this peer took part in.
             outcome: why the training ended, such as "completed", "target accuracy" or "interrupted".
             steps: global updates.
             samples: this peer's training samples.
             seconds: wall time of the training.
             val_accuracy: last `val/top1`, 0 to 1, or None without any validation.
             train_loss: last `train/loss`, or None without any update.
-            max_num_peers: most peers seen at once, this one included.
+            max_num_peers: most peers seen at once, including this one.
             more: further entries.
         """
         summary = {"run_id": run_id, "recipe": recipe.name, "fingerprint": recipe.fingerprint, "outcome": outcome}
@@ -98,10 +99,10 @@ class RunFolder:
 
 
 def make_writable(path: str | Path) -> None:
-    """Makes the folder if it is missing, and tries to write a file there.
+    """Makes the folder if it is missing, and checks that a file can be written there.
 
     Raises:
-        InputError: that fails.
+        InputError: the folder cannot be made or written to.
     """
     path = Path(path).expanduser()
     try:
@@ -120,7 +121,7 @@ def resumable(checkpoints: Path) -> list[Path]:
 
 
 def check_name(name: str, option: str) -> str:
-    """The name, if it can be a folder's anywhere.
+    """Returns the name if it can name a folder on every system.
 
     Raises:
         InputError: it is not 1 to 64 characters of A-Z, a-z, 0-9, dot, underscore and dash, or starts with a dot.
@@ -142,14 +143,17 @@ def write_json(path: str | Path, data: Any, durable: bool = True) -> None:
 
 @contextlib.contextmanager
 def whole_file(path: Path, durable: bool = True) -> Iterator[BinaryIO]:
-    """A file to write to; it takes the place of `path` when the block ends well. A reader sees the old or the new one.
+    """Yields a file that takes the place of `path` when the block ends without an error.
+
+    A reader sees either the old file or the new one.
 
     Args:
-        path: of a file that may be there already, in a folder that is.
-        durable: it outlives a power failure, which costs a disk time and wear; else it may be empty after one.
+        path: the target, which may exist, in a folder that exists.
+        durable: whether the file outlives a power failure, at a cost in disk time and wear. Without it, the file may be
+            empty after one.
 
     Raises:
-        OSError: it cannot be written; what was there before stays.
+        OSError: the file cannot be written; an old one stays.
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
@@ -165,13 +169,14 @@ def whole_file(path: Path, durable: bool = True) -> Iterator[BinaryIO]:
 
 
 def write_private(path: Path, content: bytes, overwrite: bool = False) -> None:
-    """Writes a file that only its user can read, whole or not at all, with the folders above it.
+    """Writes a file that only its owner can read, and the folders above it.
 
     Args:
-        overwrite: it may take the place of a file that is there; without that, who is killed meanwhile leaves a part.
+        overwrite: whether an existing file may be replaced. Then a kill leaves the old file or the new one. Without it,
+            a kill can leave a partial file.
 
     Raises:
-        OSError: it is there already and may not be replaced, or it cannot be written.
+        OSError: the file exists and may not be replaced, or cannot be written.
     """
     written = path.with_name(f".{path.name}.{os.getpid()}.tmp") if overwrite else path
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -189,7 +194,7 @@ def write_private(path: Path, content: bytes, overwrite: bool = False) -> None:
 
 
 def finite_or_null(data: Any) -> Any:
-    """The same data with None in place of NaN and infinities, which JSON does not have."""
+    """The data with None in place of NaN and infinities, which JSON cannot express."""
     if isinstance(data, float):
         return data if math.isfinite(data) else None
     if isinstance(data, dict):
@@ -200,9 +205,9 @@ def finite_or_null(data: Any) -> Any:
 
 
 def read_metrics(path: str | Path) -> list[dict[str, Any]]:
-    """The lines of a `metrics.jsonl`, oldest first; lines torn by a crash or a full disk are left out.
+    """The lines of a `metrics.jsonl`, oldest first; lines torn by a crash or a full disk are skipped.
 
-    Where there is no file there are none.
+    If the file does not exist, the list is empty.
     """
     try:
         content = Path(path).read_text(encoding="utf-8", errors="replace")

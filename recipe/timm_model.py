@@ -1,4 +1,4 @@
-"""Models of images: timm's, with equal initial weights on every machine."""
+"""Builds timm's image models with equal initial weights on every machine."""
 
 import timm
 import torch
@@ -19,12 +19,12 @@ _OPTIONAL_ARGUMENTS = ("img_size", "drop_path_rate")
 def build_timm_model(recipe: Recipe) -> nn.Module:
     """A module that maps images (batch, channels, image_size, image_size) to logits (batch, num_classes).
 
-    Weights that are not pretrained depend on `recipe.seed` alone: they are drawn on the CPU, and the caller's random
-    state stays as it was.
+    Weights that are not pretrained depend on `recipe.seed` alone. They are drawn on the CPU, and the caller's random
+    state stays unchanged.
 
     Raises:
-        InputError: the model does not take the recipe's ViT shape or image size, or its pretrained weights cannot be
-            had.
+        InputError: the model does not take the recipe's ViT shape or image size, or its pretrained weights are not
+            available.
     """
     if recipe.pretrained:
         _check_weights_reachable(recipe)
@@ -41,8 +41,9 @@ def build_timm_model(recipe: Recipe) -> nn.Module:
 def _enlarge_positions(module: nn.Module) -> None:
     """Draws position embeddings as large as the patch embeddings they are added to (both have a deviation near 1).
 
-    timm's 0.02 hides where a patch lies until the embedding has grown, which takes AdamW hundreds of updates. "jax"
-    (Xavier, as in the code of Dosovitskiy et al. 2020) does the same for the narrow layers of a small ViT.
+    With timm's 0.02, the position of a patch is hidden until the embedding has grown, which takes AdamW hundreds of
+    updates. "jax" (Xavier, as in the code of Dosovitskiy et al. 2020) does the same for the narrow layers of a small
+    ViT.
     """
     if isinstance(getattr(module, "pos_embed", None), nn.Parameter):
         nn.init.trunc_normal_(module.pos_embed, std=1.0)
@@ -78,7 +79,7 @@ def _create(recipe: Recipe, arguments: dict[str, int | float | str]) -> nn.Modul
 
 
 def _check_weights_reachable(recipe: Recipe) -> None:
-    """Asks the hub once: the download itself would try again for most of a minute before it gives up."""
+    """Checks with one request that the hub answers: a download would retry for most of a minute before it fails."""
     try:
         weights = timm.get_pretrained_cfg(recipe.model)
     except RuntimeError as error:
@@ -88,7 +89,7 @@ def _check_weights_reachable(recipe: Recipe) -> None:
         return
     try:
         get_session().head(constants.ENDPOINT, timeout=10)
-    except Exception as error:  # the hub's client changed its HTTP library, and with it its exceptions
+    except Exception as error:  # the hub's client changed its HTTP library, and its exceptions with it
         raise _weights_missing(recipe, error) from error
 
 
@@ -111,7 +112,7 @@ def _without(recipe: Recipe, arguments: dict[str, int | float | str], name: str)
 
 
 def _check_forward(module: nn.Module, recipe: Recipe) -> None:
-    """Some models accept any image size when they are built and fail, or see no patch at all, when they run."""
+    """Checks that the model computes: some accept any image size when built, and fail or see no patch when they run."""
     grid_size = getattr(getattr(module, "patch_embed", None), "grid_size", None)
     too_small = grid_size is not None and 0 in grid_size
     if not too_small:

@@ -1,4 +1,4 @@
-"""Runs a grid: cell after cell, each in its own namespaces, skipping those that have a result."""
+"""Runs the cells of a grid one after the other, each in its own namespaces, except those that have a result."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ from recipe.errors import InputError
 from recipe.run_folder import make_writable, write_json
 
 _GRACE_SECONDS = 60.0
-"""A cell that has not ended by itself so long after its limit is killed."""
+"""Time after its limit that a cell has to end by itself; then it is killed."""
 _EARLIER = "earlier_problems.json"
 
 
 class Campaign:
-    """A grid's cells in a folder, one folder each.
+    """Runs the cells of a grid; each has its own folder.
 
     Args:
-        grid: what is asked.
-        cells: in the order in which they run.
-        folder: `OUTPUT/GRID`.
-        again: run cells again in which the machine was busy or the router late. A run that has failed by itself is a
-            result, and is not repeated until it succeeds.
+        grid: the experiment.
+        cells: the cells, in the order in which they run.
+        folder: the folder `OUTPUT/GRID`.
+        again: run cells again if the machine was busy or the router late. A run that failed by itself is a result, and
+            is not repeated.
 
     Raises:
         InputError: a cell cannot work, namespaces are not allowed, or the folder cannot be written.
@@ -55,7 +55,7 @@ class Campaign:
         write_json(folder / "grid.json", {"name": grid.name, "question": grid.question, **origin})
 
     def run(self, console: Console) -> int:
-        """Runs what is missing; returns the number of cells without a valid result."""
+        """Runs the cells without a result; returns the number of cells without a valid one."""
         waiting = [cell for cell in self.cells if not self._is_done(cell)]
         if skipped := len(self.cells) - len(waiting):
             console.print(f"{skipped} of {len(self.cells)} cells have a result already.")
@@ -80,7 +80,7 @@ class Campaign:
         self._note_problems(cell)
         (folder / "cell.json").write_text(cell.to_json())
         (folder / "result.json").unlink(missing_ok=True)
-        # The kernel ends the cell when this program goes, by SIGKILL as well.
+        # The kernel ends the cell when this program ends, even by SIGKILL.
         command = [
             "setpriv",
             "--pdeathsig",
@@ -93,7 +93,7 @@ class Campaign:
         except subprocess.TimeoutExpired:
             pass
         finally:
-            process.kill()  # and with it everything in its namespaces
+            process.kill()  # and with it all processes in its namespaces
             process.wait()
         if not (result := read_result(folder)):
             return {"problems": [f"it ended without a result (status {process.returncode})"]}
@@ -104,14 +104,14 @@ class Campaign:
         return result
 
     def _earlier_problems(self) -> dict[str, list[str]]:
-        """Of cells that had to run again, and say so."""
+        """Problems of earlier runs of cells that ran again, by name of the cell."""
         try:
             return json.loads((self.folder / _EARLIER).read_text())
         except (OSError, ValueError):
             return {}
 
     def _note_problems(self, cell: Cell) -> None:
-        """Before the cell runs again; in a file of its own, which lasts if that run is interrupted."""
+        """Keeps a cell's problems before it runs again, in a separate file that survives an interrupted run."""
         if problems := read_result(self.folder / cell.name).get("problems"):
             earlier = self._earlier_problems()
             write_json(
@@ -120,7 +120,7 @@ class Campaign:
 
 
 def _only_here(folder: Path) -> IO:
-    """A lock that goes with this process.
+    """A lock on the folder that this process holds until it ends.
 
     Raises:
         InputError: another process runs cells in this folder.
@@ -134,7 +134,7 @@ def _only_here(folder: Path) -> IO:
 
 
 def _congestion() -> str | None:
-    """The kernel's TCP congestion control, which decides how fast a long link fills and what a lost packet costs."""
+    """The kernel's TCP congestion control: it decides how fast a long link fills and what a lost packet costs."""
     try:
         return Path("/proc/sys/net/ipv4/tcp_congestion_control").read_text().strip()
     except OSError:
@@ -142,7 +142,7 @@ def _congestion() -> str | None:
 
 
 def _anywhere(command: Sequence[str]) -> list[str]:
-    """The command without the folder of this machine, and without what chose or repeated some of its cells."""
+    """The command without this machine's folder, and without the options that chose or repeated some cells."""
     kept, words, choosing = [], iter(command), False
     for word in words:
         name, equals, _ = word.replace("_", "-").partition("=")
@@ -155,7 +155,7 @@ def _anywhere(command: Sequence[str]) -> list[str]:
 
 
 def read_result(folder: Path) -> dict[str, Any]:
-    """A cell's `result.json`; empty while there is none."""
+    """The content of a cell's `result.json`; empty if there is none."""
     try:
         return json.loads((folder / "result.json").read_text())
     except (OSError, ValueError):
@@ -163,7 +163,7 @@ def read_result(folder: Path) -> dict[str, Any]:
 
 
 def summary_table(grid: Grid, folder: Path, cells: Sequence[Cell]) -> Table:
-    """Samples per second of each setting and system, valid cells alone."""
+    """A table of the samples per second of each setting and system, of valid cells only."""
     found: dict[tuple, dict[str, list[float]]] = {}
     axes = [name for name in grid.axes if name not in ("system", "seed", "dataset")]
     for cell in cells:
@@ -192,7 +192,7 @@ def _sentence(cell: Cell) -> str:
 
 
 def outcome(result: dict[str, Any]) -> str:
-    """A line about a cell: how fast it was, or why it is invalid."""
+    """A line about a cell: its speed, or why it is invalid."""
     if result["problems"]:
         what = "failed by itself" if failed_by_itself(result["problems"]) else "invalid"
         return f"{what}: {'; '.join(result['problems'])}{_who_took_part(result)}"
@@ -201,7 +201,7 @@ def outcome(result: dict[str, Any]) -> str:
 
 
 def _who_took_part(result: dict[str, Any]) -> str:
-    """Of a swarm: see `analysis.campaigns.home`."""
+    """A clause about the updates and failed rounds of a swarm (`analysis.campaigns.home`); else empty."""
     if not (found := result.get("home")):
         return ""
     whole = f"; all in {found['whole_updates']} of {len(found['updates'])} updates"

@@ -1,10 +1,10 @@
-"""Runs one cell in a lab of its own and writes what came out.
+"""Runs one cell in a lab of its own and writes its result.
 
     python -m analysis cell FOLDER        # FOLDER holds cell.json; everything else is written there
 
-FOLDER afterwards: `runs/` (run folders of the peers), `logs/` (what they printed), `commands.json`, `topology.json`,
-`started.json` (Unix seconds at which each host's command was started), `router.jsonl`, `watch.jsonl`, and
-`result.json`, written last.
+Afterwards FOLDER has `runs/` (run folders of the peers), `logs/` (their output), `commands.json`, `topology.json`,
+`started.json` (Unix seconds at which each host's command was started), `router.jsonl` and `watch.jsonl`. `result.json`
+is written last.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _ADDRESS_SECONDS = 120.0
 
 
 class RunError(Exception):
-    """The cell gives no result, and why."""
+    """Raised if the cell gives no result; the message says why."""
 
 
 class CellRun:
@@ -47,8 +47,8 @@ class CellRun:
 
     Args:
         cell: what to run.
-        folder: where everything goes.
-        lab: the network; open.
+        folder: folder of the cell, for all files.
+        lab: the network, open.
     """
 
     def __init__(self, cell: Cell, folder: Path, lab: Lab) -> None:
@@ -62,10 +62,10 @@ class CellRun:
         self.deadline = time.monotonic() + cell.time_limit_seconds
 
     def run(self) -> None:
-        """Starts every host as a user would, and waits until all are done.
+        """Starts every host as a user would, and waits until all have ended.
 
         Raises:
-            RunError: one failed, or time is up.
+            RunError: a host failed, or the time limit is over.
         """
         self.logs.mkdir()
         first, *others = self.lab.hosts[: self.cell.peers_at_start]
@@ -104,7 +104,7 @@ class CellRun:
         write_json(self.folder / STARTED, self.started)
 
     def _addresses(self, first: Host) -> tuple[str, ...]:
-        """The first peer's address inside the lab, as soon as it has one."""
+        """Waits for the first peer's address inside the lab."""
         deadline = time.monotonic() + _ADDRESS_SECONDS
         while time.monotonic() < deadline:
             self._check()
@@ -131,7 +131,7 @@ class CellRun:
         first, last = self.lab.hosts[0], self.lab.hosts[-1]
         if steps_done(self.runs / RUN_ID / first.name) >= self.cell.kill_at_step:
             self.killed.add(last.name)
-            self.lab.unplug(last)  # before its kernel can tell the others
+            self.lab.unplug(last)  # so that its kernel cannot close its connections
             os.killpg(self.processes[last.name].pid, signal.SIGKILL)
 
     def _start_last_if_due(self, addresses: tuple[str, ...]) -> None:
@@ -143,14 +143,15 @@ class CellRun:
 
 
 def own_cores(number: int, peers: int) -> list[int]:
-    """The cores of host `number` (1 is the first): its own where there are enough, so that no host takes another's."""
+    """The cores of host `number` (1 is the first): if there are enough, each host gets its own cores, else all of
+    them."""
     cores = sorted(os.sched_getaffinity(0))
     share = len(cores) // peers
     return cores[(number - 1) * share : number * share] or cores
 
 
 def run_cell(folder: Path) -> None:
-    """Runs the cell in the folder; the process has entered its sandbox.
+    """Runs the cell in the folder; the process has to be inside its sandbox.
 
     Raises:
         InputError: the cell cannot work.
@@ -181,14 +182,15 @@ def run_cell(folder: Path) -> None:
 
 
 def _empty(folder: Path) -> None:
-    """Nothing of an interrupted run is taken for this one's."""
+    """Deletes the files of an interrupted run, so that they are not taken for those of this one."""
     for path in folder.iterdir():
         if path.name != "cell.json":
             shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Returns the exit status: 0 with a result, even an invalid one; 2 for what cannot work, 130 after Ctrl-C."""
+    """Runs the cell; returns the exit status: 0 with a result, even an invalid one, 2 for what cannot work, 130 after
+    Ctrl-C."""
 
     def run() -> None:
         names = sys.argv[1:] if arguments is None else arguments

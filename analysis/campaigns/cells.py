@@ -1,4 +1,4 @@
-"""What an experiment asks: cells, each one run of one system in one network, and grids that cross their settings."""
+"""Defines experiments: a cell is one run of one system in one network, and a grid crosses settings into cells."""
 
 from __future__ import annotations
 
@@ -28,21 +28,21 @@ TYPES = {
     dict: "a table",
     type(None): '"none"',
 }
-"""As they are called in a grid's file."""
+"""Names of the types in messages about a grid's file."""
 
 
 @dataclass(frozen=True)
 class Cell:
-    """One run: who trains what, with how many peers, over which network."""
+    """The settings of one run: a system, a recipe, a number of peers and a network."""
 
     system: str
-    """A row of `analysis.campaigns.systems.SYSTEMS`."""
+    """Name of a system: a key of `analysis.campaigns.systems.SYSTEMS`."""
     peers: int = 2
     """Hosts, each with one training process."""
     rtt_ms: float = 0.0
     """Round-trip time between any two hosts."""
     bandwidth_mbps: float | None = 100.0
-    """Of each host's uplink and downlink; None is unlimited."""
+    """Rate of each host's uplink and downlink, in Mbit/s; None is unlimited."""
     jitter_ms: float = 0.0
     """Standard deviation of the one-way delay."""
     loss: float = 0.0
@@ -50,9 +50,9 @@ class Cell:
     congestion_control: str | None = None
     """TCP's algorithm on all hosts, such as cubic; None for the machine's default, which `grid.json` names."""
     topology: str | None = None
-    """A topology's name or file in place of the four numbers above."""
+    """Name or file of a topology, in place of delay, bandwidth, jitter and loss above."""
     recipe: str = "synthetic"
-    """A preset."""
+    """Name of a preset."""
     changes: dict[str, Any] = field(default_factory=dict)
     """Fields of the recipe that differ from the preset."""
     batch_size: int = 16
@@ -62,21 +62,21 @@ class Cell:
     warm_up_steps: int = 2
     """Updates at the beginning that are not measured."""
     paced_samples_per_second: float | None = None
-    """Speed of each host's pretended device; None computes truly."""
+    """Speed of each host's pretended device; None for true computing."""
     paced_all_samples: bool = False
-    """Whether a pretended device's gradients are those of all its samples, as accuracies need; else of a few."""
+    """Whether a pretended device computes the gradients of all samples, as accuracies need; else of a few."""
     last_times_slower: float = 1.0
-    """How many times slower the last host's pretended device is."""
+    """Factor by which the last host's pretended device is slower."""
     kill_at_step: int | None = None
-    """The last host is killed after this update (swarms only)."""
+    """Update after which the last host is killed (swarms only)."""
     last_joins_at_step: int | None = None
-    """The last host is started when the first peer has made this update (swarms only)."""
+    """Update of the first peer after which the last host is started (swarms only)."""
     target_accuracy: float | None = None
-    """Validation accuracy whose time is measured; the run goes on to its last step."""
+    """Validation accuracy to which the time is measured; the run goes on to its last step."""
     time_limit_seconds: float = 900.0
-    """The run is ended, and its cell invalid, after so long."""
+    """Longest time of the run; then it is ended, and its cell is invalid."""
     repetition: int = 1
-    """1 for the first."""
+    """Number of the repetition, from 1."""
 
     def __post_init__(self) -> None:
         for name, annotation in get_type_hints(type(self)).items():
@@ -104,14 +104,14 @@ class Cell:
         if self.last_joins_at_step is not None and self.last_joins_at_step >= self.steps:
             raise InputError(f"last_joins_at_step has to be less than the {self.steps} steps of the cell.")
         self.full_recipe()
-        if self.topology is None:  # else its file may be gone by now: see `network_of`
+        if self.topology is None:  # a topology's file may be gone by now: see `network_of`
             self.network()
 
     def full_recipe(self) -> Recipe:
         """The preset with its changes.
 
         Raises:
-            InputError: it cannot work.
+            InputError: the result is not a valid recipe.
         """
         base = preset(self.recipe)
         if unknown := set(self.changes) - {item.name for item in fields(Recipe)}:
@@ -124,7 +124,7 @@ class Cell:
         """The lab's topology.
 
         Raises:
-            InputError: it cannot work.
+            InputError: the topology cannot work.
         """
         if self.topology is not None:
             return load(self.topology).with_hosts(self.peers)
@@ -132,12 +132,12 @@ class Cell:
 
     @property
     def peers_at_start(self) -> int:
-        """Peers that wait for each other before the first update: all but one that joins later."""
+        """Number of peers that wait for each other before the first update: all but one that joins later."""
         return self.peers - (self.last_joins_at_step is not None)
 
     @property
     def least_peers(self) -> int:
-        """An update in which fewer peers took part is no valid measurement: one may be killed, or join later."""
+        """Fewest peers of a valid update: all, except one that is killed or joins later."""
         return self.peers - (self.kill_at_step is not None or self.last_joins_at_step is not None)
 
     @property
@@ -150,11 +150,11 @@ class Cell:
 
     @property
     def fingerprint(self) -> str:
-        """Tells cells apart: equal only where everything but the repetition is equal."""
+        """A short hash of the settings: equal for cells that differ in nothing but the repetition."""
         values = asdict(self) | {"repetition": 0, "recipe_fingerprint": self.full_recipe().fingerprint}
-        if not self.paced_all_samples:  # came later: cells that do not use it keep their names
+        if not self.paced_all_samples:  # added later: cells that do not use it keep their names
             del values["paced_all_samples"]
-        for name in ("last_joins_at_step", "congestion_control"):  # came later as well
+        for name in ("last_joins_at_step", "congestion_control"):  # added later as well
             if values[name] is None:
                 del values[name]
         return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:8]
@@ -167,7 +167,7 @@ class Cell:
         return f"{self.system}-{self.peers}p-{network}-{self.fingerprint}-r{self.repetition}"
 
     def to_json(self) -> str:
-        """What `from_json` reads."""
+        """The cell as JSON, which `from_json` reads."""
         return json.dumps(asdict(self), indent=2) + "\n"
 
     @classmethod
@@ -175,7 +175,7 @@ class Cell:
         """Reads what `to_json` wrote.
 
         Raises:
-            InputError: it is no cell of this version.
+            InputError: the text is no cell of this version.
         """
         try:
             return cls(**json.loads(text))
@@ -184,7 +184,7 @@ class Cell:
 
 
 def _check_type(name: str, value: Any, annotation: Any) -> None:
-    """Raises InputError: it has another type; a whole number is a number, and true is none"""
+    """Raises InputError if the value has another type. A whole number also counts as a number, but true does not."""
     members = get_args(annotation) if isinstance(annotation, UnionType) else (annotation,)
     types = [get_origin(member) or member for member in members]
     if type(value) not in types and not (type(value) is int and float in types):
@@ -194,10 +194,12 @@ def _check_type(name: str, value: Any, annotation: Any) -> None:
 
 
 def network_of(cell: Cell, folder: Path) -> Topology:
-    """The one that the cell had before, if it ran in this folder: its topology's file may have changed, or be gone.
+    """The topology of a cell; if it ran in this folder before, the one that it had then.
+
+    A topology's file may have changed since, or be gone.
 
     Raises:
-        InputError: it has none that can work.
+        InputError: the cell has no topology that can work.
     """
     try:
         return Topology.from_json((folder / TOPOLOGY).read_text())
@@ -217,11 +219,11 @@ class Grid:
     """Settings that vary, each with its values."""
 
     def cells(self, repeat: int = 1, **changes: Any) -> Iterator[Cell]:
-        """All cells, repetition by repetition, so that slow changes of the machine meet all of them alike.
+        """All cells, repetition by repetition, so that slow changes of the machine affect all settings alike.
 
-        What is crossed last, the systems in most experiments, comes forwards and backwards in turn, from repetition to
-        repetition as well as along each axis, such as that of seeds. So a steady drift favours none of two systems
-        with an even number of repetitions, or of seeds where those are the repetitions.
+        The last axis, in most experiments the systems, runs forwards and backwards in turn. The direction changes from
+        repetition to repetition, and along each other axis, such as the seeds. So a steady drift favours neither of two
+        systems, if the number of repetitions is even, or the number of seeds where seeds are the repetitions.
         """
         if not self.axes:
             for repetition in range(1, repeat + 1):
@@ -236,11 +238,11 @@ class Grid:
 
 
 def _cell(settings: dict[str, Any]) -> Cell:
-    """A cell from one flat table: what is no setting of a cell belongs to the recipe."""
+    """A cell from one flat table; names that are no settings of a cell are fields of the recipe."""
     own = {item.name for item in fields(Cell)}
     settings = {name: None if value == "none" else value for name, value in settings.items()}
     changes = settings.get("changes", {})
-    if isinstance(changes, dict):  # the cell refuses anything else
+    if isinstance(changes, dict):  # the cell refuses another type
         changes = changes | {name: value for name, value in settings.items() if name not in own}
     cell = Cell(**{name: value for name, value in settings.items() if name in own} | {"changes": changes})
     cell.network()
@@ -258,7 +260,7 @@ def load_grid(name: str) -> Grid:
     `experiments/distance/delay.toml` explains the format.
 
     Raises:
-        InputError: there is none, or one of its cells cannot work.
+        InputError: the experiment does not exist, or one of its cells cannot work.
     """
     file = Path(name) if name.endswith(".toml") else shipped_grids().get(name, EXPERIMENTS / f"{name}.toml")
     try:

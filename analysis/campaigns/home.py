@@ -1,8 +1,8 @@
-"""Whether volunteers on slow lines all take part: who was in each update, and how long it took over what lines allow.
+"""Tells whether peers on slow lines all take part: the members of each update, and its time over the least possible.
 
     python -m analysis home runs/analysis/home          # an experiment's folder, or that of one cell
 
-Works for cells that failed or still run, too: everything is read from the files that the peers keep anyway.
+It also works for cells that failed or still run: it reads only files that the peers write anyway.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from analysis.wan.topology import Host
 from recipe.run_folder import RunFolder, read_metrics
 
 STARTED = "started.json"
-"""In a cell's folder: Unix seconds at which each host's command was started."""
+"""File in a cell's folder with the Unix seconds at which each host's command was started."""
 GOODPUT = 0.95
-"""Share of a line that is left for a program's own bytes: the rest is headers of packets and frames."""
+"""Share of a line's rate that is left for a program's own bytes; headers of packets and frames take the rest."""
 ADAMW_STATE_BYTES = 12
-"""Of each parameter in a state: the weight and two means, in float32."""
+"""Bytes per parameter in a state: the weight and two running means, in float32."""
 FIRST_MICRO_BATCH = "first micro-batch"
-"""The last part of a start, as the peer's log calls it: it trains."""
+"""Name in the peer's log of the last part of a start, in which the peer trains."""
 
 
 @dataclass(frozen=True)
@@ -40,57 +40,57 @@ class RoundEnd:
     """Unix seconds."""
     step: int
     outcome: str
-    """"averaged", "alone", or why it failed."""
+    """Outcome of the round: "averaged", "alone", or why it failed."""
     members: tuple[str, ...]
-    """Names of the hosts that took part; the end of a peer id where that is nobody of this cell."""
+    """Names of the hosts that took part; for a peer that is no host of this cell, the end of its peer id."""
     seconds: float
-    """From a wish to meet to the complete average; 0 for a round that failed."""
+    """Time from the start of matchmaking to the complete average; 0 for a round that failed."""
     exchange_seconds: float
-    """Part of it: from a closed group to the complete average."""
+    """The part of `seconds` from the closed group to the complete average."""
 
     @property
     def began_at(self) -> float:
-        """When its group was complete, in Unix seconds."""
+        """Unix seconds at which the group was complete."""
         return self.ended_at - self.exchange_seconds
 
 
 @dataclass(frozen=True)
 class Start:
-    """How a peer came to its first micro-batch."""
+    """The start of a peer, until its first micro-batch."""
 
     command_at: float
     """Unix seconds."""
     parts: dict[str, float]
-    """What it waited for, in order: seconds. Empty where it never trained."""
+    """Seconds of each part of the start, in order; empty if the peer never trained."""
     state_megabytes: float = 0.0
-    """That it took over until then; 0 where its log does not say it."""
+    """Size of the state that the peer took over until then; 0 if its log does not say."""
 
     @property
     def trains_at(self) -> float | None:
-        """When its first micro-batch began; None where it never did."""
+        """Unix seconds at which the first micro-batch began; None if it never did."""
         if not self.parts:
             return None
         return self.command_at + sum(self.parts.values()) - self.parts.get(FIRST_MICRO_BATCH, 0.0)
 
     @property
     def state_at(self) -> float:
-        """When it began to ask for the state."""
+        """Unix seconds at which the peer began to ask for the state."""
         names = list(self.parts)
         before = names[: names.index("state")] if "state" in names else names
         return self.command_at + sum(self.parts[name] for name in before)
 
 
 def measures_home(cell: Cell) -> bool:
-    """Whether the cell is a swarm of ours, whose peers keep these files."""
+    """Whether the cell is a swarm of ours, whose peers write the files that this module reads."""
     return SYSTEMS[cell.system].command is swarm and cell.peers > 1
 
 
 def home_numbers(folder: Path, cell: Cell) -> dict[str, Any]:
-    """What this module is about, as JSON values.
+    """The numbers about a cell that this module finds, as JSON values.
 
     Returns:
-        `updates` (a dict each: step, groups, missed, alone, seconds, limits, over_limit), `whole_updates` (how many
-        all who were there from the start made together), `worst_over_limit`, `median_over_limit`, `failed` (a dict
+        `updates` (a dict each: step, groups, missed, alone, seconds, limits, over_limit), `whole_updates` (number of
+        updates that all peers of the start made together), `worst_over_limit`, `median_over_limit`, `failed` (a dict
         each: host, step, reason), `start`, `memory_gib` and, for a host that joins later, `late`. A number that is not
         known is None.
     """
@@ -114,15 +114,15 @@ def home_numbers(folder: Path, cell: Cell) -> dict[str, Any]:
 
 
 def limit_seconds(cell: Cell, members: Sequence[Host]) -> dict[str, float]:
-    """The least that an update of these hosts takes: {"computing", "sending"}, in seconds.
+    """The least time that an update of these hosts takes: {"computing", "sending"}, in seconds.
 
-    Every member reduces a share, so it sends (N - 1) / N vectors to the others' shares, and its own share to N - 1:
-    as many bytes come in as go out. The slowest line counts.
+    Every member reduces a share. So it sends (N - 1) / N of a vector to the other reducers, and its own averaged share
+    to N - 1 members. It receives as many bytes as it sends. The slowest line counts.
     """
     rates = cell.paced_rates
     paced = sum(rates[host.number - 1] for host in members) if rates else 0.0
     vectors = 2 * (len(members) - 1) / len(members)
-    megabits = vectors * (payload_bytes(cell) or 0) * 8 / 1e6  # none where the bytes are not known: computing alone
+    megabits = vectors * (payload_bytes(cell) or 0) * 8 / 1e6  # no limit by sending if the bytes are not known
     lines = [mbps for host in members for mbps in (host.up_mbps, host.down_mbps) if mbps]
     return {
         "computing": cell.full_recipe().target_batch_size / paced if paced else 0.0,
@@ -137,12 +137,12 @@ def _updates(ends: Sequence[RoundEnd], cell: Cell, hosts: Sequence[Host]) -> lis
         averaged = [end for end in ends if end.step == step and end.outcome == "averaged"]
         alone = sorted(end.host for end in ends if end.step == step and end.outcome == "alone")
         groups = sorted({tuple(sorted(end.members)) for end in averaged})
-        # An update has been made when the last member has it.
+        # An update is complete when its last member has it.
         at = max((end.ended_at for end in averaged), default=None)
         seconds = at - before if at is not None and before is not None else None
         known = [by_name[name] for group in groups for name in group if name in by_name]
         limits = limit_seconds(cell, known) if len(groups) == 1 and len(known) > 1 else None
-        # While somebody comes or goes, fewer compute for a part of the time: what limits the slower group counts.
+        # While peers come or go, fewer compute for a part of the time, so the limit of the slower group counts.
         both = [*limits.values(), *limits_before.values()] if limits else []
         limit = max(both, default=0.0)
         found.append(
@@ -161,7 +161,7 @@ def _updates(ends: Sequence[RoundEnd], cell: Cell, hosts: Sequence[Host]) -> lis
 
 
 def _is_whole(update: dict[str, Any], at_start: Sequence[str]) -> bool:
-    """Whether all who were there from the start were in one group, and each of its members has its average."""
+    """Whether all peers of the start were in one group, and each of its members has the average."""
     if len(update["groups"]) != 1 or update["missed"] or update["alone"]:
         return False
     return set(at_start) <= set(update["groups"][0])
@@ -227,7 +227,7 @@ def _minus(later: float | None, earlier: float | None) -> float | None:
 
 
 def _round_ends(folder: Path, hosts: Sequence[Host]) -> list[RoundEnd]:
-    """All rounds of all peers, oldest first."""
+    """The ends of all rounds of all peers, oldest first."""
     names = _names_of_peers(folder, hosts)
     found = []
     for host in hosts:
@@ -241,7 +241,7 @@ def _round_ends(folder: Path, hosts: Sequence[Host]) -> list[RoundEnd]:
 
 
 def _names_of_peers(folder: Path, hosts: Sequence[Host]) -> dict[str, str]:
-    """{peer id: host}, as each peer's log says."""
+    """{peer id: host}, from the addresses in the peers' logs."""
     found = {}
     for host in hosts:
         ids = re.findall(rf"/ip4/{re.escape(host.address)}/tcp/\d+/p2p/(\w+)", _log(folder, host))
@@ -255,7 +255,7 @@ def _log(folder: Path, host: Host) -> str:
 
 
 def _starts(folder: Path, hosts: Sequence[Host]) -> dict[str, Start]:
-    """Of the hosts whose command was started."""
+    """The starts of the hosts whose command was started, by name."""
     file = folder / STARTED
     moments = json.loads(file.read_text()) if file.exists() else {}
     found = {}
@@ -271,6 +271,6 @@ def _starts(folder: Path, hosts: Sequence[Host]) -> dict[str, Start]:
 
 
 def _most_memory(folder: Path) -> float | None:
-    """Of all processes of the cell, in GiB."""
+    """Largest memory of all processes of the cell together, in GiB; None if it was not recorded."""
     used = [line["memory"] for line in read_metrics(folder / "watch.jsonl") if "memory" in line]
     return max(used) / 2**30 if used else None

@@ -1,4 +1,4 @@
-"""What `analysis.campaigns.home` finds, for a screen."""
+"""Prints what `analysis.campaigns.home` finds."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from rich.table import Table
 
 
 def show(name: str, found: dict[str, Any], console: Console) -> None:
-    """Prints what `home_numbers` found."""
+    """Prints the result of `home_numbers`: a table of the updates, and sentences."""
     table = Table(title=name, title_justify="left")
-    for column in ("update", "who (missed it)", "alone", "seconds", "computing", "sending", "over the greater"):
-        table.add_column(column, justify="left" if column in ("who (missed it)", "alone") else "right")
+    for column in ("update", "members (missed it)", "alone", "seconds", "computing", "sending", "over the greater"):
+        table.add_column(column, justify="left" if column in ("members (missed it)", "alone") else "right")
     for update in found["updates"]:
         missed = update["missed"]
         groups = " | ".join(
@@ -29,11 +29,11 @@ def show(name: str, found: dict[str, Any], console: Console) -> None:
 
 
 def lines_about(found: dict[str, Any]) -> list[str]:
-    """The rest in sentences."""
+    """Sentences about what the table of updates does not show."""
     start, late = found["start"], found["late"]
     lines = [
-        f"{found['whole_updates']} of {len(found['updates'])} updates were made by all who were there from the start, "
-        f"together; an update took {_shown(found['median_over_limit'], '.2f')} (median) and "
+        f"{found['whole_updates']} of {len(found['updates'])} updates were made by all peers that were there from the "
+        f"start, together; an update took {_shown(found['median_over_limit'], '.2f')} (median) and "
         f"{_shown(found['worst_over_limit'], '.2f')} (worst) times the greater of computing and sending.",
         f"First round with all of them: update {_shown(start['first_whole_step'], 'd')}, begun "
         f"{_shown(start['first_whole_round_begins_after'], '.1f')} s after the last one had begun to train.",

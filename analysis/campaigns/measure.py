@@ -1,4 +1,4 @@
-"""From the files of a cell to numbers: rounds, samples per second, bytes, processor time, and what makes it invalid."""
+"""Computes a cell's numbers from its files: rounds, samples per second, bytes, processor time, and problems."""
 
 from __future__ import annotations
 
@@ -22,64 +22,67 @@ from analysis.wan.router import VERY_LATE_MS
 from recipe.run_folder import RunFolder, read_metrics, write_json
 
 FOREIGN_CORES = 0.15
-"""Other programs may use so many cores on average."""
+"""Cores that other programs may use on average."""
 PACED_BUSY = 0.7
-"""A paced cell whose cores are busier than this measures the machine, not the network."""
+"""Largest share of busy cores in a paced cell; above it, the cell measures the machine and not the network."""
 LATE_SHARE = 0.01
-"""Of the router's packets may be later than its `VERY_LATE_MS`."""
+"""Largest share of the router's packets that may be later than its `VERY_LATE_MS`."""
 CLOCK_SHARE = 0.05
-"""By more than this share, a system's own seconds of its updates may not differ from those between their ends."""
+"""Largest difference, as a share, of a system's own seconds of its updates from the seconds between their ends."""
 
 PARTS = ("compute_seconds", "meeting_seconds", "exchange_seconds", "waiting_seconds")
-"""Of an update; a system may know only some of them."""
+"""Parts of an update; a system may report only some of them."""
 OF_THE_MACHINE = re.compile(
-    r"nobody watched|the machine was saturated|\d+ peers computed on|other programs|the router (was late|missed)|"
-    "it ended without a result|by its own account"
+    r"the machine was (not watched|saturated)|\d+ peers computed on|other programs|"
+    r"the router (was not watched|was late|missed)|it ended without a result|by its own account"
 )
-"""How a problem begins that the lab has, and not the system in it."""
+"""Beginnings of problems that are those of the lab, and not of the system in it."""
 _SPEEDS = {"perf/step_seconds", "perf/swarm_samples_per_second"}
-"""One of them is in the line that an update ends with."""
+"""The line that is written at the end of an update has one of these."""
 
 
 @dataclass(frozen=True)
 class Round:
-    """A global update, as the first host saw it; seconds are wall time, validation excluded."""
+    """A global update, as the first host recorded it; seconds are wall time without validation."""
 
     step: int
     ended_at: float
     """Unix seconds."""
     seconds: float
     samples: float
-    """Of all peers."""
+    """Samples of all peers."""
     peers: int | None = None
     compute_seconds: float | None = None
     meeting_seconds: float | None = None
-    """Matchmaking."""
+    """Time of matchmaking."""
     exchange_seconds: float | None = None
-    """Transfer."""
+    """Time of the transfer."""
     waiting_seconds: float | None = None
-    """While nothing was computed because an average had to arrive first."""
+    """Time without computing, because an average had to arrive first."""
     received: float | None = None
     """Share of the parts of the average that arrived."""
     follows_validation: bool = False
-    """It took what a validation leaves to be done (DDP's processes agree on their best checkpoint, which costs some
-    round trips), or was spared what went on meanwhile (a swarm's average): no system's speed is judged by it."""
+    """Whether the update follows a validation, and so does not count for a system's speed.
+
+    Such an update does work that a validation leaves: DDP's processes agree on their best checkpoint, which costs some
+    round trips. Or it is spared work that went on meanwhile, such as a swarm's average.
+    """
 
 
 def steps_done(folder: Path) -> int:
-    """Global updates that a running peer has logged."""
+    """The last global update that a running peer has logged; 0 for none."""
     return max((int(line.get("step") or 0) for line in read_metrics(RunFolder(folder).metrics)), default=0)
 
 
 def rounds_of(folder: Path, cell: Cell) -> list[Round]:
-    """All updates of a cell, oldest first; empty where the first host has written nothing."""
+    """All updates of a cell, oldest first; empty if the first host has written nothing."""
     lines = _lines(folder, "h1")
     own_samples = [_lines(folder, f"h{number}") for number in range(2, cell.peers + 1)]
     steps: dict[int, dict[str, Any]] = {}
     for line in lines:
         if line.get("step"):
             known = steps.setdefault(int(line["step"]), {})
-            ended = line if _SPEEDS & line.keys() else known  # a validation's line comes later
+            ended = line if _SPEEDS & line.keys() else known  # the line of a validation comes later
             known.update(line | {"time": ended.get("time", line["time"])})
     found, validated = [], {step for step, line in steps.items() if line.get("val/top1") is not None}
     for step, line in sorted(steps.items()):
@@ -91,7 +94,10 @@ def rounds_of(folder: Path, cell: Cell) -> list[Round]:
 
 
 def _on_time(rounds: list[Round], validated: set[int]) -> list[Round]:
-    """Several processes of DDP write the line of an update when the next one ends, or before a validation."""
+    """The rounds with corrected ends.
+
+    Several processes of DDP write the line of an update only when the next one ends, or before a validation.
+    """
     late = pairwise(rounds)
     ends = [item.ended_at - (0.0 if item.step in validated else following.seconds) for item, following in late]
     return [replace(item, ended_at=end) for item, end in zip(rounds, [*ends, rounds[-1].ended_at], strict=True)]
@@ -101,7 +107,7 @@ def _round(step: int, line: dict[str, Any], others: list[float]) -> Round:
     peers = line.get("swarm/peers")
     if "swarm/samples" in line:
         samples, seconds = line["swarm/samples"], line["swarm/samples"] / line["perf/swarm_samples_per_second"]
-    elif "swarm/own_samples" in line:  # stock Hivemind: every peer knows its own only
+    elif "swarm/own_samples" in line:  # stock Hivemind: each peer knows only its own samples
         samples, seconds = line["swarm/own_samples"] + sum(others), line["perf/step_seconds"]
         peers = 1 + sum(own > 0 for own in others)
     else:
@@ -130,19 +136,22 @@ def _lines(folder: Path, name: str) -> list[dict[str, Any]]:
 
 
 def measured_rounds(cell: Cell, rounds: list[Round]) -> list[Round]:
-    """Without the warm-up, whose share is that of the cell's steps (a row may make more and smaller updates)."""
+    """The rounds without the warm-up.
+
+    The warm-up's share of the rounds is that of the cell's steps, because a system may make more and smaller updates.
+    """
     skip = math.ceil(len(rounds) * cell.warm_up_steps / cell.steps)
     return rounds[skip:]
 
 
 def _undisturbed(rounds: list[Round]) -> list[Round]:
-    """Without those that follow a validation, unless nearly all do."""
+    """The rounds without those that follow a validation, unless nearly all do."""
     found = [item for item in rounds if not item.follows_validation]
     return found if len(found) > 1 else rounds
 
 
 def measure(folder: Path, cell: Cell, rounds: list[Round]) -> dict[str, Any]:
-    """Everything the report needs, as JSON values, with `problems` that make the cell invalid."""
+    """All numbers that the report needs, as JSON values, and `problems`, which make the cell invalid."""
     kept = measured_rounds(cell, rounds)
     if len(kept) < 2:
         return {"problems": [f"only {len(rounds)} updates were logged"]}
@@ -178,20 +187,20 @@ def measure(folder: Path, cell: Cell, rounds: list[Round]) -> dict[str, Any]:
 
 
 def measure_again(folder: Path) -> dict[str, Any]:
-    """Works out a finished cell's result once more, from the files that it left; one without numbers stays as it is."""
+    """Computes a finished cell's result again from its files; a result without numbers stays as it is."""
     result = json.loads((folder / "result.json").read_text())
     if "samples_per_second" in result:
         cell = Cell.from_json((folder / "cell.json").read_text())
         result |= measure(folder, cell, rounds_of(folder, cell))
         result["problems"] += too_few_bytes(cell, result)
-        if "home" in result:  # of an earlier version, it has none
+        if "home" in result:  # results of an earlier version have none
             result["home"] = home_numbers(folder, cell)
         write_json(folder / "result.json", result)
     return result
 
 
 def problems(cell: Cell, rounds: list[Round], numbers: dict[str, Any]) -> list[str]:
-    """Reasons why the cell measured something else than it says; each is a sentence, the machine's first."""
+    """Reasons why the cell did not measure what it should; each is a sentence, those of the machine come first."""
     found = machine_problems(cell, numbers)
     if numbers["received"] is not None and numbers["received"] < 1:
         found.append(f"an average was partial: {numbers['received']:.1%} of its parts arrived")
@@ -208,10 +217,10 @@ def problems(cell: Cell, rounds: list[Round], numbers: dict[str, Any]) -> list[s
 
 
 def _own_over_wall(rounds: list[Round]) -> float:
-    """Seconds of updates as their system counts them, over those between the times at which their lines were written.
+    """Seconds of updates by the system's own account, over those between the times of their lines.
 
-    Of updates that follow each other, and neither of which is next to a validation: those lines are written at other
-    times. 1 where there are none, as where each update is validated.
+    Only consecutive updates count, and none next to a validation, because those lines are written at other times. If
+    there are none, as when each update is validated, the result is 1.
     """
     validated = {item.step - 1 for item in rounds if item.follows_validation}
     beside = validated | {step + 1 for step in validated}
@@ -222,10 +231,10 @@ def _own_over_wall(rounds: list[Round]) -> float:
 
 
 def problems_of_broken(folder: Path, cell: Cell, since: float, problem: str) -> list[str]:
-    """Of a run that broke off with a problem: what the machine did meanwhile comes first, since that may be why.
+    """Problems of a run that broke off. Those of the machine come first, since they may be the reason.
 
     Args:
-        since: seconds since 1970, when it began
+        since: Unix seconds at which the run began
     """
     watched = [line for line in read_metrics(folder / "watch.jsonl") if line["time"] >= since]
     numbers = {
@@ -237,10 +246,10 @@ def problems_of_broken(folder: Path, cell: Cell, since: float, problem: str) -> 
 
 
 def machine_problems(cell: Cell, numbers: dict[str, Any]) -> list[str]:
-    """Those problems that the lab had, and not the system in it."""
+    """Problems of the lab, and not of the system in it."""
     found, cores = [], os.cpu_count() or 1
     if numbers["busy_cores"] is None:
-        return ["nobody watched the machine meanwhile"]
+        return ["the machine was not watched meanwhile"]
     if cell.paced_samples_per_second:
         if numbers["busy_cores"] > PACED_BUSY * cores:
             found.append(f"the machine was saturated: {numbers['busy_cores']:.1f} of {cores} cores were busy")
@@ -250,7 +259,7 @@ def machine_problems(cell: Cell, numbers: dict[str, Any]) -> list[str]:
     if foreign > FOREIGN_CORES:
         found.append(f"other programs, or other machines on the same hardware, used {foreign:.2f} cores")
     if "late_share" not in numbers and numbers.get("has_router"):
-        found.append("nobody watched the router meanwhile")
+        found.append("the router was not watched meanwhile")
     if numbers.get("late_share", 0.0) > LATE_SHARE:
         found.append(
             f"the router was late: {numbers['late_share']:.1%} of its packets by more than {VERY_LATE_MS:g} ms"
@@ -261,26 +270,28 @@ def machine_problems(cell: Cell, numbers: dict[str, Any]) -> list[str]:
 
 
 def failed_by_itself(problems: Sequence[str]) -> bool:
-    """Whether a run has failed though the machine was fit for it: that is a result of the system, and no accident.
+    """Whether a run failed on a machine that was fit for it, which is a result of the system.
 
-    Of a run on a busy machine nobody can tell.
+    For a run on a busy machine, this cannot be told, and the answer is no.
     """
     return bool(problems) and not any(OF_THE_MACHINE.match(problem) for problem in problems)
 
 
 def runs_failed_by_themselves(result: dict[str, Any]) -> int:
-    """Of those that a cell took: this one, and those before it.
+    """Number of a cell's runs, this one and those before it, that failed by themselves.
 
-    An earlier version ran a cell again in either case. What it noted of several runs cannot be told apart: one is
-    counted, if any.
+    An earlier version ran a cell again after any problem. What it noted of several runs cannot be told apart, so they
+    count as one at most.
     """
     before = [problem for problem in result.get("earlier_problems") or () if not OF_THE_MACHINE.match(problem)]
     return failed_by_itself(result["problems"]) + bool(before)
 
 
 def tries_of(result: dict[str, Any]) -> int:
-    """How often a cell ran until it had this result, at least: an earlier version noted that it ran again, and not how
-    often."""
+    """Number of runs, at least, until a cell had this result.
+
+    An earlier version noted that a cell ran again, but not how often.
+    """
     return 1 + result.get("earlier_runs", bool(result.get("earlier_problems")))
 
 
@@ -298,8 +309,10 @@ def _router_numbers(lines: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _quality(folder: Path, cell: Cell, rounds: list[Round]) -> dict[str, Any]:
-    """The first host's last validation, and how long it took to the target: training time alone, to which an update
-    that follows a validation adds as much as the others do in the mean."""
+    """The first host's last validation results, and the training time until the target accuracy.
+
+    An update that follows a validation counts with the mean time of the others.
+    """
     lines = [line for line in _lines(folder, "h1") if line.get("val/top1") is not None]
     values = {name: lines[-1].get(f"val/{name}") if lines else None for name in _QUALITIES}
     if cell.target_accuracy is None:
@@ -316,7 +329,7 @@ _QUALITIES = ("top1", "macro_f1", "precision", "recall", "loss")
 
 
 def _own_warmup_steps(folder: Path) -> int | None:
-    """Of the recipe that the first host trained, in its own updates; None where it left none."""
+    """Warm-up steps of the recipe that the first host trained, in its own updates; None if it left no recipe."""
     try:
         return json.loads(RunFolder(folder / "runs" / RUN_ID / "h1").recipe.read_text())["warmup_steps"]
     except (OSError, ValueError, KeyError):
@@ -324,14 +337,14 @@ def _own_warmup_steps(folder: Path) -> int | None:
 
 
 def _received(folder: Path, cell: Cell, steps: set[int]) -> float | None:
-    """The least share of an average's parts that any host received in these updates; None where nobody says."""
+    """The least share of an average's parts that any host received in these updates; None if no host reports it."""
     lines = [line for number in range(1, cell.peers + 1) for line in _lines(folder, f"h{number}")]
     shares = [line.get("round/parts_received_fraction") for line in lines if line.get("step") in steps]
     return min((share for share in shares if share is not None), default=None)
 
 
 def _bytes_sent(begin: float, end: float, watched: list[dict[str, Any]]) -> float | None:
-    """By all hosts between two times, interpolated between lines; None where the watch does not cover them."""
+    """Bytes that all hosts sent between two times, interpolated; None if the watch does not cover them."""
     times = [line["time"] for line in watched]
     if not times or begin < times[0] or end > times[-1]:
         return None

@@ -1,4 +1,4 @@
-"""How many bytes an average is, and whether as many crossed the network."""
+"""Computes how many bytes an average takes, and checks whether as many crossed the network."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from analysis.campaigns.systems import SYSTEMS
 from recipe.config import Recipe
 
 WHOLE = 0.95
-"""Share of the bytes that an all-reduce needs, from which on an average counts as whole."""
+"""Share of an all-reduce's bytes from which an average counts as whole."""
 
 
 @cache
@@ -22,22 +22,23 @@ def _num_parameters(recipe: Recipe) -> int:
 
 
 def num_parameters(cell: Cell) -> int:
-    """Of the cell's model."""
-    # Of the recipe's fields, these do not change the model: one build for a whole sweep.
+    """Number of trained parameters of the cell's model."""
+    # These fields of the recipe do not change the model, so one model is built for a whole sweep.
     alike = {"learning_rate": 1e-3, "target_batch_size": 1024, "total_steps": 200, "validate_every_steps": 50}
     return _num_parameters(replace(cell.full_recipe(), **alike, warmup_steps=0))
 
 
 def payload_bytes(cell: Cell) -> float | None:
-    """One gradient vector as the cell's system sends it; None where that is no fixed number of bytes per number."""
+    """Bytes of one gradient vector as the cell's system sends it; None if bytes per number are not fixed."""
     each = SYSTEMS[cell.system].payload_bytes
     return None if each is None else each * num_parameters(cell)
 
 
 def too_few_bytes(cell: Cell, result: dict[str, Any]) -> list[str]:
-    """A problem, if less crossed the network than whole averages take, whatever the system reports about itself.
+    """A problem if fewer bytes crossed the network than whole averages take, whatever the system reports about itself.
 
-    At both ends of what was measured, an average may be on its way; of who averages beside computing a whole one.
+    An average may be under way at both ends of the measured time. A system that averages beside computing may lack a
+    whole one.
     """
     system, payload = SYSTEMS[cell.system], payload_bytes(cell)
     sent, updates = _sent(result, system.joins)
@@ -50,9 +51,9 @@ def too_few_bytes(cell: Cell, result: dict[str, Any]) -> list[str]:
 
 
 def _sent(result: dict[str, Any], joins: bool) -> tuple[float, int]:
-    """Bytes that all hosts sent, and updates meanwhile; none where that is not known."""
+    """Bytes that all hosts sent, and number of updates meanwhile; zeros if that is not known."""
     if "bytes_sent" in result:
         return (0.0, 0) if result["bytes_sent"] is None else (result["bytes_sent"], result["updates"])
-    # Of an earlier version, which did not know when an update of several processes of DDP had ended.
+    # A result of an earlier version, which did not know when an update of several processes of DDP had ended.
     of_rounds = [item["bytes_sent"] for item in result.get("all_rounds") or () if item["bytes_sent"] is not None]
     return (sum(of_rounds), len(of_rounds)) if joins else (0.0, 0)

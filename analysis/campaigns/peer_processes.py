@@ -1,4 +1,4 @@
-"""The processes that a peer is made of: what each of them is for, and how to start and end them all."""
+"""Starts, tells apart and ends the processes of a peer."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import psutil
 
 
 def environment_without_peers() -> dict[str, str]:
-    """A copy of the environment for peers of an experiment, which have to join nobody else's swarm."""
+    """The environment for peers of an experiment: without INITIAL_PEERS, so that they join no other swarm."""
     return {name: value for name, value in os.environ.items() if name != "INITIAL_PEERS"}
 
 
@@ -20,13 +20,13 @@ def environment_without_peers() -> dict[str, str]:
 def started(
     command: Sequence[str], log: Path, variables: dict[str, str] | None = None, cwd: Path | None = None
 ) -> Iterator[subprocess.Popen]:
-    """A program that joins nobody else's swarm; it ends with the block, and so does all that it has started.
+    """Runs a program for the length of the block; it joins no other swarm. Its child processes end with it.
 
     Args:
-        command: the program, and what it is told.
-        log: the file for what it prints.
-        variables: of its environment, beside those of this process.
-        cwd: its folder; None for that of this process.
+        command: the program and its arguments.
+        log: the file for its output.
+        variables: environment variables in addition to those of this process.
+        cwd: its working folder; None for that of this process.
     """
     with log.open("wb") as output:
         process = subprocess.Popen(
@@ -44,17 +44,17 @@ def started(
 
 
 def last_words(log: Path) -> str:
-    """Why a program has ended: its last error, or else its last line; at most 300 letters."""
+    """Why a program has ended: the last error in its log, or else the last line; at most 300 letters."""
     lines = log.read_text(errors="replace").strip().splitlines() or ["it printed nothing"]
     errors = [line for line in lines if line.startswith("error: ")]
     return (errors or lines)[-1][:300]
 
 
 def parts(peer: psutil.Process) -> Iterator[tuple[str, psutil.Process]]:
-    """(What it is for, process) of a peer, its own process first.
+    """(name, process) of all processes of a peer, its main process first; the name says what a process does.
 
     Raises:
-        psutil.NoSuchProcess: one of them has ended meanwhile.
+        psutil.NoSuchProcess: a process has ended meanwhile.
     """
     for process in (peer, *peer.children(recursive=True)):
         yield _part(peer, process), process
@@ -71,7 +71,7 @@ def _part(peer: psutil.Process, process: psutil.Process) -> str:
 
 
 def kill(process: subprocess.Popen) -> None:
-    """And all that it has started, if it still runs."""
+    """Kill a process and all its descendants, if it still runs."""
     if process.poll() is None:
         own = psutil.Process(process.pid)
         for child in [*own.children(recursive=True), own]:
@@ -81,7 +81,7 @@ def kill(process: subprocess.Popen) -> None:
 
 
 def has_ended(process: subprocess.Popen, within_seconds: float) -> bool:
-    """Whether it ends until then."""
+    """Whether the process ends within this time."""
     try:
         process.wait(within_seconds)
     except subprocess.TimeoutExpired:

@@ -1,4 +1,4 @@
-"""Means of repetitions, and how sure they are."""
+"""Means of repetitions, their intervals, and tests of equivalence."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from scipy import stats
 
 
 def interval(values: Any) -> tuple[float, float, int]:
-    """Mean, half width of the 95 % interval of the mean, and number of values.
+    """The mean, the half width of its 95 % interval, and the number of values.
 
-    The half width is Student's; NaN for fewer than three values, of which it would say next to nothing.
+    The interval is Student's. The half width is NaN for fewer than three values, which would say next to nothing.
     """
     values = [value for value in values if value is not None and not math.isnan(value)]
     if not values:
@@ -25,31 +25,32 @@ def interval(values: Any) -> tuple[float, float, int]:
 
 
 MIN_PAIRS = 5
-"""Fewer may agree by chance."""
+"""Fewest pairs for which equivalence can be shown: fewer may agree by chance."""
 
 
 class Equivalence(NamedTuple):
-    """Whether paired differences are shown to be next to nothing."""
+    """The result of a test whether paired differences are negligible."""
 
     mean: float
     half_width: float
-    """Of the 90 % interval of the mean; NaN for fewer than three differences."""
+    """Half width of the 90 % interval of the mean; NaN for fewer than three differences."""
     n: int
     is_shown: bool
-    """The whole interval lies within the margin: each of two one-sided tests rejects at 5 %; there are enough pairs."""
+    """Whether equivalence is shown. The interval lies within the margin, so that each of two one-sided tests rejects at
+    5 %, and there are enough pairs."""
 
 
 def equivalence(differences: Sequence[float], margin: float, validated_over_trained: float = 0.0) -> Equivalence:
     """Two one-sided t-tests (Schuirmann 1987, "A comparison of the two one-sided tests procedure ...").
 
-    That no difference was found says nothing where there are few values; this shows that there is none to speak of.
+    With few values, finding no difference says nothing. This test shows that a difference is negligible.
 
     Args:
-        differences: of pairs, such as the same seed with two systems.
-        margin: a mean difference that is smaller than this does not matter.
-        validated_over_trained: of folds, whose training samples are mostly the same, so that their differences are not
-            independent: samples that a fold validates over those that it trains on. The variance of the mean is then
-            1 / n + this ratio of that of one difference (Nadeau and Bengio 2003, "Inference for the generalization
+        differences: differences of pairs, such as two systems with the same seed.
+        margin: mean differences below this do not matter.
+        validated_over_trained: for folds, samples that a fold validates over those that it trains on. Folds share most
+            of their training samples, so their differences are not independent. The variance of the mean is then 1 / n
+            + this ratio, times that of one difference (Nadeau and Bengio 2003, "Inference for the generalization
             error"; for folds with several seeds each: Bouckaert and Frank 2004, "Evaluating the replicability of
             significance tests for comparing learning algorithms").
     """

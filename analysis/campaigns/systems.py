@@ -1,4 +1,4 @@
-"""Who is compared: a table with one line per system, and how a user would start each of them on a host."""
+"""The systems that are compared: a table with one row each, and the command that a user would run on each host."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from recipe.errors import InputError
 RUN_ID = "run"
 PORT = 31337
 MAX_SMALL_UPDATES = 24
-"""Of a system that averages every micro-batch: they are all alike, and slow."""
+"""Most updates of a system that averages every micro-batch: they are all alike, and slow."""
 _ROOT = Path(__file__).parents[2]
 
 
@@ -24,30 +24,31 @@ class System:
     """A row of the comparison."""
 
     label: str
-    """In tables and figures."""
+    """Name of the system in tables and figures."""
     command: Callable[[System, Cell, Host, Host, Path, tuple[str, ...]], list[str]]
-    """The command of a host: (system, cell, host, first host, output folder, addresses of the first peer)."""
+    """Makes the command of a host from (system, cell, host, first host, output folder, addresses of the first peer)."""
     options: tuple[str, ...] = ()
-    """What tells it from other rows with the same command."""
+    """Further options, which distinguish rows with the same command."""
     joins: bool = True
     """Whether the other hosts need the first one's address, which it writes to its `status.json`."""
     overlaps: bool = False
-    """Whether it averages while it computes the next update."""
+    """Whether the system averages while it computes the next update."""
     payload_bytes: float | None = 4
-    """Bytes that a gradient element takes on its way; None where their number depends on more."""
+    """Bytes that a gradient element takes on the network; None if that depends on more than the system."""
     every_micro_batch: bool = False
     """Whether each micro-batch is averaged and makes an update."""
     local_steps: int = 0
-    """Steps of each peer between two global updates, which are so much larger and rarer; 0 for none."""
+    """Steps of each peer between two global updates, which are larger and rarer by this factor; 0 for none."""
 
 
 def swarm(system: System, cell: Cell, host: Host, _first: Host, output: Path, addresses: tuple[str, ...]) -> list[str]:
-    """A volunteer's command line; the first one starts the run."""
+    """The command line of a volunteer; that of the first host starts the run."""
     steps, changes = cell.steps, dict(cell.changes)
     if local := system.local_steps:
         recipe, steps = cell.full_recipe(), max(1, steps // local)
         changes |= {"averaging": "local", "local_steps": local, "target_batch_size": recipe.target_batch_size * local}
-        # The warm-up is rounded up: all steps of an update have one learning rate, and a warm-up of one update is none.
+        # The warm-up is rounded up: all steps of an update have one learning rate, and a warm-up of one update has no
+        # effect.
         changes |= {"total_steps": max(1, recipe.total_steps // local)}
         changes |= {"warmup_steps": math.ceil(recipe.warmup_steps / local)}
         if cell.target_accuracy is not None:
@@ -61,7 +62,7 @@ def swarm(system: System, cell: Cell, host: Host, _first: Host, output: Path, ad
 
 
 def ddp(system: System, cell: Cell, host: Host, first: Host, output: Path, _addresses: tuple[str, ...]) -> list[str]:
-    """A cluster user's command line on one node."""
+    """The command line of a cluster's user on one node."""
     steps, changes = cell.steps, dict(cell.changes)
     if system.every_micro_batch:
         whole = cell.full_recipe().target_batch_size
@@ -79,7 +80,7 @@ def ddp(system: System, cell: Cell, host: Host, first: Host, output: Path, _addr
 def hivemind_optimizer(
     system: System, cell: Cell, host: Host, _first: Host, output: Path, addresses: tuple[str, ...]
 ) -> list[str]:
-    """The script that shares nothing with our swarm."""
+    """The command of the script with Hivemind's Optimizer, which uses nothing of our swarm."""
     command = [sys.executable, "-m", "analysis.opponents.hivemind_optimizer", "--name", host.name]
     command += ["--listen", f"/ip4/{host.address}/tcp/{PORT}", "--steps", str(cell.steps), *system.options]
     return [*command, "--initial-peers", *addresses, *_opponent_options(cell, output)]
@@ -88,7 +89,7 @@ def hivemind_optimizer(
 def torchft(
     system: System, cell: Cell, host: Host, first: Host, output: Path, _addresses: tuple[str, ...]
 ) -> list[str]:
-    """The same for torchft, whose first peer runs its lighthouse."""
+    """The command of the script with torchft; the first peer runs its lighthouse."""
     steps = max(1, cell.steps // system.local_steps)
     command = [sys.executable, "-m", "analysis.opponents.torchft_diloco", "--name", host.name]
     command += ["--address", host.address, "--first", first.address, "--steps", str(steps)]
@@ -97,25 +98,25 @@ def torchft(
 
 
 def _opponent_options(cell: Cell, output: Path) -> list[str]:
-    """That the programs of `analysis/opponents` have in common."""
+    """Options that the programs of `analysis/opponents` share."""
     changes = [f"{name}={value}" for name, value in recipe_changes(cell, cell.changes).items()]
     options = ["--output-dir", str(output), "--recipe", cell.recipe, "--batch-size", str(cell.batch_size)]
     return [*options, "--peers", str(cell.peers), "--change", *changes]
 
 
 def recipe_changes(cell: Cell, changes: dict[str, object]) -> dict[str, object]:
-    """The recipe's changes; validation is not part of what is measured, unless its time to an accuracy is asked for."""
+    """The changes of the recipe. Validation is turned off, unless the time to an accuracy is measured."""
     return ({} if cell.target_accuracy is not None else {"validate_every_steps": 1_000_000}) | changes
 
 
 def recipe_options(cell: Cell, changes: dict[str, object]) -> list[str]:
-    """The same as options of the command lines."""
+    """The changes of the recipe as options of a command line."""
     pairs = [(f"--{name.replace('_', '-')}", str(value)) for name, value in recipe_changes(cell, changes).items()]
     return [word for pair in pairs for word in pair]
 
 
 TOP_K = 260 / 4096
-"""Of each 4,096 numbers the 128 largest in 2 bytes each, and a scale in 4."""
+"""Bytes per number of the codec topk: of each 4,096 numbers the 128 largest, in 2 bytes each, and a scale in 4."""
 
 SYSTEMS: dict[str, System] = {
     "ddp-every-micro-batch": System("DDP, an update every micro-batch", ddp, joins=False, every_micro_batch=True),
@@ -198,7 +199,7 @@ SYSTEMS: dict[str, System] = {
 
 
 def asked_samples(cell: Cell) -> int:
-    """Samples that an update was asked to have; a swarm's has more, since nobody stops within a micro-batch."""
+    """Samples that an update was asked to have. A swarm's update has more, since no peer stops within a micro-batch."""
     system = SYSTEMS[cell.system]
     if system.every_micro_batch:
         return cell.batch_size * cell.peers
@@ -206,24 +207,24 @@ def asked_samples(cell: Cell) -> int:
 
 
 def have_equal_updates(system: str, baseline: str) -> bool:
-    """Whether an update of both is asked to have equally many samples, so that updates per second can be compared."""
+    """Whether updates of both are asked to have equally many samples, so that updates per second can be compared."""
     one, other = SYSTEMS[system], SYSTEMS[baseline]
     same_steps = max(1, one.local_steps) == max(1, other.local_steps)
     return same_steps and one.every_micro_batch == other.every_micro_batch
 
 
 def samples_between_validations(cell: Cell) -> int:
-    """How finely the time to an accuracy is measured."""
+    """Samples between two validations: the resolution of a time to an accuracy."""
     recipe, local = cell.full_recipe(), SYSTEMS[cell.system].local_steps or 1
     return recipe.target_batch_size * max(1, recipe.validate_every_steps // local) * local
 
 
 def check_learning(cell: Cell) -> None:
-    """Raises InputError: the cell's system would learn otherwise than the others, or be validated after other samples.
+    """Raises InputError if the system would learn in another way than the others, or be validated after other samples.
 
-    A warm-up of n updates takes (n - 1) / 2 full learning rates from a run. In the swarm, n / local_steps updates,
-    rounded up, take as many where n is a multiple of local_steps and one more. Cells of earlier versions may be
-    otherwise, and can still be read.
+    A warm-up of n updates takes (n - 1) / 2 full learning rates from a run. In the swarm it has n / local_steps
+    updates, rounded up. These take as many, if n is a multiple of local_steps and one more. Cells of earlier versions
+    may differ, and can still be read.
     """
     system, recipe = SYSTEMS[cell.system], cell.full_recipe()
     every, local = recipe.validate_every_steps, system.local_steps
@@ -245,7 +246,7 @@ def system_of(cell: Cell) -> System:
     """The cell's row of the table.
 
     Raises:
-        InputError: there is none, or it cannot run this cell.
+        InputError: the system does not exist, or cannot run this cell.
     """
     if cell.system not in SYSTEMS:
         raise InputError(f"There is no system {cell.system}: choose one of {', '.join(SYSTEMS)}.")

@@ -1,4 +1,4 @@
-"""Watches a run from outside once a second: processor time, whose it was, bytes on the hosts' links, and memory."""
+"""Records once a second how a run uses the machine: processor time, bytes on the hosts' links, and memory."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from analysis.wan.lab import Lab
 
 PERIOD_SECONDS = 1.0
 MEMORY_SECONDS = 20.0
-"""Looking at memory takes the kernel milliseconds for each gigabyte."""
+"""Seconds between two looks at memory, each of which takes the kernel milliseconds per gigabyte."""
 
 
 class Watch:
     """Writes `watch.jsonl` while a `with` block lasts.
 
-    Each line: `time` (Unix seconds), `busy` (cores that were busy since the last line), `lab` (cores that processes of
-    this lab kept busy), `traffic` ({host: [bytes sent, bytes received] since the lab began}), and now and then `memory`
-    (bytes of all processes of this lab; what several share counts once).
+    Each line has `time` (Unix seconds), `busy` (mean number of busy cores since the last line), `lab` (the same for
+    processes of this lab) and `traffic` ({host: [bytes sent, bytes received] since the lab began}). Now and then a line
+    has `memory`: bytes of all processes of this lab, with shared memory counted once.
 
     Args:
-        lab: whose hosts.
-        file: where lines go.
+        lab: the lab to watch.
+        file: the file for the lines.
     """
 
     def __init__(self, lab: Lab, file: Path) -> None:
@@ -48,7 +48,7 @@ class Watch:
         with self._file.open("w", buffering=1) as file:
             closing = False
             while not closing:
-                closing = self._closing.wait(PERIOD_SECONDS)  # the last line covers what happened just before
+                closing = self._closing.wait(PERIOD_SECONDS)  # the last line covers the time just before the end
                 now_busy, now_lab, now = busy_seconds(), self._lab_seconds(), time.monotonic()
                 elapsed = now - at
                 line = {"time": time.time(), "busy": (now_busy - busy) / elapsed, "lab": (now_lab - lab) / elapsed}
@@ -59,7 +59,8 @@ class Watch:
                 busy, lab, at = now_busy, now_lab, now
 
     def _lab_seconds(self) -> float:
-        """Processor time of all processes in this lab's process namespace, those that have ended included."""
+        """Processor time of all processes in this lab's process namespace, including those that have ended."""
+        # An ended process keeps its last entry, so its time still counts.
         for process in psutil.process_iter():
             try:
                 used = process.cpu_times()
@@ -70,7 +71,7 @@ class Watch:
 
 
 def lab_memory() -> int:
-    """Bytes of all processes in this process namespace: each one's own, and its share of what several have."""
+    """Bytes of all processes in this process namespace: private memory, and each process's share of shared memory."""
     found = 0
     for process in psutil.process_iter():
         try:
@@ -81,6 +82,7 @@ def lab_memory() -> int:
 
 
 def busy_seconds() -> float:
-    """Processor time that the whole machine has used, in core-seconds; what a hypervisor took away counts as used."""
+    """Processor time that the whole machine has used, in core-seconds; time that a hypervisor took away counts as
+    used."""
     times = psutil.cpu_times()
     return sum(getattr(times, name, 0.0) for name in ("user", "nice", "system", "irq", "softirq", "steal"))

@@ -1,17 +1,16 @@
-"""What an attacker costs an honest swarm: updates per second with and without one, by turns, on this machine.
+"""Measures what an attacker costs an honest swarm: updates per second without and with one, in turns, on this machine.
 
     python -m analysis attacks                                    # every attack; some minutes each
     python -m analysis attacks false-state drip --repeat 5 --seconds 40
 
-Each attack meets a swarm of its own, of paced peers on the loopback address. Calm and attacked times take turns, and
-which of the two comes first changes from pair to pair; between them the swarm has time to recover. The attackers are
-those of `tests/helpers/attacks/attackers.py`. A member that lies computes along, so that its swarm may well be faster
-than without it.
+Each attack gets its own swarm of paced peers on the loopback address. Calm and attacked times alternate, and the order
+changes from pair to pair. Between them, the swarm has time to recover. The attackers are those of
+`tests/helpers/attacks/attackers.py`. A lying member also computes, so its swarm may be faster with it than without it.
 
-The longest pause is that between two updates, of all calm times and of all attacked ones.
+The longest pause is the longest time between two updates, of all calm times and of all attacked ones.
 
-Memory is what the resident sets of a peer's processes add up to, at its highest; of all peers and pairs the one counts
-that held most more than in the calm time beside it.
+Memory is the highest sum of the resident sets of a peer's processes. Of all peers and pairs, the largest excess over
+the calm time of the same pair counts.
 """
 
 from __future__ import annotations
@@ -63,13 +62,13 @@ ATTACKS = (
 )
 ATTACKER = Path(__file__).parents[2] / "tests" / "helpers" / "attacks" / "attackers.py"
 BEGINS = ("begins", "First contribution")
-"""In the output of an attacker: from here on it attacks, or trains along."""
+"""Words in an attacker's output from which on it attacks, or trains along."""
 SETTLE_SECONDS = 20.0
-"""Records of an attacker that was killed are believed for 15 s."""
+"""Time after an attack that does not count: records of a killed attacker are believed for 15 s."""
 RECOVERY_SECONDS = 120.0
-"""A swarm that does not make an update of all its peers for so long has not got over the attack."""
+"""Time within which a swarm has to make an update of all its peers again; else it has not survived the attack."""
 GOAL, MOST_MB = 0.9, 100.0
-"""Of the updates without the attack, and of memory that it takes from a peer."""
+"""Least share of the updates without the attack, and most memory in MB that an attack may take from a peer."""
 COLUMNS = (
     *("attack", "n", "without", "with", "ratio"),
     *("longest pause, s", "more MB", "failed rounds", "named by", "problem"),
@@ -78,18 +77,18 @@ COLUMNS = (
 
 @dataclass(frozen=True)
 class AttackOptions:
-    """Measure what attacks cost."""
+    """Measure what attacks cost an honest swarm."""
 
     attacks: Annotated[tyro.conf.Positional[tuple[str, ...]], arg("ATTACK ...", "all")] = ()
     """Names of attacks, as tests/helpers/attacks/attackers.py knows them."""
     repeat: int = 5
     """Pairs of a calm and an attacked time, for each attack."""
     seconds: float = 40.0
-    """How long each of the two is."""
+    """Length of each of these times."""
     peers: int = 3
-    """Honest peers."""
+    """Number of honest peers."""
     paced_samples_per_second: float = 60.0
-    """Speed of each one's pretended device."""
+    """Speed of each peer's pretended device."""
     target_batch_size: int = 256
     """Samples per update."""
     slowest_line_mbps: Annotated[float | None, arg("MBPS", "4")] = None
@@ -113,29 +112,29 @@ class AttackOptions:
 
 @dataclass(frozen=True)
 class Window:
-    """A time in which the swarm was watched."""
+    """What was seen of the swarm in one calm or attacked time."""
 
     attacked: bool
     updates_per_second: float
     longest_pause_seconds: float
-    """Between two updates."""
+    """Longest time between two updates."""
     failed_rounds: int
-    """Of all honest peers."""
+    """Failed rounds of all honest peers."""
     named_by: int
-    """Honest peers whose log names the attacker."""
+    """Number of honest peers whose log names the attacker."""
     lines: list[str]
-    """Of their logs, one from each of these."""
+    """One such line from the log of each of these peers."""
     peak_mb: dict[str, float]
-    """The most memory that each honest peer held."""
+    """Most memory of each honest peer, by name."""
 
 
 def updates_per_second(moments: Sequence[float], since: float, until: float) -> float:
-    """Of updates at these moments; an update that was half made when the time began counts half.
+    """Updates per second in a time; an update that was half made when the time began counts half.
 
     Args:
-        moments: Unix seconds, ascending.
-        since: the time begins.
-        until: the time ends.
+        moments: Unix seconds of the updates, ascending.
+        since: beginning of the time.
+        until: end of the time.
     """
     if len(moments) < 2:
         return 0.0
@@ -144,12 +143,12 @@ def updates_per_second(moments: Sequence[float], since: float, until: float) -> 
 
 
 def longest_pause_seconds(moments: Sequence[float], since: float, until: float) -> float:
-    """Between two updates, of which the later one came in this time, or has not come until it ended.
+    """Longest time between two updates, of which the later one came within a time or had not come at its end.
 
     Args:
-        moments: Unix seconds, ascending.
-        since: the time begins.
-        until: the time ends.
+        moments: Unix seconds of the updates, ascending.
+        since: beginning of the time.
+        until: end of the time.
     """
     before = [moment for moment in moments if moment <= since]
     within = [moment for moment in moments if since < moment <= until]
@@ -158,7 +157,8 @@ def longest_pause_seconds(moments: Sequence[float], since: float, until: float) 
 
 
 def measure(attack: str, options: AttackOptions, say: Callable[[str], None]) -> dict[str, Any]:
-    """Returns an entry of `attacks.json`: `attack`, `pairs` (a calm and an attacked window each) and `problem`."""
+    """Runs one attack; returns an entry of `attacks.json`: `attack`, `pairs` (a calm and an attacked window each) and
+    `problem`."""
     pairs: list[dict[str, Any]] = []
     problem = None
     try:
@@ -179,7 +179,7 @@ def measure(attack: str, options: AttackOptions, say: Callable[[str], None]) -> 
 
 
 def _window(attack: str, attacked: bool, swarm: HonestSwarm, options: AttackOptions) -> Window:
-    """Watches the swarm for a while, and then waits until all train together again."""
+    """Watches the swarm for a while, and then waits until all peers train together again."""
     sizes, peaks = swarm.log_sizes(), MemoryPeaks(swarm.peers)
 
     def is_over(until: float) -> bool:
@@ -209,9 +209,9 @@ def _window(attack: str, attacked: bool, swarm: HonestSwarm, options: AttackOpti
 
 @contextlib.contextmanager
 def _attacker(attack: str, swarm: HonestSwarm, options: AttackOptions) -> Iterator[Path]:
-    """An attacker that knows the first peer's address; gives the file that its output goes to.
+    """Runs an attacker that knows the first peer's address; yields the file of its output.
 
-    It would have a computer of its own: here it gets what the honest peers leave.
+    A real attacker would have its own computer. Here it gets the processor time that the honest peers leave.
     """
     number = len(list(swarm.folder.glob("attacker-*.log"))) + 1
     output = swarm.folder / f"attacker-{number}.log"
@@ -225,7 +225,7 @@ def _attacker(attack: str, swarm: HonestSwarm, options: AttackOptions) -> Iterat
 
 
 def _ids(output: str, swarm: HonestSwarm) -> set[str]:
-    """Peer ids that an attacker says, without those of honest peers."""
+    """Peer ids in an attacker's output, without those of honest peers."""
     return set(re.findall(r"\bQm\w{44}\b", output)) - swarm.peer_ids
 
 
@@ -234,7 +234,7 @@ def _text(file: Path) -> str:
 
 
 def row(found: dict[str, Any]) -> dict[str, str]:
-    """A row of the table; keys are `COLUMNS`."""
+    """A row of the table, with the keys `COLUMNS`."""
     calm, attacked = ([pair[name] for pair in found["pairs"]] for name in ("calm", "attacked"))
     means = [np.mean([window["updates_per_second"] for window in windows] or [np.nan]) for windows in (calm, attacked)]
     named = [window["named_by"] for window in attacked]
@@ -257,13 +257,13 @@ def row(found: dict[str, Any]) -> dict[str, str]:
 
 
 def ratios(found: dict[str, Any]) -> list[float]:
-    """Updates per second with the attacker over those without it, of each pair."""
+    """Updates per second with the attacker over those without it, for each pair."""
     rates = [(pair["attacked"]["updates_per_second"], pair["calm"]["updates_per_second"]) for pair in found["pairs"]]
     return [attacked / calm for attacked, calm in rates if calm > 0]
 
 
 def longest_pauses(found: dict[str, Any]) -> str:
-    """With the attacker, and in the calm times."""
+    """The longest pauses with the attacker and in the calm times, in words."""
     if not (pairs := found["pairs"]):
         return "–"
     attacked = max(pair["attacked"]["longest_pause_seconds"] for pair in pairs)
@@ -272,13 +272,13 @@ def longest_pauses(found: dict[str, Any]) -> str:
 
 
 def more_mb(found: dict[str, Any]) -> float | None:
-    """Megabytes that some peer held more than in the calm time of the same pair, at most; None without a pair."""
+    """Most megabytes that a peer held more than in the calm time of the same pair; None without a pair."""
     pairs = [(pair["attacked"]["peak_mb"], pair["calm"]["peak_mb"]) for pair in found["pairs"]]
     return max((attacked[name] - calm[name] for attacked, calm in pairs for name in calm), default=None)
 
 
 def table(results: Sequence[dict[str, Any]]) -> Table:
-    """A row for each attack."""
+    """A table with a row for each attack."""
     shown = Table(title="Updates per second of the honest peers, without and with an attacker", title_justify="left")
     for column in COLUMNS:
         shown.add_column(column, justify="left" if column in (COLUMNS[0], COLUMNS[-1]) else "right")
@@ -288,8 +288,11 @@ def table(results: Sequence[dict[str, Any]]) -> Table:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Returns the exit status: 0, 1 if an attack ended the swarm, or cost more than a tenth of its updates or 100 MB of
-    a peer's memory, 2 for bad input, 130."""
+    """Runs the program; returns the exit status.
+
+    It is 1 if an attack ended the swarm, or cost more than a tenth of its updates or 100 MB of a peer's memory. Else it
+    is 0, 2 for bad input, or 130 after Ctrl-C.
+    """
     options = tyro.cli(AttackOptions, args=arguments, prog="python -m analysis attacks", description=__doc__)
     console = wide_console()
 
@@ -311,6 +314,6 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def is_held(found: dict[str, Any]) -> bool:
-    """Whether the swarm lived, made as many of its updates as it should, and held no more memory than it may."""
+    """Whether the swarm survived, with at least `GOAL` of its updates and at most `MOST_MB` more memory."""
     values, more = ratios(found), more_mb(found)
     return found["problem"] is None and bool(values) and sum(values) / len(values) >= GOAL and more <= MOST_MB

@@ -1,11 +1,10 @@
-"""Whether all peers of a swarm hold the same bits after many rounds, in every way of averaging.
+"""Checks whether all peers of a swarm hold the same bits after many rounds, in every way of averaging.
 
     python -m analysis exactness --rounds 200      # 25 minutes; OUTPUT_DIR/exactness.json
     python -m analysis exactness --averaging sync --codec int8
 
-Three peers train digits on this machine. Had one of them missed a part of an average without noticing, or rounded
-otherwise than the others, its weights would differ from theirs in the end. Rounds that failed, and were noticed, are
-counted.
+Three peers train digits on this machine. If one of them had missed a part of an average without noticing, or rounded in
+another way, its weights would differ from the others' at the end. Failed rounds that were noticed are counted.
 """
 
 from __future__ import annotations
@@ -41,13 +40,13 @@ class ExactnessOptions:
     """Train with several peers in every way of averaging, and compare their weights."""
 
     rounds: int = 200
-    """Of each way."""
+    """Number of rounds of each way."""
     peers: int = 3
-    """How many."""
+    """Number of peers."""
     averaging: tuple[Averaging, ...] = get_args(Averaging)
-    """Ways of averaging."""
+    """Ways of averaging to test."""
     codec: tuple[Codec, ...] = get_args(Codec)
-    """How gradients travel, with each of these ways."""
+    """Codecs to test with each of these ways."""
     fragments: tuple[int, ...] = (1, 4)
     """Parts of the model that are averaged in turn, with local steps."""
     output_dir: Annotated[Path, arg("FOLDER")] = Path("runs/exactness")
@@ -63,7 +62,8 @@ class ExactnessOptions:
 
     @property
     def ways(self) -> list[tuple[str, str, int]]:
-        """Averaging, codec and fragments, all that go together. With auto, the swarm chooses the codec."""
+        """All combinations of averaging, codec and fragments that work together. With auto, the swarm chooses the
+        codec."""
         ways = []
         for averaging, codec, fragments in itertools.product(self.averaging, self.codec, self.fragments):
             if averaging != "local":
@@ -75,10 +75,10 @@ class ExactnessOptions:
 
 
 def measure(options: ExactnessOptions, console: Console) -> dict[str, Any]:
-    """Returns the content of `exactness.json`.
+    """Runs a swarm for each way; returns the content of `exactness.json`.
 
     Raises:
-        InputError: a swarm ended before it had made its rounds.
+        InputError: a swarm ended before it had made all rounds.
     """
     rows = []
     for averaging, codec, fragments in options.ways:
@@ -92,7 +92,7 @@ def measure(options: ExactnessOptions, console: Console) -> dict[str, Any]:
 
 
 def name_of(averaging: str, fragments: int) -> str:
-    """A way of averaging, as it is shown."""
+    """A way of averaging in words."""
     return averaging if fragments == 1 else f"{averaging}, {fragments} fragments"
 
 
@@ -109,11 +109,12 @@ def _train(options: ExactnessOptions, run_id: str, way: list[str]) -> None:
 
 
 def compared(folders: list[RunFolder]) -> dict[str, Any]:
-    """What the peers of one swarm say of their rounds, and a hash of the weights that each of them had in the end.
+    """Counts of rounds from the files of one swarm's peers, and a hash of each peer's weights at the end.
 
     Returns:
-        `peer_rounds`, those that gave an average; `complete`, how many of them had every part of it; `early`, groups
-        that had too few samples yet, and computed on; `failed`, the rest; `weights`, a hash for each peer.
+        `peer_rounds`, the rounds of each peer that gave an average; `complete`, how many of them had every part of it;
+        `early`, groups that had too few samples yet and computed on; `failed`, the rest; `weights`, a hash for each
+        peer.
     """
     rounds = [line for folder in folders for line in read_metrics(folder.rounds)]
     summaries = [json.loads(folder.summary.read_text()) for folder in folders]
@@ -129,7 +130,7 @@ def compared(folders: list[RunFolder]) -> dict[str, Any]:
 
 
 def cells(row: dict[str, Any]) -> tuple[str, ...]:
-    """A row as it is shown; earlier versions knew of no fragments."""
+    """The cells of a row of the table; results of earlier versions have no fragments."""
     different = len(set(row["weights"].values()))
     weights = "bit-identical" if different == 1 else f"{different} different ones"
     averaging = name_of(row["averaging"], row.get("fragments", 1))
@@ -137,7 +138,7 @@ def cells(row: dict[str, Any]) -> tuple[str, ...]:
 
 
 def table(found: dict[str, Any]) -> Table:
-    """A row for each way of averaging."""
+    """A table with a row for each way of averaging."""
     options = found["options"]
     shown = Table(title=f"{options['peers']} peers, {options['rounds']} rounds each", title_justify="left")
     for column in COLUMNS:
@@ -148,7 +149,8 @@ def table(found: dict[str, Any]) -> Table:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Returns the exit status: 0, 1 if peers differ, 2 for input that cannot work, 130 after Ctrl-C."""
+    """Runs the program; returns the exit status: 0, 1 if peers differ, 2 for input that cannot work, 130 after
+    Ctrl-C."""
     options = tyro.cli(ExactnessOptions, args=arguments, prog="python -m analysis exactness", description=__doc__)
     console = Console()
 

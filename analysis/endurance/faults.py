@@ -1,4 +1,4 @@
-"""What goes wrong in a night: each fault breaks something, waits in `yield` for some seconds, and mends it."""
+"""Faults of a soak: each breaks something, waits in `yield` for some seconds, and repairs it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from analysis.wan.lab import Lab
 
 
 class Faults:
-    """Happens to volunteers in a lab; a subclass sets the attributes, and appends the event before each fault."""
+    """Faults that happen to volunteers in a lab. A subclass sets the attributes, and appends an event before each
+    fault."""
 
     lab: Lab
     random: random.Random
@@ -20,7 +21,7 @@ class Faults:
     events: list[Event]
 
     def faults(self) -> list[Callable[[], Iterator[float]]]:
-        """All of them; parts of a peer die twice as often as anything else, because there are three."""
+        """All faults. `part_killed` is listed twice, because a peer has three parts."""
         return [
             *(self.killed, self.first_peer_killed, self.part_killed, self.part_killed, self.frozen),
             *(self.first_peer_frozen, self.link_down, self.link_slow, self.network_divided),
@@ -28,19 +29,19 @@ class Faults:
         ]
 
     def killed(self) -> Iterator[float]:
-        """kill -9 of one peer, which starts again as systemd would start it."""
+        """Kill -9 one peer; it starts again, as systemd would start it."""
         yield from self._kill([self._victim()])
 
     def first_peer_killed(self) -> Iterator[float]:
-        """kill -9 of the one that was started first; if it has not been away since, it leads."""
+        """Kill -9 the peer that was started first; it leads, if it was never away since."""
         yield from self._kill([self._first()])
 
     def all_but_one_killed(self) -> Iterator[float]:
-        """The last one trains on."""
+        """Kill -9 all peers but one, which trains on."""
         yield from self._kill(self.random.sample(self.volunteers, len(self.volunteers) - 1))
 
     def all_killed(self) -> Iterator[float]:
-        """A power cut everywhere: the swarm goes on from its checkpoints."""
+        """Kill -9 all peers, as a power cut everywhere: the swarm goes on from its checkpoints."""
         yield from self._kill(self.volunteers)
 
     def _kill(self, victims: list[Volunteer]) -> Iterator[float]:
@@ -55,12 +56,13 @@ class Faults:
         peer.start(self._address())
 
     def terminal_closed(self) -> Iterator[float]:
-        """SIGHUP of one peer, which starts again as systemd would start it."""
+        """Send SIGHUP to one peer; it starts again, as systemd would start it."""
         self._victim().close_terminal()
         yield 0.0
 
     def disk_full(self) -> Iterator[float]:
-        """One peer cannot write more to any file than a little; if it ends by that, it is another fault."""
+        """Limit the size of one peer's files, as on a full disk. If the peer ends by that, it counts as another
+        fault."""
         peer = self._victim()
         was_running = peer.is_running
         peer.limit_files(full=True)
@@ -70,7 +72,7 @@ class Faults:
             self.events[-1].fault += ", of which the peer died"
 
     def part_killed(self) -> Iterator[float]:
-        """One of its processes dies alone; the peer has to notice."""
+        """Kill one process of a peer; the peer has to notice."""
         peer = self._victim()
         part = self.random.choice(("p2pd", "the DHT process", "the averaging process"))
         self.events[-1].fault = f"{part} killed"
@@ -78,11 +80,11 @@ class Faults:
         yield 0.0
 
     def frozen(self) -> Iterator[float]:
-        """SIGSTOP, as on a laptop that is closed."""
+        """Stop one peer with SIGSTOP, as a closed laptop does."""
         yield from self._freeze(self._victim())
 
     def first_peer_frozen(self) -> Iterator[float]:
-        """SIGSTOP of the one that was started first."""
+        """Stop the peer that was started first, with SIGSTOP."""
         yield from self._freeze(self._first())
 
     def _freeze(self, peer: Volunteer) -> Iterator[float]:
@@ -92,7 +94,7 @@ class Faults:
         peer.send(signal.SIGCONT)
 
     def link_down(self) -> Iterator[float]:
-        """Nothing gets through, and nobody is told."""
+        """Cut one peer off: no packet gets through, and no connection is closed."""
         peer = self._victim()
         others = [other.host for other in self.volunteers if other != peer]
         self.lab.divide([peer.host], others)
@@ -100,14 +102,14 @@ class Faults:
         self.lab.reunite([peer.host], others)
 
     def link_slow(self) -> Iterator[float]:
-        """0.2 Mbit/s in both directions."""
+        """Limit one peer's link to 0.2 Mbit/s in both directions."""
         peer = self._victim()
         self.lab.slow_down(peer.host, 0.2)
         yield 15.0
         self.lab.speed_up(peer.host)
 
     def network_divided(self) -> Iterator[float]:
-        """Two halves that do not see each other."""
+        """Divide the network into two halves that do not reach each other."""
         hosts = [peer.host for peer in self.volunteers]
         self.random.shuffle(hosts)
         one, other = hosts[: len(hosts) // 2], hosts[len(hosts) // 2 :]
@@ -126,6 +128,7 @@ class Faults:
         return peer
 
     def _address(self) -> str | None:
-        """Of anyone who can be asked; who starts without goes by what it remembers."""
+        """Address of a running peer; None if there is none. Without it, a starting peer uses the addresses that it
+        remembers."""
         alive = [peer.address for peer in self.volunteers if peer.is_running and peer.address]
         return alive[0] if alive else None

@@ -1,12 +1,12 @@
-"""What a peer of a swarm costs its computer beside the training: processor time and memory, next to a plain process.
+"""Measures what a peer costs its computer beside the training: processor time and memory, against a plain process.
 
     python -m analysis footprint                                                  # two peers, five minutes
     python -m analysis footprint --peers 8 --target-batch-size 4096 --averaging local --codec fp16
 
 The peers of a swarm and one plain training process run at the same time on this machine. All are paced to the same
-device (`recipe.training.pacing`), so all compute the same; what a peer uses more is the price of the swarm. Memory
-that the processes of a peer share counts once, and so do the libraries that all have open, as if each were alone.
-Measurements are windows of one run: how far they are apart says nothing of another run.
+device (`recipe.training.pacing`), so all compute the same. The excess of a peer is the price of the swarm. Memory that
+the processes of a peer share counts once. So do the libraries that they have open, as if the peer were alone.
+Measurements are windows of one run: their spread says nothing about another run.
 """
 
 from __future__ import annotations
@@ -41,6 +41,8 @@ ALL, PLAIN, BESIDE = "all", "plain process", "beside the training"
 COLUMNS = ("process", "cores", "MB")
 FILES = "footprint-*.json"
 _ROOT = Path(__file__).parents[2]
+_NOTHING = np.zeros(2)
+"""Processor time and megabytes of a kind of process that is not there."""
 
 
 @dataclass(frozen=True)
@@ -48,19 +50,19 @@ class FootprintOptions:
     """Measure what a peer costs beside the training. Nearly any option of python -m swarm.peer can be given as well."""
 
     peers: int = 2
-    """How many."""
+    """Number of peers in the swarm."""
     recipe: str = "synthetic"
     """Preset that all train."""
     target_batch_size: int = 1024
     """Samples per update of the swarm, and of the plain process."""
     samples_per_second: float = 40.0
-    """Speed of each one's pretended device."""
+    """Speed of each pretended device, in samples per second."""
     batch_size: int = 16
     """Micro-batch, in samples."""
     seconds: float = 60.0
     """How long each window of the run lasts."""
     repeat: int = 3
-    """Windows, one after the other."""
+    """Number of windows, one after the other."""
     output_dir: Annotated[Path, arg("FOLDER")] = Path("runs/footprint")
     """For the run folders and footprint-PEERS.json."""
 
@@ -72,14 +74,14 @@ class FootprintOptions:
 
 
 def measure(options: FootprintOptions, peer_options: Sequence[str], console: Console) -> dict[str, Any]:
-    """Returns the content of `footprint-PEERS.json`.
+    """Runs all peers and the plain process; returns the content of `footprint-PEERS.json`.
 
     Raises:
-        InputError: somebody ended before all had been measured.
+        InputError: a process ended before the end of the measurement.
     """
     run_id = f"footprint-{os.getpid()}"
     folders = [options.output_dir / run_id / name for name in (PLAIN.split()[0], *_names(options))]
-    threads = str(max(1, (os.cpu_count() or 1) // options.peers))  # as swarm.local gives to each peer
+    threads = str(max(1, (os.cpu_count() or 1) // options.peers))  # as swarm.local gives each peer
     variables = {VARIABLE: str(options.samples_per_second), "OMP_NUM_THREADS": threads}
     swarm_command, plain_command = _swarm_command(options, run_id, peer_options), _plain_command(options, run_id)
     with (
@@ -91,12 +93,12 @@ def measure(options: FootprintOptions, peer_options: Sequence[str], console: Con
     return {
         "options": options_of_result(asdict(options)),
         "peer_options": list(peer_options),
-        "rows": [_row(name, [one[name] for one in measurements]) for name in measurements[0]],
+        "rows": [_row(kind, [one.get(kind, _NOTHING) for one in measurements]) for kind in _kinds(measurements)],
     }
 
 
 def _names(options: FootprintOptions) -> list[str]:
-    """As swarm demo calls them."""
+    """Names that `swarm demo` gives to its peers."""
     return [f"peer-{number}" for number in range(1, options.peers + 1)]
 
 
@@ -119,7 +121,7 @@ def _swarm_command(options: FootprintOptions, run_id: str, peer_options: Sequenc
 def _until_warm(
     folders: Sequence[Path], processes: dict[str, subprocess.Popen], options: FootprintOptions, console: Console
 ) -> None:
-    """Until all have made some updates: caches are full, and connections are made."""
+    """Waits until all have made some updates: caches are full then, and connections are made."""
     deadline = time.monotonic() + START_SECONDS
     while (steps := [steps_done(folder) for folder in folders]) and min(steps) < WARM_UP_STEPS:
         if console.is_terminal:
@@ -138,7 +140,7 @@ def _ended_early(log: Path) -> InputError:
 def _measurement(
     number: int, options: FootprintOptions, plain: subprocess.Popen, swarm: subprocess.Popen, console: Console
 ) -> dict[str, np.ndarray]:
-    """Means over the peers: of each process, of all together, of the plain one, and the difference of these two."""
+    """One window: means over the peers for each process and their sum, the plain process, and the difference."""
     console.print(f"window {number + 1}/{options.repeat}, {options.seconds:.0f} s")
     try:
         peers = [child for child in psutil.Process(swarm.pid).children() if child.children()]
@@ -152,21 +154,27 @@ def _measurement(
     if len(peers) != options.peers:
         raise InputError(f"{len(peers)} of {options.peers} peers were there: see {options.output_dir / 'swarm.log'}.")
     alone, *used = [_used(old, new, seconds) for old, new in zip(before, after, strict=True)]
-    mean = {part: np.mean([one[part] for one in used], axis=0) for part in used[0]}
+    mean = {kind: np.mean([one.get(kind, _NOTHING) for one in used], axis=0) for kind in _kinds(used)}
     return mean | {PLAIN: alone[ALL], BESIDE: mean[ALL] - alone[ALL]}
 
 
+def _kinds(measurements: Sequence[dict[str, np.ndarray]]) -> list[str]:
+    """The kinds of processes in any of the measurements, such as a short-lived one of one peer; the sums come last."""
+    kinds = dict.fromkeys(kind for one in measurements for kind in one)
+    return sorted(kinds, key=lambda kind: kind in (ALL, PLAIN, BESIDE))
+
+
 def _used(before: dict[str, np.ndarray], after: dict[str, np.ndarray], seconds: float) -> dict[str, np.ndarray]:
-    """Of each process: cores that it kept busy between two looks at its `_sizes`, and megabytes at the end."""
+    """For each process, the cores that it kept busy between two results of `_sizes`, and megabytes at the end."""
     found = {}
     for part, (cpu_seconds, megabytes) in after.items():
-        earlier_cpu_seconds, _ = before[part]
+        earlier_cpu_seconds, _ = before.get(part, _NOTHING)
         found[part] = np.array([(cpu_seconds - earlier_cpu_seconds) / seconds, megabytes])
     return found
 
 
 def _sizes(peer: psutil.Process) -> dict[str, np.ndarray]:
-    """Of each of somebody's processes, and of all: processor seconds until now, and megabytes."""
+    """For each process of a peer, and for all together: processor seconds so far, and megabytes."""
     found: dict[str, np.ndarray] = defaultdict(lambda: np.zeros(2))
     counted: dict[str, int] = {}
     for part, process in parts(peer):
@@ -176,8 +184,11 @@ def _sizes(peer: psutil.Process) -> dict[str, np.ndarray]:
 
 
 def _new_bytes(process: psutil.Process, counted: dict[str, int]) -> int:
-    """Its memory: of a file, such as a library, only what those who were `counted` do not have of it; of the rest its
-    share, since only processes of the same peer can share that."""
+    """Bytes of a process that processes counted before it do not hold; updates `counted`.
+
+    Of a mapped file, such as a library, only the excess over those in `counted` counts. Of the rest its share counts,
+    since only processes of the same peer can share that.
+    """
     held = 0
     for mapped in process.memory_maps(grouped=True):
         if mapped.path.startswith("/") and Path(mapped.path).is_file() and not mapped.path.startswith("/dev/shm/"):
@@ -189,7 +200,7 @@ def _new_bytes(process: psutil.Process, counted: dict[str, int]) -> int:
 
 
 def _row(name: str, values: Sequence[np.ndarray]) -> dict[str, Any]:
-    """Means over the windows, of [cores, MB] each, and the least and the most of them."""
+    """A row of the result: means of cores and MB over the windows, with the least and the greatest values."""
     row: dict[str, Any] = {"process": name, "windows": len(values)}
     for column, numbers in zip(("cores", "mb"), zip(*values, strict=True), strict=True):
         row |= {column: float(np.mean(numbers)), f"{column}_least": min(numbers), f"{column}_most": max(numbers)}
@@ -197,7 +208,7 @@ def _row(name: str, values: Sequence[np.ndarray]) -> dict[str, Any]:
 
 
 def table(found: dict[str, Any]) -> Table:
-    """A row for each process of a peer, and what they are together, beside the plain one."""
+    """A table with a row for each process of a peer, for their sum, and for the plain process."""
     options = found["options"]
     title = f"A peer of {options['peers']}, paced to {options['samples_per_second']:g} samples/s; windows of one run"
     shown = Table(title=title, title_justify="left")
@@ -211,7 +222,7 @@ def table(found: dict[str, Any]) -> Table:
 
 
 def cells(row: dict[str, Any]) -> tuple[str, str, str]:
-    """A row as it is shown. An older file does not know how far windows were apart."""
+    """The cells of a row of the table. Results of earlier versions do not have the range of the windows."""
     shown = []
     for name, digits in _DIGITS.items():
         least, most = row.get(f"{name}_least"), row.get(f"{name}_most")
@@ -224,7 +235,7 @@ _DIGITS = {"cores": 3, "mb": 0}
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Returns the exit status: 0, or 2 for input that cannot work, 130 after Ctrl-C."""
+    """Runs the program; returns the exit status: 0, 2 for input that cannot work, 130 after Ctrl-C."""
     prog = "python -m analysis footprint"
     options, rest = tyro.cli(FootprintOptions, args=arguments, prog=prog, description=__doc__, return_unknown_args=True)
     console = Console()

@@ -1,4 +1,4 @@
-"""Peers on the loopback address that train as a user's would, and what their files tell while they do."""
+"""Runs peers on the loopback address that train as a user's would, and reads their files meanwhile."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ PROGRAM = ("-m", "swarm.peer")
 
 
 class SwarmError(Exception):
-    """An honest swarm is not there any more, and why."""
+    """Raised if an honest swarm has ended or does not go on; the message says why."""
 
 
 def prepare(samples_per_second: float, all_samples: bool = False) -> dict[str, Any]:
-    """Lets the peers that are started from now on compute at this pace, each with one thread and with nobody else.
+    """Sets the environment for peers that are started from now on: this pace, one thread each, no other swarm to join.
 
     Args:
-        samples_per_second: speed of each one's pretended device.
+        samples_per_second: speed of each peer's pretended device.
         all_samples: whether gradients are those of all samples, as accuracies need; else of two of each micro-batch.
 
     Returns:
-        what a result says of this machine
+        the environment, as a result records it
     """
     os.environ |= {VARIABLE: str(samples_per_second), ALL_SAMPLES: str(int(all_samples)), "OMP_NUM_THREADS": "1"}
     os.environ.pop("INITIAL_PEERS", None)
@@ -50,9 +50,9 @@ class HonestPeer:
 
     Args:
         name: its public name.
-        folder: its run folder; its log goes there, too.
+        folder: its run folder, also for its log.
         arguments: further options.
-        program: as of `HonestSwarm`.
+        program: as for `HonestSwarm`.
     """
 
     def __init__(self, name: str, folder: Path, arguments: Sequence[str], program: Sequence[str] = PROGRAM) -> None:
@@ -62,7 +62,7 @@ class HonestPeer:
         self.process: subprocess.Popen | None = None
 
     def start(self, address: str | None) -> None:
-        """With the address of the first one, or its join line; it has none itself."""
+        """Start the peer, with the first peer's address or join line; None for the first peer itself."""
         self.folder.path.mkdir(parents=True, exist_ok=True)
         command = [*self._command, *(["--initial-peers", address] if address else [])]
         with self.log.open("wb") as log:
@@ -70,7 +70,7 @@ class HonestPeer:
 
     @property
     def address(self) -> str | None:
-        """Where it can be reached, as it says itself."""
+        """The peer's address, from its own status; None without one."""
         try:
             return next(iter(json.loads(self.folder.status.read_text())["addresses"]), None)
         except (OSError, ValueError, KeyError):
@@ -78,38 +78,38 @@ class HonestPeer:
 
     @property
     def join_line(self) -> str | None:
-        """With which others become members, as it prints it."""
+        """The join line that the peer printed; None before it has."""
         found = re.search(r"swarm://\S+", self.log.read_text(errors="replace"))
         return found and found[0]
 
     @property
     def first_contribution_seconds(self) -> float | None:
-        """After its command, as it says itself."""
+        """Seconds from the command to the first contribution, from the peer's log; None before it."""
         found = re.search(r"First contribution ([\d.]+) s", self.log.read_text(errors="replace"))
         return found and float(found[1])
 
     @property
     def has_ended(self) -> bool:
-        """Whether it was started and does not run any more."""
+        """Whether the peer was started and has ended."""
         return self.process is not None and self.process.poll() is not None
 
     @property
     def held_mb(self) -> float:
-        """Megabytes of memory that its processes hold; pages that they share count in each of them."""
-        with contextlib.suppress(psutil.NoSuchProcess):  # one of them has just ended
+        """Megabytes of memory that the peer's processes hold; shared pages count in each of them."""
+        with contextlib.suppress(psutil.NoSuchProcess):  # a process has just ended
             return sum(process.memory_info().rss for _, process in parts(psutil.Process(self.process.pid))) / 1e6
         return 0.0
 
 
 class MemoryPeaks:
-    """The most that each peer has held whenever somebody has looked."""
+    """The most memory that each peer held at any call of `look`."""
 
     def __init__(self, peers: Sequence[HonestPeer]) -> None:
         self._peers, self._next = peers, 0.0
         self.megabytes = {peer.name: 0.0 for peer in peers}
 
     def look(self) -> None:
-        """Not more often than once a second."""
+        """Note the memory of all peers, at most once per second."""
         if time.monotonic() < self._next:
             return
         self._next = time.monotonic() + 1.0
@@ -121,16 +121,16 @@ class HonestSwarm:
     """Honest peers on the loopback address.
 
     Args:
-        name: of the run.
-        output_dir: its folder goes there.
-        num_peers: how many.
+        name: name of the run.
+        output_dir: parent of the run's folder.
+        num_peers: number of peers.
         target_batch_size: samples per update.
-        by_invitation: whether the first peer lets the others in, or everybody may join.
-        total_steps: updates.
+        by_invitation: whether peers need an invitation of the first peer, or any peer may join.
+        total_steps: updates of the run.
         more: further options of all peers.
-        num_guests: more peers, without which nobody begins to train.
-        guest: is told the first peer's address and the number of a guest, from 1 on, and lets it join.
-        program: what Python runs, if a peer is not the one that everybody has.
+        num_guests: further peers; training begins only when they are there.
+        guest: called with the first peer's address and the number of a guest, from 1 on; lets the guest join.
+        program: arguments of Python that run a peer; by default `swarm.peer`.
     """
 
     def __init__(
@@ -187,11 +187,11 @@ class HonestSwarm:
 
     @property
     def ended(self) -> list[str]:
-        """Why peers do not run any more: a sentence for each."""
+        """Why peers have ended: a sentence for each."""
         return [f"{peer.name} ended ({last_words(peer.log)})" for peer in self.peers if peer.has_ended]
 
     def moments(self) -> list[float]:
-        """Unix seconds of all updates, each when the first peer had it."""
+        """Unix seconds at which the first peer had each update, ascending."""
         firsts: dict[int, float] = {}
         for folder in self.folders:
             for line in read_metrics(folder.metrics):
@@ -200,7 +200,7 @@ class HonestSwarm:
         return sorted(firsts.values())
 
     def all_train_since(self, moment: float) -> bool:
-        """Whether each peer has since made an update with all the others."""
+        """Whether each peer has made an update with all others since `moment`."""
         return all(
             any(
                 line["time"] > moment and line.get("swarm/peers", 0) >= len(self.peers)
@@ -210,19 +210,19 @@ class HonestSwarm:
         )
 
     def failed_rounds(self, since: float, until: float) -> int:
-        """Of all peers."""
+        """Number of failed rounds of all peers within a time."""
         ends = [
             line for folder in self.folders for line in read_metrics(folder.rounds) if since < line["time"] <= until
         ]
         return sum(line["outcome"] not in ("averaged", "alone") for line in ends)
 
     def log_sizes(self) -> list[int]:
-        """Bytes of each peer's log so far."""
+        """Present size of each peer's log in bytes."""
         return [peer.log.stat().st_size for peer in self.peers]
 
     def naming_lines(self, since: Sequence[int], attacker_ids: set[str]) -> list[str]:
-        """The first line of each log that names the attacker, of what was written since; peers without one are left
-        out."""
+        """The first line of each log that names the attacker, after the sizes in `since`. Peers without such a line are
+        left out."""
         found = []
         for peer, size in zip(self.peers, since, strict=True):
             with peer.log.open("rb") as log:
@@ -234,7 +234,7 @@ class HonestSwarm:
 
 
 def first_naming(text: str, attacker_ids: set[str]) -> str | None:
-    """The first line with the attacker's name or one of its ids."""
+    """The first line that has the attacker's name or one of its ids; None without any."""
     for line in text.splitlines():
         if ATTACKER_NAME in line or any(peer_id in line for peer_id in attacker_ids):
             return line.strip()
@@ -242,10 +242,10 @@ def first_naming(text: str, attacker_ids: set[str]) -> str | None:
 
 
 def wait_until(condition: Callable[[], Any], swarm: HonestSwarm, seconds: float, what: str) -> None:
-    """Until it is true.
+    """Wait until the condition is true.
 
     Raises:
-        SwarmError: a peer has ended, or time is up.
+        SwarmError: a peer has ended, or the time is over.
     """
     deadline = time.monotonic() + seconds
     while not condition():

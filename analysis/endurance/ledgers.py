@@ -1,4 +1,4 @@
-"""Whether the ledgers of a run say what its rounds said, as a user finds out: `swarm ledger verify --json`."""
+"""Checks whether a run's ledgers agree with its rounds, as a user would: `swarm ledger verify --json`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from recipe.run_folder import RunFolder, read_metrics
 
 
 def verified(runs: Path) -> dict[str, Any]:
-    """What `swarm ledger verify` says of these run folders."""
+    """The result of `swarm ledger verify` for these run folders."""
     command = [sys.executable, "-m", "swarm", "ledger", "verify", str(runs), "--json"]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, capture_output=True, text=True, timeout=600, env=environment)
@@ -24,7 +24,7 @@ def verified(runs: Path) -> dict[str, Any]:
 
 
 def given(runs: Path) -> dict[str, int]:
-    """Samples of each peer in all updates that several have made, as the `rounds.jsonl` of all of them say."""
+    """Samples of each peer in all averaged updates, from the `rounds.jsonl` of all peers."""
     rounds = set()
     for path in runs.glob(f"*/{RunFolder('').rounds.name}"):
         for line in read_metrics(path):
@@ -38,10 +38,10 @@ def given(runs: Path) -> dict[str, int]:
 
 
 def compare(runs: Path) -> dict[str, Any]:
-    """Both, and whether they are the same.
+    """Compare the ledgers with the rounds.
 
     Returns:
-        `updates` of the ledgers, `samples` that all have given, and `problems`, empty if they are none
+        `updates` of the ledgers, `samples` that all peers gave, and `problems`, which is empty if they agree
     """
     said, from_rounds = verified(runs), given(runs)
     if "error" in said:

@@ -1,12 +1,12 @@
-"""What members that lie do to the accuracy of a real swarm, with and without clipped averages, and to other systems.
+"""Measures the accuracy of a real swarm with lying members, with and without clipped averages, and of other systems.
 
     python -m analysis lying reverse --repeat 3        # OUTPUT_DIR/lying.json; two minutes for each training
-    python -m analysis lying honest                    # nobody lies: what it is measured against
+    python -m analysis lying honest                    # no lies: what the others are compared with
     python -m analysis lying honest reverse little --peers 6 --liars 2 --where clip ddp hivemind
 
-Paced honest peers train the digits recipe on the loopback address, and more peers with them. What these send is false;
-all else of them is honest, also what they do as reducers. The lies are those of `tests/helpers/attacks/members.py`, and
-for other systems of `false_gradients.py` there. Everybody computes all samples, since accuracies are compared.
+Paced honest peers train the digits recipe on the loopback address, together with liars. A liar sends false gradients
+and is honest in all else, also as a reducer. The lies are those of `tests/helpers/attacks/members.py`, and for other
+systems those of `false_gradients.py` there. All peers compute all samples, since accuracies are compared.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ from analysis.endurance.soak_result import weights_hash
 from analysis.program import options_of_result, wide_console
 from recipe.command_line import arg, at_least, exit_status
 from recipe.errors import InputError
+from recipe.presets import preset
 from recipe.run_folder import make_writable, write_json
 
 HONEST = "honest"
@@ -57,7 +58,7 @@ Lie = Literal[
     "delayed",
 ]
 ONLY_OURS = {"nan", "overflow", "idle", "half"}
-"""Lies about messages that other systems do not have, or about what was computed."""
+"""Lies that other systems do not allow: about messages that they lack, or about what was computed."""
 Where = Literal["off", "clip", "local-off", "local-clip", "ddp", "hivemind"]
 COLUMNS = (
     "lie",
@@ -81,25 +82,26 @@ class LyingOptions:
     computed (half); "a little is enough"; an inner-product manipulation x -0.1 or x -0.6 (against); false labels;
     gradients of twenty updates ago; no lie."""
     where: tuple[Where, ...] = ("off", "clip")
-    """The swarm with plain means (off) or clipped ones, the same with one local step, or another system."""
+    """Systems: the swarm with plain means (off) or clipped ones, the same with one local step, or another system."""
     peers: int = 4
-    """Honest ones."""
+    """Number of honest peers."""
     liars: int = 1
-    """Peers beside them."""
+    """Number of liars beside them."""
     updates: int = 60
-    """Of the whole swarm."""
+    """Updates of each training."""
     paced_samples_per_second: float = 100.0
-    """Speed of each one's pretended device."""
+    """Speed of each peer's pretended device."""
     target_batch_size: int = 512
     """Samples per update."""
     repeat: int = 1
-    """Trainings of each kind, each with a seed of its own."""
+    """Trainings of each kind, each with its own seed."""
     output_dir: Annotated[Path, arg("FOLDER")] = Path("runs/lying")
     """For run folders, logs and lying.json."""
 
     def check(self) -> None:
         """Raises InputError: a value cannot work."""
-        at_least(self, 1, "liars", "updates", "target_batch_size", "repeat")
+        at_least(self, 1, "liars", "target_batch_size", "repeat")
+        at_least(self, preset("digits").warmup_steps + 1, "updates")  # peers refuse a training that ends in its warm-up
         at_least(self, 2, "peers")
         if not self.paced_samples_per_second > 0:
             raise InputError("--paced-samples-per-second has to be more than 0.")
@@ -108,16 +110,16 @@ class LyingOptions:
 
 
 def measure(lie: str, where: str, number: int, options: LyingOptions) -> dict[str, Any]:
-    """A training; returns a row of `lying.json`.
+    """Runs one training; returns a row of `lying.json`.
 
     Raises:
-        SwarmError: the honest peers did not come to the end
+        SwarmError: the honest peers did not complete the training
     """
     name = f"{lie}-{where}-{number}"
     folder = options.output_dir / name
     shutil.rmtree(folder, ignore_errors=True)
     row = {"lie": lie, "where": where, "number": number}
-    seed = number - 1  # with the same one DDP would train the very same thing again
+    seed = number - 1  # with the same seed, DDP would repeat the same training exactly
     if where in ("ddp", "hivemind"):
         recipe = {"target_batch_size": options.target_batch_size, "total_steps": options.updates}
         recipe |= {"validate_every_steps": options.updates, "seed": seed}
@@ -166,7 +168,7 @@ def _until_completed(peer: HonestPeer) -> None:
 
 
 def _guest(lie: str, address: str, folder: Path) -> contextlib.AbstractContextManager:
-    """One more peer, which lies or not; it runs as long as the block."""
+    """Runs one more peer, which lies or not, for the length of the block."""
     folder.mkdir(parents=True, exist_ok=True)
     command = [sys.executable, "-u", str(ATTACKER), lie, "--initial-peers", address]
     if lie == HONEST:
@@ -179,7 +181,7 @@ def _guest(lie: str, address: str, folder: Path) -> contextlib.AbstractContextMa
 
 
 def table(rows: Sequence[dict[str, Any]]) -> Table:
-    """A row for each lie and each place; what a place does not have is a dash."""
+    """A table with a row for each lie and each system; a value that a system does not have is a dash."""
     shown = Table(title="Members of all that lie", title_justify="left")
     for column in COLUMNS:
         shown.add_column(column)
@@ -201,23 +203,27 @@ def table(rows: Sequence[dict[str, Any]]) -> Table:
 
 
 def rate_of(row: dict[str, Any]) -> float:
-    """Updates per second of a training, as its first peer saw it."""
+    """Updates per second of a training, by its first peer's summary."""
     return row["updates"][0] / row["seconds"][0]
 
 
 def cost(rows: Sequence[dict[str, Any]]) -> str:
-    """Of clipping, where nobody lies: trainings of the same turn are compared, of which one may have failed."""
+    """A sentence about the cost of clipping without lies.
+
+    Trainings with the same number are compared; one without its partner, which may have failed, is left out.
+    """
     honest = [row for row in rows if row["lie"] == HONEST]
     clip, off = ({row["number"]: rate_of(row) for row in honest if row["where"] == where} for where in ("clip", "off"))
     mean, half_width, n = interval([clip[number] / off[number] for number in clip.keys() & off.keys()])
     if not n:
         return ""
     spread = "" if math.isnan(half_width) else f" ± {half_width:.3f}"
-    return f"Updates/s with clip over off, where nobody lies: {mean:.3f}{spread} (n = {n})"
+    return f"Updates/s with clip over off, without lies: {mean:.3f}{spread} (n = {n})"
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Returns the exit status: 0, 1 if a training did not come to its end, 2 for bad input, 130 after Ctrl-C."""
+    """Runs the program; returns the exit status: 0, 1 if a training did not complete, 2 for bad input, 130 after
+    Ctrl-C."""
     options = tyro.cli(LyingOptions, args=arguments, prog="python -m analysis lying", description=__doc__)
     console = wide_console()
 
@@ -250,7 +256,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _kinds(options: LyingOptions) -> Iterator[tuple[str, str, int]]:
-    """What is trained, by turns."""
+    """The trainings (lie, system, number), in an order that takes turns."""
     for number in range(1, options.repeat + 1):
         for lie in options.lies:
             for where in options.where:

@@ -1,4 +1,4 @@
-"""The same lies in DDP and under Hivemind's own Optimizer: what a training makes of them that nobody defends."""
+"""Measures the same lies in DDP and with Hivemind's own Optimizer, which have no defence against them."""
 
 from __future__ import annotations
 
@@ -27,19 +27,19 @@ MICRO_BATCH = "16"
 def accuracy_with(
     system: str, lie: str | None, liars: int, peers: int, recipe: dict[str, int], folder: Path, seconds: float
 ) -> float:
-    """Validation accuracy at the end of a training on the digits, from 0 to 1.
+    """The validation accuracy at the end of a training on the digits, from 0 to 1.
 
     Args:
         system: "ddp", or "hivemind" with the best settings that we know
-        lie: of `false_gradients.py`; None: nobody lies
-        liars: the last so many of all
-        peers: processes in all
-        recipe: what differs from the preset
-        folder: new; for logs and run folders
-        seconds: for which it may take
+        lie: a lie of `false_gradients.py`; None if all peers are honest
+        liars: number of lying processes, the last ones of all
+        peers: number of all processes
+        recipe: fields that differ from the preset
+        folder: a new folder, for logs and run folders
+        seconds: longest duration of the training
 
     Raises:
-        SwarmError: it did not come to its end
+        SwarmError: the training did not complete
     """
     folder.mkdir(parents=True)
     told = [str(FALSE_GRADIENTS), lie, str(liars)] if lie else []

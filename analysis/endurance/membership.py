@@ -1,9 +1,9 @@
-"""What membership costs: updates per second of swarms by invitation over those of open ones, in turns, on this machine.
+"""Measures what membership costs: updates per second of swarms by invitation over those of open ones, in turns.
 
     python -m analysis membership                                 # eight pairs; about fifteen minutes
     python -m analysis membership --what work-audits --peers 3    # members that check each other's work, over none
 
-Each swarm is new, of paced peers on the loopback address. Which of the two comes first changes from pair to pair.
+Each swarm is new, of paced peers on the loopback address of this machine. Their order changes from pair to pair.
 """
 
 from __future__ import annotations
@@ -32,31 +32,34 @@ KINDS: dict[What, tuple[str, str]] = {
     "invitations": ("open", "by invitation"),
     "work-audits": ("unchecked", "checked"),
 }
-"""Of the swarms of a pair."""
+"""The two kinds of swarms in a pair; the ratio is that of the second over the first."""
 UNCHECKED = (
     "-c",
     "import sys; from swarm.training.averaging_mode import Averaging; Averaging.checks_work = False; "
     "from swarm.peer.main import main; sys.exit(main(sys.argv[1:]))",
 )
-"""A peer that neither says what it computes nor looks at others, and is the same in all else; no option does that."""
+"""Arguments of Python for a peer without work audits.
+
+It neither tells what it computes nor checks others, and is the same in all else. No option does that.
+"""
 FEWEST_CHECKED = 3
-"""Peers that check each other's work."""
+"""Fewest peers that check each other's work."""
 
 
 @dataclass(frozen=True)
 class MembershipOptions:
-    """Measure what membership costs, or members that check each other's work."""
+    """Measure what membership costs, or what work audits cost."""
 
     what: What = "invitations"
     """Compare swarms by invitation with open ones, or with work audits and without."""
     repeat: int = 8
-    """Pairs of swarms."""
+    """Number of pairs of swarms."""
     seconds: float = 20.0
-    """For which each of them is watched."""
+    """Time for which each swarm is watched."""
     peers: int = 2
-    """Of each swarm."""
+    """Number of peers of each swarm."""
     paced_samples_per_second: float = 200.0
-    """Speed of each one's pretended device."""
+    """Speed of each peer's pretended device."""
     target_batch_size: int = 128
     """Samples per update: small, so that there are many rounds."""
     output_dir: Annotated[Path, arg("FOLDER")] = Path("runs/membership")
@@ -72,12 +75,12 @@ class MembershipOptions:
 
 @dataclass(frozen=True)
 class Watched:
-    """One swarm.
+    """What was seen of one swarm.
 
     Args:
-        updates_per_second: while it was watched
-        failed_rounds: of all its peers, meanwhile
-        first_contribution_seconds: of the peer that came last, from its command on
+        updates_per_second: updates per second while it was watched
+        failed_rounds: failed rounds of all its peers meanwhile
+        first_contribution_seconds: time from the last peer's command to its first contribution
     """
 
     updates_per_second: float
@@ -89,7 +92,7 @@ def watch(name: str, kind: str, options: MembershipOptions) -> Watched:
     """Start a swarm, and watch it for a while.
 
     Raises:
-        SwarmError: it has not trained
+        SwarmError: the swarm did not train
     """
     program = UNCHECKED if kind == "unchecked" else PROGRAM
     with HonestSwarm(
@@ -104,7 +107,7 @@ def watch(name: str, kind: str, options: MembershipOptions) -> Watched:
 
 
 def table(pairs: list[dict[str, dict[str, Any]]], what: What = "invitations") -> Table:
-    """A row for each number, with the ratio and its 95 % interval."""
+    """A table with a row for each quantity, with the ratio and its 95 % interval."""
     kinds = KINDS[what]
     title = f"{kinds[1].capitalize()} over {kinds[0]}: mean ratio with 95 % interval"
     shown = Table(title=title, title_justify="left")
@@ -125,7 +128,7 @@ def table(pairs: list[dict[str, dict[str, Any]]], what: What = "invitations") ->
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Returns the exit status: 0, 1 if a swarm did not train, 2 for bad input, 130 after Ctrl-C."""
+    """Runs the program; returns the exit status: 0, 1 if a swarm did not train, 2 for bad input, 130 after Ctrl-C."""
     options = tyro.cli(MembershipOptions, args=arguments, prog="python -m analysis membership", description=__doc__)
     console = wide_console(120)
 

@@ -1,11 +1,12 @@
-"""Whether a peer's memory grows: two peers train for thousands of rounds, and what their processes hold is noted.
+"""Measures whether a peer's memory grows: two peers train for thousands of rounds, with a record of their memory.
 
     python -m analysis memory --rounds 2000     # five minutes; OUTPUT_DIR/memory.json
 
-What is counted is the proportional set size: shared pages count once over all who share them. A line through the second
-half tells growth from noise: the first one fills caches and the allocator's arenas. The processes of a peer are forked
-from one, and a page that they share becomes two when one of them writes to it: growth of this size, but of no process.
-So the growth of the resident sets, which count a shared page in each of them, stands beside it.
+Memory is the proportional set size: a shared page counts once over all processes that share it. A line through the
+second half of the rounds tells growth from noise, because caches and the allocator's arenas fill in the first half. The
+processes of a peer are forked from one process. A page that they share becomes two when one of them writes to it: then
+this size grows, although no process does. So the growth of the resident sets, which count a shared page in each
+process, is shown beside it.
 """
 
 from __future__ import annotations
@@ -34,11 +35,11 @@ from recipe.training.pacing import VARIABLE
 
 PERIOD_SECONDS = 1.0
 NAMES = ("peer-1", "peer-2")
-"""As swarm demo calls them."""
+"""Names that `swarm demo` gives to its peers."""
 ALL = "all"
 COLUMNS = ("peer", "process", "MB", "growth, MB over 1,000 rounds", "noise, MB", "growth of the resident sets, MB")
 RECIPE = ["--depth", "1", "--embed-dim", "32", "--num-heads", "2", "--validate-every-steps", "500"]
-"""Digits on a model so small that the machinery around it is what fills the memory."""
+"""Options for digits on a model so small that most memory is that of the machinery around it."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +47,7 @@ class MemoryOptions:
     """Measure the memory of two peers over many rounds."""
 
     rounds: int = 2000
-    """How many."""
+    """Number of rounds."""
     output_dir: Annotated[Path, arg("FOLDER")] = Path("runs/memory")
     """For the run folders and memory.json."""
 
@@ -56,10 +57,10 @@ class MemoryOptions:
 
 
 def measure(options: MemoryOptions, console: Console) -> dict[str, Any]:
-    """Returns the content of `memory.json`.
+    """Runs the swarm; returns the content of `memory.json`.
 
     Raises:
-        InputError: the peers ended before they had made the rounds.
+        InputError: the peers ended before they had made all rounds.
     """
     run_id = f"memory-{os.getpid()}"
     command = [sys.executable, "-m", "swarm", "demo", "--peers", str(len(NAMES)), "--run-id", run_id, *RECIPE]
@@ -81,7 +82,7 @@ def measure(options: MemoryOptions, console: Console) -> dict[str, Any]:
 
 
 def _sample(pid: int, runs: Path) -> dict[str, Any] | None:
-    """Round, and megabytes of each peer's processes; None while not all train."""
+    """The round, and megabytes of each peer's processes; None while not all peers train."""
     try:
         status = json.loads(RunFolder(runs / NAMES[0]).status.read_text())
         peers = [child for child in psutil.Process(pid).children() if child.children()]
@@ -89,7 +90,7 @@ def _sample(pid: int, runs: Path) -> dict[str, Any] | None:
             return None
         peers.sort(key=lambda process: process.create_time())
         pss, rss = zip(*map(_sizes, peers), strict=True)
-    except (OSError, ValueError, psutil.NoSuchProcess):  # a peer begins or ends
+    except (OSError, ValueError, psutil.NoSuchProcess):  # a peer is starting or ending
         return None
     return {"step": status["step"]} | {
         kind: dict(zip(NAMES, sizes, strict=True)) for kind, sizes in (("pss_mb", pss), ("rss_mb", rss))
@@ -97,7 +98,7 @@ def _sample(pid: int, runs: Path) -> dict[str, Any] | None:
 
 
 def _sizes(peer: psutil.Process) -> tuple[dict[str, float], dict[str, float]]:
-    """Megabytes of its processes: proportional and resident set sizes."""
+    """Megabytes of a peer's processes: proportional and resident set sizes."""
     pss: dict[str, float] = defaultdict(float)
     rss: dict[str, float] = defaultdict(float)
     for part, process in parts(peer):
@@ -108,10 +109,10 @@ def _sizes(peer: psutil.Process) -> tuple[dict[str, float], dict[str, float]]:
 
 
 def trend(samples: Sequence[dict[str, Any]], peer: str, part: str = ALL) -> dict[str, Any]:
-    """What the memory of a peer's process, or of all of them, does over the second half of the rounds.
+    """The growth of memory of a peer's process, or of all its processes, over the second half of the rounds.
 
     Returns:
-        `mb` in the middle, `growth_mb` over 1,000 rounds, `noise_mb`, the deviation from that line, and
+        `mb`, the mean; `growth_mb` over 1,000 rounds; `noise_mb`, the deviation from that line; and
         `resident_growth_mb`, the growth of the resident sets.
     """
     middle, growth, noise = _line(samples, "pss_mb", peer, part)
@@ -130,7 +131,7 @@ def _line(samples: Sequence[dict[str, Any]], kind: str, peer: str, part: str) ->
 
 
 def table(found: dict[str, Any]) -> Table:
-    """A row for each process of each peer."""
+    """A table with a row for each process of each peer."""
     shown = Table(title=f"Memory over {found['rounds']} rounds", title_justify="left")
     for column in COLUMNS:
         shown.add_column(column, justify="left" if column in COLUMNS[:2] else "right")
@@ -142,7 +143,7 @@ def table(found: dict[str, Any]) -> Table:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Returns the exit status: 0, or 2 for input that cannot work, 130 after Ctrl-C."""
+    """Runs the program; returns the exit status: 0, 2 for input that cannot work, 130 after Ctrl-C."""
     options = tyro.cli(MemoryOptions, args=arguments, prog="python -m analysis memory", description=__doc__)
     console = Console()
 

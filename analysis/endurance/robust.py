@@ -1,10 +1,9 @@
-"""Defences against lying members, and attacks on them: a swarm of virtual peers learns digits, again and again.
+"""Compares defences against lying members under attacks: a swarm of virtual peers learns digits repeatedly.
 
     python -m analysis robust                          # five minutes on one core; OUTPUT_DIR/robust.json
     python -m analysis robust --peers 10 --attackers 20 --rules mean clip --seeds 20
 
-`clip` is the rule of the swarm itself. The others are from the literature; the trimmed mean is told how many attackers
-there are.
+`clip` is the swarm's own rule. The others are from the literature. The trimmed mean is told the number of attackers.
 """
 
 from __future__ import annotations
@@ -29,22 +28,22 @@ from recipe.run_folder import make_writable, write_json
 
 @dataclass(frozen=True)
 class RobustOptions:
-    """Let virtual members lie, and see what each rule of averaging makes of it."""
+    """Measure how well each rule of averaging withstands lying virtual members."""
 
     peers: Annotated[tuple[int, ...], arg("PEERS ...")] = (10, 50)
     """Sizes of swarms."""
     attackers: Annotated[tuple[int, ...], arg("PERCENT ...")] = (10, 20)
-    """Of these peers, at least one."""
+    """Percentages of attackers among these peers; at least one peer."""
     attacks: Annotated[tuple[str, ...], arg("ATTACK ...", "all")] = ()
-    """What the attackers do."""
+    """Attacks to test."""
     rules: Annotated[tuple[str, ...], arg("RULE ...")] = ("mean", "median", "trimmed mean", "norm clip", "clip")
-    """How averages are made; clip 1.25, clip 1.5 and clip 3 are clip with another reach."""
+    """Rules of averaging; clip 1.25, clip 1.5 and clip 3 are clip with another reach."""
     seeds: int = 5
     """Trainings of each kind, with other first weights and batches."""
     rounds: int = 100
     """Updates of each training."""
     output_dir: Annotated[Path, arg("FOLDER")] = Path("runs/robust")
-    """For robust.json."""
+    """Folder of robust.json."""
 
     def check(self) -> None:
         """Raises InputError: a value cannot work."""
@@ -61,7 +60,7 @@ class RobustOptions:
 
     @property
     def swarms(self) -> list[Swarm]:
-        """Each size with each share of attackers."""
+        """Swarms of each size with each share of attackers."""
         return [
             Swarm(peers, max(1, round(peers * percent / 100)), self.rounds)
             for peers in self.peers
@@ -70,7 +69,8 @@ class RobustOptions:
 
 
 def measure(options: RobustOptions, say: Callable[[str], None]) -> Iterator[dict[str, Any]]:
-    """Yields rows of `robust.json`: `peers`, `attackers`, `attack`, `rule` and the `accuracies` of all seeds."""
+    """Runs all trainings; yields rows of `robust.json`: `peers`, `attackers`, `attack`, `rule` and the `accuracies` of
+    all seeds."""
     data, began = Digits.load(), time.monotonic()
     kinds = [(swarm, attack) for swarm in options.swarms for attack in options.attacks or ATTACKS]
     for number, (swarm, attack) in enumerate(kinds, 1):
@@ -87,18 +87,18 @@ def measure(options: RobustOptions, say: Callable[[str], None]) -> Iterator[dict
 
 
 def title(peers: int, attackers: int) -> str:
-    """Of a table."""
+    """A swarm in words, for the title of a table."""
     return f"{peers} peers, {attackers} of them attackers"
 
 
 def shown(accuracies: Sequence[float]) -> str:
-    """Mean and interval, in per cent."""
+    """Mean and interval of accuracies, in per cent."""
     mean, half_width, n = interval([100 * value for value in accuracies])
     return f"{mean:.1f}" if n < 3 else f"{mean:.1f} ± {half_width:.1f}"
 
 
 def tables(rows: Sequence[dict[str, Any]]) -> Iterator[Table]:
-    """One for each swarm: a row for each attack, a column for each rule."""
+    """A table for each swarm, with a row for each attack and a column for each rule."""
     rules = list(dict.fromkeys(row["rule"] for row in rows))
     for peers, attackers in dict.fromkeys((row["peers"], row["attackers"]) for row in rows):
         of_swarm = [row for row in rows if (row["peers"], row["attackers"]) == (peers, attackers)]
@@ -113,7 +113,7 @@ def tables(rows: Sequence[dict[str, Any]]) -> Iterator[Table]:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Returns the exit status: 0, 2 for input that cannot work, 130 after Ctrl-C."""
+    """Runs the program; returns the exit status: 0, 2 for input that cannot work, 130 after Ctrl-C."""
     options = tyro.cli(RobustOptions, args=arguments, prog="python -m analysis robust", description=__doc__)
     console = wide_console()
 

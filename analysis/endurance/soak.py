@@ -1,10 +1,10 @@
-"""A night in minutes: a swarm on an emulated internet, and something that goes wrong every half minute.
+"""Tests a swarm on an emulated internet with a fault every half minute: the faults of a night within minutes.
 
     python -m analysis soak --minutes 30 --seed 0       # make soak MINUTES=30
     python -m analysis soak --system hivemind           # the same with Hivemind's own Optimizer: soak-hivemind.json
 
-OUTPUT_DIR afterwards: `runs/` and `logs/` of the volunteers, and `soak.json`: what happened when, what the swarm lost
-by it, and whether everybody held the same weights, and all ledgers said the same, in the end.
+Afterwards OUTPUT_DIR has `runs/` and `logs/` of the volunteers, and `soak.json`. That says what happened when, what the
+swarm lost by it, whether all peers had the same weights at the end, and whether all ledgers agreed.
 """
 
 from __future__ import annotations
@@ -34,42 +34,43 @@ from recipe.errors import InputError
 from recipe.run_folder import make_writable, write_json
 
 LAST_SECONDS = 5.0
-"""torch's manager of shared memory stays for some seconds after the last process that used it."""
+"""Time that may pass until all processes are gone. torch's manager of shared memory outlives the last process that used
+it by some seconds."""
 CALM_SECONDS = 180.0
-"""Longest time until everybody trains again after the last fault."""
+"""Longest time until all peers train again after the last fault."""
 
 
 @dataclass(frozen=True)
 class SoakOptions:
-    """Let faults happen to a swarm, and see what it makes of them."""
+    """Inject faults into a swarm, and measure how it recovers."""
 
     system: Literal["swarm", "hivemind"] = "swarm"
-    """Whom it happens to: our swarm, or Hivemind's Optimizer with its defaults."""
+    """System that the faults happen to: our swarm, or Hivemind's Optimizer with its defaults."""
     minutes: float = 30.0
     """How long faults happen."""
     seed: int = 0
-    """Of the choice of faults and victims."""
+    """Seed of the choice of faults and victims."""
     peers: int = 5
-    """Hosts, each with one peer."""
+    """Number of hosts, each with one peer."""
     every_seconds: float = 30.0
-    """Between two faults."""
+    """Time from one fault to the next."""
     faults: Annotated[tuple[str, ...], arg("FAULT ...", "all")] = ()
     """Only these, such as frozen, link-down and first-peer-killed."""
     rtt_ms: float = 100.0
     """Round-trip time between any two hosts."""
     bandwidth_mbps: float = 100.0
-    """Of each host's link."""
+    """Rate of each host's link."""
     paced_samples_per_second: float = 60.0
     """Speed of each host's pretended device."""
     averaging: Literal["sync", "local"] = "sync"
-    """How the swarm averages; local makes one local step, which hides it."""
+    """How the swarm averages; local makes one local step, which hides the averaging."""
     codec: Literal["none", "fp16", "int8"] = "none"
-    """How its gradients travel."""
+    """Codec of the swarm's gradients."""
     outbound_only: int = 0
-    """So many of the peers, the last ones, only call others, as behind NAT."""
+    """Number of client-mode peers, the last ones: they only call others, as behind NAT."""
     calm_runs: int = CALM_RUNS
-    """Peers that train alone for as many updates without faults afterwards, to compare accuracies. These are judged
-    where 10 steps or more were validated with faults and without."""
+    """Peers that train alone for as many updates afterwards, without faults, to compare accuracies. Accuracies are
+    judged if 10 steps or more were validated both with faults and without."""
     output_dir: Annotated[Path, arg("FOLDER")] = Path("runs/soak")
     """Its runs/, logs/ and calm/ are deleted first."""
 
@@ -92,18 +93,18 @@ class SoakOptions:
 
     @property
     def recipe(self) -> tuple[str, ...]:
-        """Options of who founds the run."""
+        """Options of the peer that starts the run."""
         local = ("--averaging", "local", "--local-steps", "1") if self.averaging == "local" else ()
         return (*RECIPE, *local, "--codec", self.codec)
 
 
 class Soak(Faults):
-    """The swarm, and what happens to it.
+    """A swarm, and the faults that happen to it.
 
     Args:
-        options: how long, how often.
-        lab: the network; open.
-        say: shows a line.
+        options: duration and frequency of the faults, and the swarm.
+        lab: the network, open.
+        say: prints a line.
     """
 
     def __init__(self, options: SoakOptions, lab: Lab, say: Callable[[str], None]) -> None:
@@ -119,14 +120,14 @@ class Soak(Faults):
         return [Volunteer(host, self.lab, self.folder, rate, recipe, host.number > num_full) for host in self.lab.hosts]
 
     def run(self) -> dict:
-        """Returns the content of `soak.json`."""
+        """Runs the soak; returns the content of `soak.json`."""
         self._start()
         names = [name.replace("-", "_") for name in self.options.faults]
         faults = [fault for fault in self.faults() if not names or fault.__name__ in names]
         ends = time.monotonic() + 60 * self.options.minutes
         order: list[Callable[[], Iterator[float]]] = []
         while time.monotonic() < ends:
-            order = order or self.random.sample(faults, len(faults))  # each before any happens again
+            order = order or self.random.sample(faults, len(faults))  # each fault once before any comes again
             self._happen(order.pop())
         self.say("No more faults; waiting until all train together again.")
         return self._result()
@@ -137,16 +138,15 @@ class Soak(Faults):
             step, hashes = self._calm_down()
         except InputError as error:
             problems.append(str(error))
-        left = self._stop()
+        ended, left = time.time(), self._stop()
         if step and self.options.calm_runs:
             self.say(f"All left at step {step} or later; the same number of updates without faults follows.")
             calm = calm_runs(self.lab, self.folder / "calm", self.options.recipe, step, self.options.calm_runs)
         runs = self.folder / "runs" / RUN_ID
         ledgers = compare(runs)
         problems += ledgers.pop("problems")
-        return summarise(runs, self.events, step, hashes, left, calm, problems, asdict(self.options)) | {
-            "ledgers": ledgers
-        }
+        found = summarise(runs, self.events, step, hashes, left, calm, problems, asdict(self.options), ended)
+        return found | {"ledgers": ledgers}
 
     def _start(self) -> None:
         self.say(f"Starting {len(self.volunteers)} peers; their logs are in {self.folder / 'logs'}")
@@ -178,7 +178,7 @@ class Soak(Faults):
         return self._until(lambda: common_checkpoint(folders, since=now), "all have a checkpoint of the same step")
 
     def _stop(self) -> list[str]:
-        """Everybody leaves; what is left of their processes then."""
+        """Lets all peers leave; returns the names of hosts on which processes are left."""
         for peer in self.volunteers:
             peer.interrupt()
         for peer in self.volunteers:
@@ -200,7 +200,7 @@ class Soak(Faults):
 
 
 class StockSoak(Soak):
-    """The same faults for Hivemind's Optimizer, which has no weights to compare and no accuracy to show."""
+    """The same faults for Hivemind's Optimizer, without a comparison of weights and accuracies."""
 
     def _volunteers(self) -> list[Volunteer]:
         rate, hosts = self.options.paced_samples_per_second, self.lab.hosts
@@ -208,7 +208,7 @@ class StockSoak(Soak):
 
     def _revive(self, peer: Volunteer) -> None:
         super()._revive(peer)
-        if self._address() is None:  # nobody else is there: the others need its address
+        if self._address() is None:  # no other peer is running: the next ones need its address
             peer.wait_for_address()
 
     def _result(self) -> dict:
@@ -218,13 +218,13 @@ class StockSoak(Soak):
             self._until(lambda: all(peer.trains_since(now) for peer in self.volunteers), "all train again")
         except InputError as error:
             problems.append(str(error))
-        left = self._stop()
+        ended, left = time.time(), self._stop()
         runs = {peer.name: peer.folder for peer in self.volunteers}
-        return summarise_stock(runs, self.events, left, problems, asdict(self.options))
+        return summarise_stock(runs, self.events, left, problems, asdict(self.options), ended)
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Returns the exit status: 0, 1 if the swarm did not get over it, 2 for bad input, 130 after Ctrl-C."""
+    """Runs the program; returns the exit status: 0, 1 if there was a problem, 2 for bad input, 130 after Ctrl-C."""
     options = tyro.cli(SoakOptions, args=arguments, prog="python -m analysis soak", description=__doc__)
     console = wide_console(120)
 

@@ -1,4 +1,4 @@
-"""What a soak found: how long the swarm stood still after each fault, and whether all are equal in the end."""
+"""Computes the result of a soak: how long each fault stopped the swarm, and whether all peers are equal at the end."""
 
 from __future__ import annotations
 
@@ -18,11 +18,15 @@ from recipe.run_folder import RunFolder, read_metrics
 
 TOLERATED_ACCURACY = 0.005
 JUDGED_VALIDATIONS = 10
-"""The mean of the last ones is compared, and with fewer nothing is judged: a single validation moves by some points
-from update to update, faults or not, which is several times what is tolerated."""
+"""Number of last validations of which the mean is compared.
+
+With fewer, nothing is judged: a single validation varies by some points from update to update, with or without faults.
+That is several times what is tolerated.
+"""
 DIVISION = "network divided"
 HANG_SECONDS = 120.0
-"""No new update for so long is a hang, even if all were killed and make some updates again first."""
+"""Time without a new update that counts as a hang. It holds even if all peers were killed and first have to make some
+updates again."""
 
 
 @dataclass
@@ -30,12 +34,12 @@ class Event:
     """A fault.
 
     Args:
-        fault: what.
-        victims: names of the hosts.
-        began: Unix seconds.
-        mended: Unix seconds, when it was over.
-        stall_seconds: longest time that the swarm took for an update meanwhile, beyond a usual one.
-        back_seconds: from then until all victims made updates with others again.
+        fault: kind of the fault.
+        victims: names of the hosts that it hit.
+        began: Unix seconds at its beginning.
+        mended: Unix seconds at its end.
+        stall_seconds: excess of the swarm's longest time without an update meanwhile over a usual one.
+        back_seconds: time from `mended` until all victims made updates with others again; None if they never did.
     """
 
     fault: str
@@ -47,8 +51,8 @@ class Event:
 
 
 def common_checkpoint(folders: Mapping[str, RunFolder], since: float) -> tuple[int, dict[str, str]] | None:
-    """The latest step of which all have a checkpoint, and a hash of the weights in each; None if there is none."""
-    steps = [  # the second one of a step is called step=10-v1.ckpt
+    """The latest step of which all peers have a checkpoint since `since`, and a hash of each one's weights; or None."""
+    steps = [  # a second checkpoint of a step is called step=10-v1.ckpt
         {
             int(path.stem[5:])
             for path in folder.checkpoints.glob("step=*.ckpt")
@@ -62,18 +66,18 @@ def common_checkpoint(folders: Mapping[str, RunFolder], since: float) -> tuple[i
     step = max(common)
     try:
         return step, {name: weights_hash(folder.checkpoints / f"step={step}.ckpt") for name, folder in folders.items()}
-    except FileNotFoundError:  # only the last three are kept: somebody has just gone on
+    except FileNotFoundError:  # only the last three are kept: a peer has just deleted this one
         return None
 
 
 def shown(accuracies: Sequence[float]) -> str:
-    """Of several runs."""
+    """The accuracies of several runs in words."""
     return ", ".join(f"{accuracy:.3f}" for accuracy in accuracies)
 
 
 def weights_hash(checkpoint: Path) -> str:
-    """Of all tensors of the model, in order."""
-    import torch  # takes seconds, and most of this file does without
+    """A hash of all tensors of the model in a checkpoint, in the order of their names."""
+    import torch  # importing it takes seconds, and most of this file does without
 
     state = torch.load(checkpoint, map_location="cpu", weights_only=False)["state_dict"]
     digest = hashlib.sha256()
@@ -83,7 +87,7 @@ def weights_hash(checkpoint: Path) -> str:
 
 
 def accuracies(folder: RunFolder, until: int) -> dict[int, float]:
-    """Validation accuracy at each validated step until that one."""
+    """Validation accuracy at each validated step up to `until`."""
     lines = read_metrics(folder.metrics)
     return {line["step"]: line["val/top1"] for line in lines if "val/top1" in line and line["step"] <= until}
 
@@ -97,18 +101,20 @@ def summarise(
     calm: list[RunFolder],
     problems: list[str],
     options: dict[str, Any],
+    ended: float,
 ) -> dict[str, Any]:
     """The content of `soak.json`.
 
     Args:
         runs: run folders of all volunteers.
-        events: what happened.
-        step: of which all have a checkpoint at the end.
-        hashes: of their weights.
-        left: hosts on which processes were left after everybody had left.
-        calm: runs of as many updates without faults.
-        problems: that were found already.
-        options: of the soak.
+        events: the faults.
+        step: step of the checkpoint that all peers have at the end; 0 for none.
+        hashes: hash of each peer's weights there.
+        left: hosts on which processes were left after all peers had ended.
+        calm: run folders of as many updates without faults.
+        problems: problems that were found already.
+        options: options of the soak.
+        ended: Unix seconds when the peers were told to leave.
     """
     updates = {folder.name: _updates(RunFolder(folder)) for folder in sorted(runs.iterdir())}
     of_swarm: dict[int, float] = {}
@@ -116,8 +122,8 @@ def summarise(
         for moment, number, _ in lines:
             of_swarm[number] = min(moment, of_swarm.get(number, moment))
     moments = sorted(of_swarm.values())
-    usual = statistics.median(b - a for a, b in pairwise(moments))
-    _judge(events, updates, moments, usual)
+    usual = _usual([b - a for a, b in pairwise(moments)])
+    _judge(events, updates, [*moments, ended], usual)
     found = dict(item for folder in runs.iterdir() for item in accuracies(RunFolder(folder), step).items())
     of_calm = [accuracies(folder, step) for folder in calm]
     validated = sorted(set(found).intersection(*of_calm))[-JUDGED_VALIDATIONS:] if calm else []
@@ -147,22 +153,27 @@ def summarise(
 
 
 def _mean(accuracy_at: Mapping[int, float], steps: Sequence[int]) -> float:
-    """Over these steps."""
+    """The mean accuracy over these steps."""
     return statistics.mean(accuracy_at[step] for step in steps)
 
 
 def summarise_stock(
-    runs: Mapping[str, RunFolder], events: list[Event], left: list[str], problems: list[str], options: dict[str, Any]
+    runs: Mapping[str, RunFolder],
+    events: list[Event],
+    left: list[str],
+    problems: list[str],
+    options: dict[str, Any],
+    ended: float,
 ) -> dict[str, Any]:
     """The content of `soak-hivemind.json`: as `summarise`, without weights and accuracies.
 
-    Hivemind's epochs begin anew when all are lost, so any update of anyone counts as progress of the swarm.
+    Hivemind's epochs begin anew when all peers are lost, so any update of any peer counts as progress of the swarm.
     """
     updates = {name: _updates(folder) for name, folder in runs.items()}
     moments = sorted(moment for lines in updates.values() for moment, *_ in lines)
     gaps = [b - a for lines in updates.values() for (a, *_), (b, *_) in pairwise(lines)]
-    usual = statistics.median(gaps)
-    _judge(events, updates, moments, usual)
+    usual = _usual(gaps)
+    _judge(events, updates, [*moments, ended], usual)
     problems = problems + not_back(events) + hangs(events)
     if left:
         problems.append(f"processes were left on {', '.join(left)}")
@@ -185,7 +196,7 @@ def not_back(events: list[Event]) -> list[str]:
 
 
 def hangs(events: list[Event]) -> list[str]:
-    """A sentence for each fault after which nobody made a new update for too long."""
+    """A sentence for each fault after which there was no new update for too long."""
     too_long = [event for event in events if event.stall_seconds > HANG_SECONDS]
     return [
         f"{event.fault} ({', '.join(event.victims)}): no new update for {event.stall_seconds:.0f} s"
@@ -200,9 +211,9 @@ def _judge(
 
     Args:
         events: the faults, in order.
-        updates: of each peer, see `_updates`.
-        moments: Unix seconds of the swarm's updates, ascending.
-        usual: seconds of one.
+        updates: updates of each peer, as of `_updates`.
+        moments: Unix seconds of the swarm's updates, ascending, and of the end: no update may follow a fault.
+        usual: seconds of a usual update.
     """
     for event in events:
         event.stall_seconds, event.back_seconds = 0.0, _back(updates, event)
@@ -212,15 +223,25 @@ def _judge(
             event.stall_seconds = max(event.stall_seconds, after - before - usual)
 
 
+def _usual(gaps: Sequence[float]) -> float:
+    """The median of the seconds between updates; 0 without any, so that all of a stall counts."""
+    return statistics.median(gaps) if gaps else 0.0
+
+
 def _to_blame(events: list[Event], before: float, after: float) -> Event | None:
-    """The first fault that began between two updates, or the last one before them; who comes later finds the stall."""
+    """The fault that a stall between two updates, or an update and the end, counts for.
+
+    It is the first one that began between them, or else the last one before them. Later faults found the swarm stalled
+    already.
+    """
     between = [event for event in events if before < event.began <= after]
     earlier = [event for event in events if event.began <= before]
     return between[0] if between else earlier[-1] if earlier else None
 
 
 def _updates(folder: RunFolder) -> list[tuple[float, int, float]]:
-    """(Unix seconds, step, peers) of all updates that a peer took part in; no end of peers where nobody counts them."""
+    """(Unix seconds, step, peers) of all updates that a peer took part in; infinitely many peers if they are not
+    counted."""
     return [
         (line["time"], line["step"], line.get("swarm/peers", math.inf))
         for line in read_metrics(folder.metrics)
@@ -231,7 +252,8 @@ def _updates(folder: RunFolder) -> list[tuple[float, int, float]]:
 def _back(updates: dict[str, list[tuple[float, int, float]]], event: Event) -> float | None:
     """Seconds from the end of the fault until all victims had made an update with others; None if they never did.
 
-    Victims of a division train with each other all the time: they are back with somebody of the other part.
+    Victims of a division train with each other all the time. They are back when one has an update with more peers than
+    those of its own part.
     """
     company = len(event.victims) if event.fault == DIVISION else 1
     firsts = []
@@ -259,7 +281,7 @@ def found_all_there(event: Mapping[str, Any], events: Sequence[Mapping[str, Any]
 
 
 def rows(found: Mapping[str, Any]) -> list[dict[str, str]]:
-    """One for each kind of fault; keys are `COLUMNS`."""
+    """A row for each kind of fault, with the keys `COLUMNS`."""
     kinds: dict[str, list[dict[str, Any]]] = {}
     for event in found["events"]:
         kinds.setdefault(event["fault"], []).append(event)
@@ -276,7 +298,7 @@ def rows(found: Mapping[str, Any]) -> list[dict[str, str]]:
 
 
 def accuracy_of(found: Mapping[str, Any]) -> str | None:
-    """With faults and without, in words; None where nobody trained without."""
+    """The accuracy with and without faults, in words; None if no peer trained without faults."""
     if "calm_accuracies" not in found or not found["options"].get("calm_runs"):
         return None
     steps = found["validated_steps"]
@@ -289,7 +311,7 @@ def accuracy_of(found: Mapping[str, Any]) -> str | None:
 
 
 def table(found: Mapping[str, Any]) -> Table:
-    """The same for a screen."""
+    """A table of the result, for a screen."""
     title = f"{found['updates']} updates, usually one in {found['usual_seconds']:.1f} s"
     if accuracy := accuracy_of(found):
         title += f"; {accuracy}"

@@ -1,7 +1,7 @@
-"""Peers that exist only as rows of a tensor: a swarm of any size on one core, with members that lie.
+"""Simulates a swarm of any size on one core, with lying members: each peer is only a row of a tensor.
 
-They train a small network on the digits, with the optimizer of the recipe. An attacker knows what all honest peers
-send, and all attackers act together: that is more than real ones can.
+The peers train a small network on the digits, with the optimizer of the recipe. An attacker knows what all honest peers
+send, and all attackers act together. Real ones can do less.
 """
 
 from __future__ import annotations
@@ -19,26 +19,27 @@ from recipe.presets import preset
 from swarm.averaging.robust_mean import REACH, Combination, capped, weighted_mean
 
 HIDDEN = 32
-"""Of the network between 64 pixels and 10 classes."""
+"""Width of the hidden layer between 64 pixels and 10 classes."""
 PARTS = 4
-"""In which the gradient travels: the rule of the swarm sees one at a time."""
+"""Number of parts in which the gradient travels: the swarm's rule sees one part at a time."""
 RECIPE = preset("digits")
 LEARNING_RATE = 0.01
-"""Higher than the recipe's: this network is smaller."""
+"""Highest learning rate. It is higher than the recipe's, because this network is smaller."""
 LITTLE = 1.5
-"""Standard deviations by which "a little is enough" is off; its own formula gives less for so few attackers."""
+"""Standard deviations by which the attack "a little is enough" is off the mean. Its own formula gives less for so few
+attackers."""
 DELAY = 20
-"""Updates by which delayed gradients are too old."""
+"""Age of delayed gradients, in updates."""
 
 
 @dataclass(frozen=True)
 class Swarm:
-    """Who trains, and for how long.
+    """Size of the swarm, and length of its training.
 
     Args:
-        peers: in all
-        attackers: of these
-        rounds: updates
+        peers: number of all peers
+        attackers: number of attackers among them
+        rounds: number of updates
         batch: samples of all peers together, for an update
     """
 
@@ -49,21 +50,21 @@ class Swarm:
 
     @property
     def samples(self) -> int:
-        """Of each peer for an update."""
+        """Samples of each peer for an update."""
         return max(1, self.batch // self.peers)
 
 
 @dataclass
 class Sent:
-    """What all peers give to an update, the attackers first.
+    """What all peers send for an update, the attackers first.
 
     Args:
-        parts: shape [peers, d]: gradients
-        samples: that each claims
-        attackers: how many of them lie
-        honest: shape [peers, d]: what each would send if it were honest
-        earlier: of former updates, the newest last
-        reach: of the rule, as far as it has one
+        parts: gradients, shape [peers, d]
+        samples: samples that each peer claims
+        attackers: number of attackers
+        honest: gradients that each peer would send if it were honest, shape [peers, d]
+        earlier: honest gradients of former updates, the newest last
+        reach: reach of the rule, if it has one
     """
 
     parts: torch.Tensor
@@ -74,19 +75,19 @@ class Sent:
     reach: float = REACH
 
     def lying(self, parts: torch.Tensor) -> Sent:
-        """The attackers send these, shape [attackers, d] or [d]."""
+        """The same, with these gradients of the attackers, shape [attackers, d] or [d]."""
         sent = self.parts.clone()
         sent[: self.attackers] = parts
         return replace(self, parts=sent)
 
     @property
     def own(self) -> torch.Tensor:
-        """Of the attackers, if they were honest; shape [attackers, d]."""
+        """Honest gradients of the attackers, shape [attackers, d]."""
         return self.honest[: self.attackers]
 
     @property
     def others(self) -> torch.Tensor:
-        """Of the honest peers, shape [honest peers, d]."""
+        """Gradients of the honest peers, shape [honest peers, d]."""
         return self.honest[self.attackers :]
 
 
@@ -103,7 +104,7 @@ def _noise(sent: Sent) -> Sent:
 
 
 def _claims(sent: Sent) -> Sent:
-    """Zeros, for two whole batches: as much as a ticket can claim."""
+    """Zeros with a claim of two whole batches, the most that a ticket can claim."""
     claimed = 2 * sum(sent.samples)
     return replace(
         sent.lying(torch.zeros_like(sent.own)), samples=[claimed] * sent.attackers + sent.samples[sent.attackers :]
@@ -121,7 +122,7 @@ def _inner_product(epsilon: float) -> Callable[[Sent], Sent]:
 
 
 def _within_reach(sent: Sent) -> Sent:
-    """Made against the rule of the swarm: as far against the gradient as a member may be and still counts in full."""
+    """An attack on the swarm's rule: as far against the gradient as a member may be and still counts in full."""
     mean = sent.others.mean(0)
     usual = (sent.others - mean).norm(dim=1).median()
     return sent.lying(mean - 0.9 * sent.reach * usual * mean / mean.norm())
@@ -147,7 +148,7 @@ ATTACKS: dict[str, Callable[[Sent], Sent]] = {
     "IPM 0.1": _inner_product(0.1),
     "IPM 0.6": _inner_product(0.6),
     "IPM 1": _inner_product(1.0),
-    FLIPS_LABELS: _honest,  # of what false labels make
+    FLIPS_LABELS: _honest,  # its labels are false, its gradients honest
     "delayed": _delayed,
     "zeros": _scaled(0.0),
     "within reach": _within_reach,
@@ -166,20 +167,20 @@ def _median(sent: Sent) -> torch.Tensor:
 
 
 def _trimmed_mean(sent: Sent) -> torch.Tensor:
-    """It is told how many attackers there are, and leaves out so many numbers at either end."""
+    """The trimmed mean. It is told the number of attackers, and leaves out as many numbers at either end."""
     ordered = sent.parts.sort(0).values
     return ordered[sent.attackers : len(ordered) - sent.attackers].mean(0)
 
 
 def _norm_clip(sent: Sent) -> torch.Tensor:
-    """Who is longer than the median of all is made as long as that."""
+    """The mean of gradients; those longer than the median length are shortened to it."""
     norms = sent.parts.norm(dim=1)
     factors = (norms.median() / norms.clamp_min(1e-30)).clamp_max(1.0)
     return weighted_mean([*(sent.parts * factors[:, None])], capped(sent.samples))
 
 
 def _clip(sent: Sent) -> torch.Tensor:
-    """The rule of the swarm, part by part."""
+    """The swarm's own rule, applied part by part."""
     rule = Combination(clips=True, reach=sent.reach)
     weights = rule.weights(sent.samples)
     return torch.cat(
@@ -198,17 +199,17 @@ RULES: dict[str, Callable[[Sent], torch.Tensor]] = {
     "clip 3": _clip,
 }
 REACHES = {"clip 1.25": 1.25, "clip 1.5": 1.5, "clip 3": 3.0}
-"""Of the rules that differ from the swarm's in this alone."""
+"""Reach of the rules that differ from the swarm's in nothing else."""
 
 
 # ---- training --------------------------------------------------------------------------------------------------------
 
 
 class Network:
-    """Two layers, whose parameters are one vector; the gradients of all peers are worked out at once.
+    """A network of two layers with one vector of parameters; the gradients of all peers are computed at once.
 
     Args:
-        generator: draws the first weights
+        generator: generator that draws the initial weights
     """
 
     def __init__(self, generator: torch.Generator):
@@ -219,14 +220,14 @@ class Network:
             for shape, bound in zip(self._shapes, bounds, strict=True)
         ]
         self.vector = torch.nn.Parameter(torch.cat(first))
-        """Shape [d]."""
+        """All parameters, shape [d]."""
 
     def _layers(self) -> list[torch.Tensor]:
         flat = self.vector.detach().split([math.prod(shape) for shape in self._shapes])
         return [layer.view(shape) for layer, shape in zip(flat, self._shapes, strict=True)]
 
     def gradients(self, images: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        """Of each peer, shape [peers, d].
+        """The gradients of each peer, shape [peers, d].
 
         Args:
             images: shape [peers, samples, 64]
@@ -241,7 +242,7 @@ class Network:
         return torch.cat([layer.flatten(1) for layer in layers], dim=1)
 
     def accuracy(self, images: torch.Tensor, labels: torch.Tensor) -> float:
-        """Share of the images that it tells; shapes [n, 64] and [n]."""
+        """Share of the images that are classified correctly; shapes [n, 64] and [n]."""
         weights, bias, out_weights, out_bias = self._layers()
         found = (F.relu(images @ weights + bias) @ out_weights + out_bias).argmax(-1)
         return float((found == labels).float().mean())
@@ -249,7 +250,7 @@ class Network:
 
 @dataclass(frozen=True)
 class Digits:
-    """Images, shape [n, 64], and labels, shape [n]: to train on, and all others to measure with."""
+    """Images, shape [n, 64], and labels, shape [n]: some to train on, and all others to test with."""
 
     images: torch.Tensor
     labels: torch.Tensor
@@ -265,12 +266,12 @@ class Digits:
 
 
 def train(swarm: Swarm, attack: str, rule: str, seed: int, data: Digits) -> float:
-    """The accuracy at the end of a training, from 0 to 1.
+    """Train a swarm; returns the final accuracy, from 0 to 1.
 
     Args:
         attack: one of `ATTACKS`
         rule: one of `RULES`
-        seed: of weights and batches
+        seed: seed of weights and batches
     """
     generator = torch.Generator().manual_seed(seed)
     torch.manual_seed(seed)  # for noise
@@ -298,7 +299,7 @@ def train(swarm: Swarm, attack: str, rule: str, seed: int, data: Digits) -> floa
 
 
 def _rate(step: int, rounds: int) -> float:
-    """As the recipe says: warmed up, then a cosine."""
+    """Factor of the learning rate, as the recipe has it: a warm-up, then a cosine."""
     warmup = RECIPE.warmup_steps
     if step < warmup:
         return (step + 1) / warmup

@@ -1,4 +1,4 @@
-"""A volunteer on a host of a lab: a peer's program, how it is started, broken and watched."""
+"""A volunteer on a host of a lab: starts, breaks and watches the program of a peer."""
 
 from __future__ import annotations
 
@@ -31,17 +31,18 @@ _ROOT = Path(__file__).parents[2]
 
 
 class Volunteer:
-    """One peer that is always started again.
+    """A peer that is started again whenever it ends.
 
     Args:
-        host: where.
+        host: the host of the lab.
         lab: the network; open.
-        folder: `runs/` and `logs/` go there.
-        samples_per_second: of its pretended device.
-        recipe: options of who founds the run.
-        outbound_only: it only calls others.
+        folder: folder for `runs/` and `logs/`.
+        samples_per_second: speed of its pretended device.
+        recipe: options of the peer that starts the run.
+        outbound_only: whether it is a client-mode peer, which only calls others.
 
-    The first host's peer founds the run, and is always started as its founder: with nobody there it goes on alone.
+    The first host's peer starts the run, and is always started with the options for that: if no other peer is there, it
+    goes on alone.
     """
 
     def __init__(
@@ -63,7 +64,7 @@ class Volunteer:
         self._first_address: str | None = None
 
     def command(self, address: str | None) -> list[str]:
-        """As systemd would: always the same command, with the address that it was given at first."""
+        """The command of the peer. As with systemd it is always the same, with the address of the first start."""
         self._first_address = self._first_address or address
         command = [sys.executable, "-m", "swarm.peer", "--public-name", self.name, "--output-dir", str(self.runs)]
         command += ["--run-id", RUN_ID, "--host-maddrs", self._listens, "--device", "cpu", "--batch-size", "16"]
@@ -75,7 +76,7 @@ class Volunteer:
         return f"/ip4/{self.host.address}/tcp/{PORT}"
 
     def start(self, address: str | None) -> None:
-        """With the address of somebody who is there, if anybody is."""
+        """Start the peer, with the address of a running peer if there is one."""
         command = self.command(address)
         self.log.parent.mkdir(parents=True, exist_ok=True)
         variables = {VARIABLE: str(self.rate), "OMP_NUM_THREADS": "1"}
@@ -98,7 +99,7 @@ class Volunteer:
 
     @property
     def address(self) -> str | None:
-        """Where it can be reached, as it says itself."""
+        """The peer's address, from its own status; None without one."""
         try:
             found = json.loads(self.folder.status.read_text())["addresses"]
         except (OSError, ValueError, KeyError):
@@ -106,7 +107,7 @@ class Volunteer:
         return next((address for address in found if self.host.address in address), None)
 
     def wait_for_address(self) -> str:
-        """Raises InputError: it has none in time."""
+        """Wait for the peer's address; raises InputError if there is none in time."""
         deadline = time.monotonic() + ADDRESS_SECONDS
         while (address := self.address) is None:
             if time.monotonic() > deadline or not self.is_running:
@@ -115,25 +116,25 @@ class Volunteer:
         return address
 
     def trains_since(self, moment: float) -> bool:
-        """Whether it has made an update with others since then (Unix seconds)."""
+        """Whether the peer has made an update with others since `moment` (Unix seconds)."""
         if not self.is_running:
             return False
         lines = read_metrics(self.folder.metrics)[-20:]
         return any(line["time"] > moment and line.get("swarm/peers", 0) > 1 for line in lines)
 
     def processes(self) -> list[psutil.Process]:
-        """All that are left of it: those whose network is the host's."""
+        """All processes of the peer that still run: those in the host's network namespace."""
         namespace = os.stat(f"/run/netns/{self.name}").st_ino
         return [process for process in psutil.process_iter() if _namespace(process) == namespace]
 
     def kill(self) -> None:
-        """kill -9 of its own process; the others of it have to go by themselves."""
+        """Kill -9 the main process; the peer's other processes have to end by themselves."""
         if self.is_running:
             self.process.kill()
             self.process.wait()
 
     def kill_part(self, part: str) -> None:
-        """kill -9 of p2pd, the DHT process or the averaging process alone; nothing if the peer is down itself."""
+        """Kill -9 only p2pd, the DHT process or the averaging process; do nothing if the peer is down."""
         with contextlib.suppress(psutil.NoSuchProcess):
             own = psutil.Process(self.process.pid)
             forks = [child for child in own.children() if "python" in child.name()]
@@ -143,37 +144,37 @@ class Volunteer:
                 process.kill()
 
     def send(self, signal_number: int) -> None:
-        """A signal to all its processes."""
+        """Send a signal to all processes of the peer."""
         for process in self.processes():
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.send_signal(signal_number)
 
     def close_terminal(self) -> None:
-        """SIGHUP, of which the peer hears alone."""
+        """Send SIGHUP to the main process only."""
         if self.is_running:
             self.process.send_signal(signal.SIGHUP)
 
     def limit_files(self, full: bool) -> None:
-        """Whether its own process finds no room in any file, as on a full disk."""
+        """Limit the size of files that the main process can write, as on a full disk, or lift the limit."""
         with contextlib.suppress(psutil.NoSuchProcess):
             own = psutil.Process(self.process.pid)
             _, hard = own.rlimit(psutil.RLIMIT_FSIZE)
-            own.rlimit(psutil.RLIMIT_FSIZE, (2**16 if full else hard, hard))  # its shared memory has files, too
+            own.rlimit(psutil.RLIMIT_FSIZE, (2**16 if full else hard, hard))  # not 0: shared memory has files, too
 
     def interrupt(self) -> None:
-        """Ctrl-C."""
+        """Send SIGINT, as Ctrl-C does."""
         if self.is_running:
             self.process.send_signal(signal.SIGINT)
 
     def wait(self, seconds: float = 20.0) -> None:
-        """Until it has ended, at most so long."""
+        """Wait until the peer has ended, at most for `seconds`."""
         try:
             self.process.wait(seconds)
         except subprocess.TimeoutExpired:
             pass
 
     def restart_if_ended(self, address: str | None) -> None:
-        """Some seconds after it has ended, whatever the reason."""
+        """Start the peer again some seconds after it has ended, for whatever reason."""
         if self.is_running:
             return
         self.ended = self.ended or time.monotonic()
@@ -182,12 +183,12 @@ class Volunteer:
 
 
 class StockVolunteer(Volunteer):
-    """The same with Hivemind's own Optimizer (`analysis/opponents/hivemind_optimizer.py`).
+    """A volunteer with Hivemind's own Optimizer (`analysis/opponents/hivemind_optimizer.py`).
 
-    It keeps no checkpoints and forgets who was there, so it is always given the address of somebody who is.
+    It keeps no checkpoints and no addresses of other peers, so each start gets the address of a running peer.
 
     Args:
-        num_peers: how many there will be; all wait for each other before they begin, but not when they come back.
+        num_peers: number of all peers. They wait for each other before they begin, but not when they come back.
     """
 
     def __init__(self, *arguments, num_peers: int) -> None:
@@ -211,17 +212,20 @@ class StockVolunteer(Volunteer):
         return command
 
     def start(self, address: str | None) -> None:
-        """What is left of it would keep its port; a service manager would sweep that before the next start."""
+        """Kill what is left of the peer, and start it.
+
+        Processes that are left would keep its port. A service manager would kill them before the next start.
+        """
         self.send(signal.SIGKILL)
         super().start(address)
 
     def kill(self) -> None:
-        """With all that it would leave behind."""
+        """Kill -9 all processes of the peer."""
         super().kill()
         self.send(signal.SIGKILL)
 
     def trains_since(self, moment: float) -> bool:
-        """Whether it has made an update since then; with how many others, Hivemind's Optimizer does not tell."""
+        """Whether the peer has made an update since then. Hivemind's Optimizer does not tell with how many others."""
         return self.is_running and any(line["time"] > moment for line in read_metrics(self.folder.metrics)[-20:])
 
 
@@ -234,7 +238,7 @@ def _namespace(process: psutil.Process) -> int | None:
 
 @contextlib.contextmanager
 def _a_terminal_that_counts() -> Iterator[None]:
-    """Whoever is started meanwhile hears when its terminal is closed, even if this program was started with nohup."""
+    """Lets processes that the block starts receive SIGHUP, even if this program was started with nohup."""
     before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
     try:
         yield
@@ -243,10 +247,11 @@ def _a_terminal_that_counts() -> Iterator[None]:
 
 
 def calm_runs(lab: Lab, folder: Path, recipe: Sequence[str], steps: int, num_runs: int = CALM_RUNS) -> list[RunFolder]:
-    """Peers that train alone, on so many hosts at once, for the same number of updates, without faults.
+    """Runs peers that train alone on `num_runs` hosts at once, for as many updates, without faults; returns their
+    folders.
 
-    They are paced, too, if faster: pacing takes gradients of few samples for those of a micro-batch, which learn worse
-    and so unevenly that one run says little.
+    They are paced as well, but faster. With pacing, the gradients of a few samples stand for those of a micro-batch.
+    These learn worse, and so unevenly that one run says little.
     """
     folder.mkdir(parents=True, exist_ok=True)
     variables = environment_without_peers() | {VARIABLE: CALM_SAMPLES_PER_SECOND, "OMP_NUM_THREADS": "1"}

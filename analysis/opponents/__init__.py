@@ -1,1 +1,1 @@
-"""The same recipe under other systems, as their own documents say, or tuned. Nothing here uses `swarm/`."""
+"""Trains the same recipe with other systems, as their documents say, or tuned. Nothing here uses `swarm/`."""

@@ -34,11 +34,11 @@ from recipe.training.loggers import JsonlLogger
 _POLL_SECONDS = 0.2
 _RECORD_SECONDS = 600.0
 _FAREWELL_SECONDS = 60.0
-"""A peer that has made its steps waits so long for the others; one of them may have died."""
+"""Longest time that a peer which has made its steps waits for the others; one of them may have died."""
 
 
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
-    """The command line."""
+    """Parses the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--name", required=True, help="of this peer's run folder")
     parser.add_argument("--listen", default="/ip4/127.0.0.1/tcp/0", help="multiaddress to listen on")
@@ -54,9 +54,9 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 
 
 def tuned_settings(num_peers: int) -> dict[str, Any]:
-    """What brought the stock Optimizer closest to the limits of the network.
+    """The settings that brought the stock Optimizer closest to the limits of the network.
 
-    A known group size lets matchmaking end when all are there; delayed averaging hides it behind computation.
+    With a known group size, matchmaking ends when all peers are there. Delayed averaging hides it behind computation.
     """
     group = {"target_group_size": num_peers, "request_timeout": 1.0}
     return {
@@ -73,7 +73,8 @@ def tuned_settings(num_peers: int) -> dict[str, Any]:
 
 
 def collaborative(module: nn.Module, recipe: Recipe, dht: hivemind.DHT, options: argparse.Namespace):
-    """`hivemind.Optimizer` around the recipe's optimizer and schedule, with averaged gradients clipped as it says."""
+    """A `hivemind.Optimizer` around the recipe's optimizer and schedule; averaged gradients are clipped as the recipe
+    says."""
     own = build_optimizer(module, recipe)
     accepted = inspect.signature(type(own)).parameters
     settings = {name: value for name, value in own.defaults.items() if name in accepted}
@@ -102,19 +103,19 @@ def _clip(parameters: list[nn.Parameter], clip_norm: float) -> None:
 
 
 class Roll:
-    """Who has come how far, in the DHT.
+    """A record in the DHT of the peers that have reached each stage.
 
     Args:
-        dht: of this peer.
-        name: of this peer.
-        num_peers: how many there are.
+        dht: this peer's DHT.
+        name: this peer's name.
+        num_peers: number of all peers.
     """
 
     def __init__(self, dht: hivemind.DHT, name: str, num_peers: int) -> None:
         self.dht, self.name, self.num_peers = dht, name, num_peers
 
     def is_complete(self, stage: str) -> bool:
-        """Says that this peer has reached a stage; returns whether all have."""
+        """Records that this peer has reached a stage; returns whether all have."""
         expiration = get_dht_time() + _RECORD_SECONDS
         self.dht.store(stage, subkey=self.name, value=True, expiration_time=expiration)
         found = self.dht.get(stage, latest=True)
@@ -122,10 +123,10 @@ class Roll:
 
 
 def train(module: nn.Module, data: PeerData, optimizer, steps: int, logger: JsonlLogger, roll: Roll) -> None:
-    """Logs the samples that this peer gave to each of so many updates, and trains on until all peers have made them.
+    """Trains until all peers have made `steps` updates, and logs the samples that this peer gave to each of them.
 
-    Who stopped earlier would leave the others waiting for an average. Validates as often as the recipe says; that time
-    belongs to no update.
+    A peer that stopped earlier would leave the others waiting for an average. Validates as often as the recipe says;
+    that time belongs to no update.
     """
     while not roll.is_complete("ready"):  # peers that start out of phase stay out of phase
         time.sleep(_POLL_SECONDS)
@@ -150,7 +151,7 @@ def train(module: nn.Module, data: PeerData, optimizer, steps: int, logger: Json
 
 
 def main() -> None:
-    """Trains, and leaves in the order that Hivemind needs."""
+    """Trains one peer, and shuts it down in the order that Hivemind needs."""
     options = parse()
     dht = hivemind.DHT(
         initial_peers=options.initial_peers, host_maddrs=[options.listen], startup_timeout=60, start=True

@@ -4,8 +4,9 @@
     python -m analysis.opponents.torchft_diloco --name h2 --address 10.77.0.2 --first 10.77.0.1 --peers 2 --steps 10
     ... --local-steps 4 --delay 3    # what the first of four steps has changed is averaged during the other three
 
-The first one runs the lighthouse, which all others need. A step of a peer takes its share of the recipe's target batch.
-So four local steps take four times that for an update. torchft quantises on GPUs only: here, all is float32.
+The first peer runs the lighthouse, which all others need. In one step, a peer takes its share of the recipe's target
+batch. So with four local steps, an update takes four target batches. torchft quantises on GPUs only, so here all is
+float32.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from pathlib import Path
 
 import torch
 from torch import nn
-from torch.distributed import TCPStore
+from torch.distributed import Store, TCPStore
 
 from analysis.opponents.training import Device, Run, run_and_exit, validate
 from recipe.data.peer_data import PeerData
@@ -30,11 +31,11 @@ from recipe.training.loggers import JsonlLogger
 
 _LIGHTHOUSE_PORT, _STORE_PORT = 29510, 29511
 _TIMEOUT = timedelta(minutes=10)
-"""Of an average over a slow line, and of a peer that has to wait for one."""
+"""Longest time of an average over a slow line, and of a peer's wait for one."""
 
 
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
-    """The command line."""
+    """Parses the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--name", required=True, help="of this peer's run folder")
     parser.add_argument("--address", required=True, help="IP address of this peer")
@@ -54,12 +55,12 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 
 
 def local_training(module: nn.Module, optimizer: torch.optim.Optimizer, manager, options: argparse.Namespace):
-    """What makes the averages; it follows the steps of the optimizer."""
+    """torchft's context that makes the averages; it follows the steps of the optimizer."""
     from torchft.local_sgd import DiLoCo, LocalSGD
 
     if options.algorithm == "localsgd":
         return LocalSGD(manager, module, optimizer, options.local_steps)
-    # The outer optimizer is that of our swarm's local steps: the mean of all, without momentum.
+    # The outer optimizer is that of our swarm's local steps: it applies the mean of all peers, without momentum.
     outer = torch.optim.SGD(module.parameters(), lr=1.0)
     return DiLoCo(
         manager,
@@ -67,9 +68,9 @@ def local_training(module: nn.Module, optimizer: torch.optim.Optimizer, manager,
         optimizer,
         outer,
         options.local_steps,
-        use_bucketization=True,  # else each tensor is an average of its own, with round trips of its own
+        use_bucketization=True,  # else each tensor is averaged separately, with its own round trips
         fragment_sync_delay=options.delay,
-        fragment_update_alpha=0.5 if options.delay else 0.0,  # of what was learnt meanwhile, half is kept
+        fragment_update_alpha=0.5 if options.delay else 0.0,  # keeps half of what was learnt meanwhile
     )
 
 
@@ -77,7 +78,7 @@ def local_training(module: nn.Module, optimizer: torch.optim.Optimizer, manager,
 def managed(
     module: nn.Module, optimizer: torch.optim.Optimizer, options: argparse.Namespace, folder: RunFolder
 ) -> Iterator:
-    """torchft's manager, once all peers are there; the first peer ends last, since it holds the lighthouse."""
+    """Yields torchft's manager once all peers are there. The first peer ends last, since it runs the lighthouse."""
     from torchft import Manager, ProcessGroupGloo
     from torchft.coordination import LighthouseServer
 
@@ -86,8 +87,8 @@ def managed(
     if is_first:
         lighthouse = LighthouseServer(f"[::]:{_LIGHTHOUSE_PORT}", options.peers)
         write_json(folder.status, {"addresses": [f"http://{options.address}:{_LIGHTHOUSE_PORT}"]})
-    # torchft wants a store for each peer; the first one's is also where all wait for each other.
-    port = _STORE_PORT if is_first else 0  # any that is free
+    # torchft needs a store for each peer. At the first peer's store, all peers also wait for each other.
+    port = _STORE_PORT if is_first else 0  # any free port
     store = TCPStore(options.address, port, is_master=True, wait_for_workers=False, timeout=_TIMEOUT)
     common = store if is_first else TCPStore(options.first, _STORE_PORT, is_master=False, timeout=_TIMEOUT)
 
@@ -110,26 +111,30 @@ def managed(
         lighthouse_addr=f"http://{options.first}:{_LIGHTHOUSE_PORT}",
         replica_id=options.name,
         hostname=options.address,
-        init_sync=False,  # the seed has made the same weights everywhere
+        init_sync=False,  # all peers have equal weights, from the seed
     )
     try:
-        _meet(common, "ready", options)
+        meet(common, "ready", options.peers)
         yield manager
-        _meet(common, "done", options)
+        meet(common, "done", options.peers)
         if is_first:
-            _meet(common, "gone", options)
+            meet(common, "gone", options.peers)
         else:
-            common.set(f"gone/{options.name}", "")
+            _reach(common, "gone")
     finally:
         manager.shutdown(wait=False)
         if lighthouse is not None:
             lighthouse.shutdown()
 
 
-def _meet(store: TCPStore, stage: str, options: argparse.Namespace) -> None:
-    """Returns when all peers have come so far."""
-    store.set(f"{stage}/{options.name}", "")
-    store.wait([f"{stage}/h{number}" for number in range(1, options.peers + 1)], _TIMEOUT)
+def meet(store: Store, stage: str, peers: int) -> None:
+    """Returns when so many peers have reached the stage, this one among them."""
+    _reach(store, stage)
+    store.wait([f"{stage}/{number}" for number in range(1, peers + 1)], _TIMEOUT)
+
+
+def _reach(store: Store, stage: str) -> None:
+    store.set(f"{stage}/{store.add(stage, 1)}", "")
 
 
 def train(
@@ -140,7 +145,7 @@ def train(
     options: argparse.Namespace,
     logger: JsonlLogger,
 ) -> None:
-    """Logs the samples that this peer gave to each update. Validation belongs to no update."""
+    """Trains, and logs the samples that this peer gave to each update. Validation belongs to no update."""
     recipe, device = data.recipe, Device(data.recipe.label_smoothing)
     batches, schedule = iter(data.train_dataloader()), build_scheduler(optimizer, recipe)
     share = recipe.target_batch_size / options.peers
@@ -157,7 +162,7 @@ def train(
                 samples += len(labels)
             if recipe.clip_norm:
                 nn.utils.clip_grad_norm_(module.parameters(), recipe.clip_norm)
-            optimizer.step()  # the hooks of torchft average here
+            optimizer.step()  # torchft's hooks average here
             schedule.step()
             if (step := manager.current_step()) == updates:
                 continue

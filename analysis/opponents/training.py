@@ -1,4 +1,4 @@
-"""What the programs of this folder have in common: a changed recipe, gradients of a paced device, and validation."""
+"""What the programs of this folder share: a changed recipe, gradients of a paced device, and validation."""
 
 from __future__ import annotations
 
@@ -8,15 +8,17 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass
 
 import torch
+import tyro
 from torch import nn
 
 from recipe.config import Recipe
 from recipe.data.peer_data import PeerData
 from recipe.errors import InputError
 from recipe.model import build_model
+from recipe.overrides import RecipeOverrides, apply_overrides
 from recipe.presets import preset
 from recipe.registry import build_data
 from recipe.run_folder import RunFolder
@@ -28,26 +30,32 @@ RUN_ID = "run"
 
 
 def changed(recipe: Recipe, changes: list[str]) -> Recipe:
-    """The recipe with `field=value` applied; values take the type that the field has."""
-    kinds = {item.name: type(getattr(recipe, item.name)) for item in fields(Recipe)}
-    pairs = dict(change.split("=", 1) for change in changes)
-    return replace(recipe, **{name: kinds[name](value) for name, value in pairs.items()})
+    """The recipe with the changes `field=value`, which are read as the other programs read `--field value`.
+
+    Raises:
+        InputError: the result is not a valid recipe.
+        SystemExit: with status 2 for an unknown field, or a value of another type.
+    """
+    arguments = [f"--{change}" for change in changes]
+    config = (tyro.conf.FlagConversionOff,)
+    overrides = tyro.cli(RecipeOverrides, args=arguments, prog="--change", add_help=False, config=config)
+    return apply_overrides(recipe, overrides)
 
 
 @dataclass
 class Run:
-    """What a peer trains, and where it writes."""
+    """What a peer trains, and its run folder."""
 
     recipe: Recipe
     folder: RunFolder
     module: nn.Module
     data: PeerData
     began: float
-    """On `time.perf_counter`."""
+    """Start of the training, in `time.perf_counter` seconds."""
 
     @classmethod
     def of(cls, options: argparse.Namespace) -> Run:
-        """By a command line; weights follow from the recipe's seed, and are the same everywhere."""
+        """The run that a command line describes. Weights follow from the recipe's seed, and are equal everywhere."""
         recipe = changed(preset(options.recipe), options.change)
         folder = RunFolder.create(options.output_dir, RUN_ID, options.name)
         folder.write_recipe(recipe)
@@ -61,7 +69,7 @@ class Run:
         return cls(recipe, folder, module, data, time.perf_counter())
 
     def end(self, steps: int, num_peers: int) -> None:
-        """It has made so many global updates."""
+        """Write the summary after `steps` global updates."""
         self.folder.write_summary(
             self.recipe,
             run_id=RUN_ID,
@@ -76,7 +84,8 @@ class Run:
 
 
 def run_and_exit(main: Callable[[], None]) -> None:
-    """Ends this process at once: threads of these libraries can keep the interpreter from ending."""
+    """Runs a program, and ends this process at once, since threads of these libraries can keep the interpreter
+    alive."""
     status = 0
     try:
         main()
@@ -97,7 +106,7 @@ class Device:
     """Computes gradients, at the pace of a pretended device if the environment asks for one.
 
     Args:
-        label_smoothing: the recipe's.
+        label_smoothing: label smoothing of the recipe.
     """
 
     def __init__(self, label_smoothing: float) -> None:
@@ -106,12 +115,12 @@ class Device:
         self._pace = None if rate is None else Pace(rate)
 
     def backward(self, module: nn.Module, inputs: torch.Tensor, labels: torch.Tensor, share: float = 1.0) -> float:
-        """Adds the gradients of a micro-batch to `param.grad`; its loss.
+        """Adds the gradients of a micro-batch to `param.grad`; returns its loss.
 
         Args:
             inputs: shape [samples, ...]
             labels: shape [samples]
-            share: of the step's samples that are in this micro-batch
+            share: share of the step's samples that this micro-batch has
         """
         began = time.perf_counter()
         computed = computed_samples() if self._pace else slice(None)
@@ -126,7 +135,7 @@ class Device:
 
 
 def validate(module: nn.Module, data: PeerData) -> dict[str, float]:
-    """`val/top1` and so on, of the whole validation part."""
+    """The metrics `val/top1` and so on, over the whole validation part."""
     metrics = evaluation_metrics(data.recipe.num_classes)
     module.eval()
     with torch.no_grad():

@@ -1,7 +1,7 @@
-"""Finished experiments: a folder for each cell, or the one small file that a report keeps of them.
+"""Reads finished experiments: from a folder for each cell, or from the one small file that a report keeps of them.
 
 A report's `NAME.jsonl` begins with a line {"grid", "machine"}; each further line is a cell: {"name", "cell", "result"}.
-From it the report can be made again, and `cell` is all that it takes to run the cell again.
+The report can be made again from this file, and `cell` is enough to run the cell again.
 """
 
 from __future__ import annotations
@@ -22,34 +22,34 @@ UNFINISHED = {"problems": ["it ended without a result"]}
 
 @dataclass
 class Records:
-    """What is known of an experiment."""
+    """The records of an experiment."""
 
     grid: dict[str, Any]
     """`name`, `question` and `command`."""
     machine: dict[str, Any] | None
-    """The `environment.json` of the first cell's first host without its command line, and the `commits` of all cells;
-    None if there is none."""
+    """The `environment.json` of the cell that began first, from its first host, without its command line, and with the
+    `commits` of all cells. None if there is none."""
     cells: dict[str, tuple[Cell, dict[str, Any]]]
-    """Finished cells by their names, with their results."""
+    """Cells by name, with their results."""
 
     def update(self, other: Records) -> None:
-        """Adds another's cells; where both have one, the other's counts."""
+        """Adds the cells of other records; where both have a cell, that of `other` counts."""
         self.cells |= other.cells
         if self.machine and other.machine:
             self.machine["commits"] = sorted({*_commits(self.machine), *_commits(other.machine)})
 
     def write(self, file: Path) -> None:
-        """Writes what `read` reads."""
+        """Writes the file that `read` reads."""
         lines = [{"grid": self.grid, "machine": self.machine}]
         lines += [{"name": name, "cell": asdict(cell), "result": result} for name, (cell, result) in self.cells.items()]
         file.write_text("".join(json.dumps(line) + "\n" for line in lines))
 
 
 def read(source: Path) -> Records:
-    """An experiment from the folder that `python -m analysis run` wrote, or from a report's `NAME.jsonl`.
+    """Reads an experiment from a folder that `python -m analysis run` wrote, or from a report's `NAME.jsonl`.
 
     Raises:
-        InputError: it holds no finished cells.
+        InputError: the source holds no finished cells.
     """
     records = _read_folder(source) if source.is_dir() else _read_file(source)
     if all(result == UNFINISHED for _, result in records.cells.values()):
@@ -70,7 +70,7 @@ def _read_folder(folder: Path) -> Records:
             machines.append(environment)
     machine = min(machines, key=lambda one: one["started_at"], default=None)
     if machine is not None:
-        machine.pop("command_line", None)  # of one host of one cell, with paths of this machine
+        machine.pop("command_line", None)  # that of one host of one cell, with paths of this machine
         machine["commits"] = sorted({str(one["git_commit"]) for one in machines})
     grid = _json(folder / "grid.json") or {"name": folder.name, "question": "", "command": []}
     return Records(grid, machine, cells)

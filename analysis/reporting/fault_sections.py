@@ -1,4 +1,4 @@
-"""The report's sections about a night: faults, equal weights, memory, and what a peer costs."""
+"""The report's sections about endurance: faults, equal weights, memory, and the cost of a peer."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from recipe.run_folder import write_json
 
 WHO = {"swarm": "Our swarm", "hivemind": "Hivemind's Optimizer with its defaults"}
 SOAKS = {"soak.json": "our swarm", "soak-hivemind.json": "Hivemind's Optimizer"}
-"""What `python -m analysis soak` writes, and whom it happened to."""
+"""Files that `python -m analysis soak` writes, and the system that the faults happened to."""
 SHORT = {"swarm": "ours", "hivemind": "Hivemind's"}
 COMPARED = ("times", "recovered", "stall: median s", "stall: worst s", "back: median s", "back: worst s")
-"""Columns of a soak's table that stand beside those of another one."""
+"""Columns of a soak's table that are shown beside those of another one."""
 
 
 def soak_section(file: Path, output: Path) -> dict[str, Any]:
-    """What `python -m analysis soak` found, as the parts of a section; the report keeps the file."""
+    """The parts of a section about a result of `python -m analysis soak`; the file is copied into the report."""
     found = json.loads(file.read_text())
     write_json(output / file.name, found)
     options = found["options"]
@@ -56,7 +56,7 @@ def soak_section(file: Path, output: Path) -> dict[str, Any]:
 
 
 def _provenance(found: dict[str, Any]) -> str:
-    """When, with which commit and on which machine something was measured; older files do not say it."""
+    """A sentence on time, commit and machine of a measurement; older files do not have these."""
     if (environment := found.get("environment")) is None:
         return "Commit and machine were not recorded."
     machine = f"{environment['cores']} cores of {environment['cpu']}, {environment['memory_gib']:g} GiB"
@@ -64,10 +64,10 @@ def _provenance(found: dict[str, Any]) -> str:
 
 
 def side_by_side(files: Sequence[Path]) -> dict[str, Any]:
-    """The same faults for several systems, as the parts of a section.
+    """The parts of a section that compares the same faults for several systems.
 
     Args:
-        files: a soak of each.
+        files: a soak's result of each system.
     """
     tables, paces = [], []
     for file in files:
@@ -80,16 +80,17 @@ def side_by_side(files: Sequence[Path]) -> dict[str, Any]:
         paces.append(f"{whose} {found['updates']} in {minutes:g} minutes, usually one in {usual:.1f} s")
     together = pd.concat(tables, axis=1).sort_index().fillna("–").rename_axis("fault").reset_index()
     text = [
-        f"Updates: {'; '.join(paces)}. A stall is what exceeds such a usual update: who is slow anyway seems to stall "
-        "less.",
-        "Of Hivemind's, any update of anyone counts, also of a peer that trains alone, and weights are not compared. "
-        "Who stands still for long meets some faults before it is over the one before: these count for the first.",
+        f"Updates: {'; '.join(paces)}. A stall is the excess over such a usual update: a system that is slow "
+        "anyway seems to stall less.",
+        "Of Hivemind's, any update of any peer counts, also of one that trains alone, and weights are not compared. "
+        "A swarm that stands still for long meets some faults before it has recovered from the one before: these "
+        "count for the first.",
     ]
     return {"text": text, "tables": [("", together)]}
 
 
 def exactness_section(file: Path, output: Path) -> dict[str, Any]:
-    """What `python -m analysis exactness` found, as the parts of a section; the report keeps the file."""
+    """The parts of a section about a result of `python -m analysis exactness`; the file is copied into the report."""
     found = json.loads(file.read_text())
     write_json(output / file.name, found)
     options = found["options"]
@@ -98,7 +99,8 @@ def exactness_section(file: Path, output: Path) -> dict[str, Any]:
         f"{options['peers']} peers on one machine train digits, {options['rounds']} rounds in each way. A round as one "
         f"of them saw it is a peer-round; there were {rounds:,} in all. A part of an average that a peer missed "
         "without noticing, or rounded otherwise than the others, would leave its weights different in the end. "
-        f"Local: {exactness.LOCAL_STEPS} local steps; compared is what the peers share. Who met too early computed on.",
+        f"Local: {exactness.LOCAL_STEPS} local steps; compared is what the peers share. A group that met too early "
+        "computed on.",
         _provenance(found),
         f"Get it again: python -m analysis exactness --rounds {options['rounds']} --peers {options['peers']} "
         f"--averaging {' '.join(options['averaging'])} --codec {' '.join(options['codec'])} "
@@ -109,11 +111,11 @@ def exactness_section(file: Path, output: Path) -> dict[str, Any]:
 
 
 def memory_section(file: Path, output: Path) -> dict[str, Any]:
-    """What `python -m analysis memory` found, as the parts of a section; the report keeps the file."""
+    """The parts of a section about a result of `python -m analysis memory`; the file is copied into the report."""
     found = json.loads(file.read_text())
     write_json(output / file.name, found)
     table = pd.DataFrame(found["rows"]).round(1)
-    table.columns = COLUMNS[: table.shape[1]]  # older files know nothing of resident sets
+    table.columns = COLUMNS[: table.shape[1]]  # older files have no resident sets
     text = [
         f"Two peers, {found['rounds']} rounds of a tiny model. Proportional set size of all processes of a peer; "
         "growth is the slope over the second half. Processes that were forked from one share pages until one of them "
@@ -126,7 +128,7 @@ def memory_section(file: Path, output: Path) -> dict[str, Any]:
 
 
 def footprint_section(file: Path, output: Path) -> dict[str, Any]:
-    """What `python -m analysis footprint` found, as the parts of a section; the report keeps the file."""
+    """The parts of a section about a result of `python -m analysis footprint`; the file is copied into the report."""
     found = json.loads(file.read_text())
     write_json(output / file.name, found)
     options = found["options"]

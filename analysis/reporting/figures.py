@@ -1,4 +1,4 @@
-"""The figures of a report."""
+"""Draws the figures of a report."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ UNORDERED = ("topology", "kill_at_step", "congestion_control")
 _OFTEN = ("ddp", "ddp-fp16", "hivemind-tuned", "swarm-local-1-fp16", "swarm-local", "swarm-fp16", "hivemind")
 _TAB20 = matplotlib.colormaps["tab20"].colors  # each colour twice, the second time pale
 COLOURS = dict(zip(dict.fromkeys((*_OFTEN, *SYSTEMS)), _TAB20[::2] + _TAB20[1::2], strict=False))
-"""One for each system, in every figure; strong ones for those that are seen most often."""
+"""Colour of each system, the same in every figure. The systems that are shown most often have strong colours."""
 PARTS = {"compute": "computing", "meeting": "matchmaking", "exchange": "transfer", "other": "waiting, apply, the rest"}
 
 
 def throughput(experiment: Experiment, folder: Path) -> Path:
-    """Samples per second over the axis: each run, mean and 95 % interval, with the limits of the network."""
+    """Draws samples per second over the axis: each run, mean and 95 % interval, with the limits of the network."""
     figure, axes = _figure()
     _means(axes, experiment, "samples_per_second")
     for name, style in (("synchronous", ":"), ("overlapped", "--")):
@@ -59,7 +59,7 @@ def throughput(experiment: Experiment, folder: Path) -> Path:
 
 
 def bound_rows(experiment: Experiment) -> pd.DataFrame:
-    """At each value of the axis what the peers compute `alone`, and the limits, for an fp16 payload."""
+    """A table of what the peers compute `alone` at each value of the axis, and of the limits for an fp16 payload."""
     valid = experiment.valid.dropna(subset=["samples_per_step"])
     rows = []
     for value, group in valid.groupby(experiment.axis, sort=True, dropna=False):
@@ -74,18 +74,21 @@ def bound_rows(experiment: Experiment) -> pd.DataFrame:
 
 
 def seconds_per_sample(cells: pd.DataFrame, cell: Cell) -> float:
-    """Of all the cell's peers together while they do nothing but compute."""
+    """Seconds per sample of all the cell's peers together while they only compute."""
     if cell.paced_rates:
         return 1 / sum(cell.paced_rates)
-    small = cells["system"].map(lambda name: SYSTEMS[name].every_micro_batch)  # they update the weights more often
+    small = cells["system"].map(lambda name: SYSTEMS[name].every_micro_batch)  # they update weights more often
     alike = cells[(cells["peers"] == cell.peers) & (cells["compute_seconds"] > 0) & ~small]
-    overlaps = alike["system"].map(lambda name: SYSTEMS[name].overlaps)  # these do more than compute meanwhile
+    overlaps = alike["system"].map(lambda name: SYSTEMS[name].overlaps)  # their seconds contain more than computing
     alike = alike if overlaps.all() else alike[~overlaps]
     return float((alike["compute_seconds"] / alike["samples_per_step"]).median())
 
 
 def parts(experiment: Experiment, folder: Path) -> Path:
-    """Where the time goes, as stacked bars: of a sample, because an update has not the same number of them for all."""
+    """Draws where the time goes, as stacked bars.
+
+    Times are per sample, because updates of different systems have different numbers of samples.
+    """
     table = part_rows(experiment)
     table[[*PARTS]] = 1e3 * table[[*PARTS]].div(table["samples"], axis="index")
     figure, axes = _figure()
@@ -102,10 +105,10 @@ def parts(experiment: Experiment, folder: Path) -> Path:
 
 
 def part_rows(experiment: Experiment) -> pd.DataFrame:
-    """Means of the parts of an update per system and value of the axis, in seconds; of systems that report them.
+    """Mean seconds of the parts of an update, by system and value of the axis, for systems that report them.
 
-    `meeting` and `exchange` are those that nothing was computed in; `communication` is all of both, `hidden` what of it
-    was beside computing.
+    `meeting` and `exchange` count only time without computing. `communication` is all time of both, and `hidden` its
+    part beside computing.
     """
     rows = []
     for (system, value), group in experiment.valid.groupby(["system", experiment.axis], sort=True, dropna=False):
@@ -135,7 +138,7 @@ def _mean(group: pd.DataFrame, column: str) -> float | None:
 
 
 def time_to_accuracy(experiment: Experiment, folder: Path) -> Path:
-    """Seconds of training until the target accuracy over the axis, mean and 95 % interval."""
+    """Draws the seconds of training until the target accuracy over the axis, with mean and 95 % interval."""
     figure, axes = _figure()
     _means(axes, experiment, "seconds_to_accuracy")
     _finish(axes, experiment, "seconds to the target accuracy")
@@ -143,7 +146,7 @@ def time_to_accuracy(experiment: Experiment, folder: Path) -> Path:
 
 
 def memory(samples: Sequence[Mapping[str, Any]], file: Path) -> Path:
-    """Megabytes of each peer over the rounds."""
+    """Draws the memory of each peer, in megabytes, over the rounds."""
     figure, axes = _figure()
     steps = [sample["step"] for sample in samples]
     for peer in samples[0]["pss_mb"]:
@@ -156,7 +159,7 @@ def memory(samples: Sequence[Mapping[str, Any]], file: Path) -> Path:
 
 
 def predictions(table: pd.DataFrame, file: Path) -> Path:
-    """Predicted against measured samples per second; on the diagonal they are equal."""
+    """Draws predicted against measured samples per second; on the diagonal they are equal."""
     figure, axes = _figure()
     axes.scatter(table["measured"], table["predicted"], label="each predicted from the others")
     top = 1.1 * max(table["measured"].max(), table["predicted"].max())
@@ -168,7 +171,8 @@ def predictions(table: pd.DataFrame, file: Path) -> Path:
 
 
 def forest(comparisons: Mapping[str, Sequence[Any]], folder: Path) -> Path:
-    """Ratios of every setting, in updates per second (filled) and in samples per second (hollow); grey: not shown."""
+    """Draws the ratios of every setting, of updates/s (filled) and samples/s (hollow); grey if no difference is
+    shown."""
     rows = [(label, row) for label, of_system in comparisons.items() for row in of_system]
     figure, axes = plt.subplots(figsize=(9, 1.2 + 0.3 * (len(rows) + len(comparisons))), layout="constrained")
     places, names, place, shown_labels = [], [], 0.0, set()
@@ -199,7 +203,7 @@ def _positions(values: pd.Series) -> list:
 
 
 def _has_names(values: pd.Series) -> bool:
-    """Not only finite numbers: "none" or infinity stand for no limit at all."""
+    """Whether some values are not finite numbers: "none" or infinity stand for no limit at all."""
     return not pd.api.types.is_numeric_dtype(values) or not values.abs().max() < math.inf
 
 
@@ -210,7 +214,7 @@ def _figure():
 
 
 def _means(axes, experiment: Experiment, column: str) -> None:
-    """Every run as a dot, and the systems' means with 95 % intervals; bars where nothing but the system varies."""
+    """Draws every run as a dot, and the systems' means with 95 % intervals; bars if only the system varies."""
     summary = experiment.summary(column).dropna(subset=["mean"])
     for system in experiment.systems:
         rows, runs = (table[table["system"] == system] for table in (summary, experiment.valid))

@@ -1,4 +1,4 @@
-"""How a report begins: the answer in five sentences and one picture; and what these leave out."""
+"""The beginning of a report: the answer in five sentences and one picture, and a section on what these leave out."""
 
 from __future__ import annotations
 
@@ -18,25 +18,27 @@ from analysis.reporting.tables import with_interval
 from analysis.reporting.words import paced_rates, results_table
 
 HEADLINES = ("swarm-local-1-fp16", "swarm-fp16")
-"""The two ways of averaging that the report opens with: overlapped, as volunteers use it, and synchronous."""
+"""The two systems that the report opens with: averaging that overlaps, as volunteers use it, and synchronous
+averaging."""
 OPPONENTS = ("ddp-fp16", "ddp")
-"""DDP that accumulates; with the fp16 hook where that was measured, which is the faster one."""
+"""DDP systems to compare with, in order of preference: the fp16 hook is faster, where it was measured."""
 FAIR_OPPONENT, FEWEST = "ddp-fp16", 3
-"""A headline counts only what sends as many bytes per number as the swarm does, and has an interval."""
+"""A headline counts only comparisons with the system that sends as many bytes per number, and with enough repetitions
+for an interval."""
 RATES = {"updates_per_second": "updates per second", "samples_per_second": "samples per second"}
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """One setting of one experiment: a rate of a swarm over DDP's.
+    """A comparison in one setting of one experiment: rates of a swarm over those of DDP.
 
     Args:
-        setting: experiment and value of what varies in it
-        opponent: which DDP
-        means: of the ratios within a repetition, for each of `RATES`
-        half_widths: of their 95 % intervals; NaN for fewer than three repetitions
-        n: repetitions
-        peers: in the experiment's runs of either, the fewest and the most
+        setting: the experiment, and the value of the setting that varies in it
+        opponent: label of the DDP system
+        means: means of the ratios within a repetition, for each of `RATES`
+        half_widths: half widths of their 95 % intervals; NaN for fewer than three repetitions
+        n: number of repetitions
+        peers: fewest and most peers in the experiment's runs of either system
     """
 
     setting: str
@@ -48,16 +50,16 @@ class Comparison:
 
     @property
     def is_counted(self) -> bool:
-        """Whether it is part of the headline: against DDP that sends fp16 as well, with enough repetitions."""
+        """Whether the headline counts it: against DDP that sends fp16 as well, with enough repetitions."""
         return self.opponent == SYSTEMS[FAIR_OPPONENT].label and self.n >= FEWEST
 
     @property
     def is_shown_faster(self) -> bool:
-        """In updates per second."""
+        """Whether the swarm is shown to make more updates per second."""
         return self.verdict("updates_per_second") == "faster"
 
     def verdict(self, rate: str) -> str:
-        """ "faster", "slower", or "not shown" where the interval holds 1 or there is none."""
+        """The verdict: "faster", "slower", or "not shown" if the interval includes 1 or is missing."""
         mean, half_width = self.means[rate], self.half_widths[rate]
         if mean - half_width > 1:
             return "faster"
@@ -65,7 +67,8 @@ class Comparison:
 
 
 def comparisons(experiments: Sequence[Experiment], system: str) -> list[Comparison]:
-    """All settings in which a swarm and a DDP ran in the same repetition, by names: the order of files is no matter."""
+    """The comparisons in all settings where a swarm and a DDP ran in the same repetition, ordered by name of the
+    experiment."""
     found = []
     for experiment in sorted(experiments, key=lambda experiment: experiment.name):
         opponent = next((name for name in OPPONENTS if not ratios(experiment, system, name).empty), None)
@@ -89,7 +92,7 @@ def comparisons(experiments: Sequence[Experiment], system: str) -> list[Comparis
 
 
 def opening_section(experiments: Sequence[Experiment], output: Path) -> Section:
-    """The answer and its picture, and nothing else: what follows is the contents."""
+    """The section with the answer and its picture; the table of contents follows it."""
     section = Section("The answer")
     found = {}
     for system in HEADLINES:
@@ -111,7 +114,7 @@ def opening_section(experiments: Sequence[Experiment], output: Path) -> Section:
 
 
 def details_section(experiments: Sequence[Experiment]) -> Section:
-    """How the answer is to be read, which runs it rests on, and a table of all comparisons."""
+    """The section on how to read the answer and on which runs it rests, with a table of all comparisons."""
     section = Section("How to read the answer, and what it leaves out")
     section.text.append(
         "Intervals are not corrected for their number: where nothing differs, one in twenty leaves 1 out all the same."
@@ -142,7 +145,7 @@ def details_section(experiments: Sequence[Experiment]) -> Section:
 
 
 def _results(found: dict[str, list[Comparison]]) -> list[str]:
-    """A sentence about each swarm, and one about where the first of them gains most and least."""
+    """A sentence on each swarm, and one on the settings where the first swarm gains most and least."""
     said = []
     for system, rows in found.items():
         in_updates, in_samples = (_span([row.means[rate] for row in rows]) for rate in RATES)
@@ -162,10 +165,10 @@ def _results(found: dict[str, list[Comparison]]) -> list[str]:
 
 
 def _advice(found: dict[str, list[Comparison]], paced: set[str]) -> str:
-    """Which of both to use when: a sentence.
+    """A sentence on when to use a swarm and when DDP.
 
     Args:
-        paced: names of experiments whose devices kept a set speed
+        paced: names of experiments with paced devices
     """
     names = {row.setting.partition(": ")[0] for rows in found.values() for row in rows if row.is_shown_faster}
     where = ", or where the picture shows it to be faster" if names else ""
@@ -174,7 +177,7 @@ def _advice(found: dict[str, list[Comparison]], paced: set[str]) -> str:
 
 
 def _larger_updates(experiments: Sequence[Experiment]) -> str:
-    """How many samples swarms of several peers had more than they were asked for; empty where there are no such."""
+    """Sentences on how many more samples than asked for swarms of several peers had; empty without such swarms."""
     found = []
     for experiment in experiments:
         cells = experiment.valid[(experiment.valid["peers"] > 1) & experiment.valid["system"].str.startswith("swarm")]
@@ -186,7 +189,7 @@ def _larger_updates(experiments: Sequence[Experiment]) -> str:
     most, where = max(found)
     return (
         f"A swarm's update has more samples than it was asked for: {min(found)[0]:.0f} to {most:.0f} % more here, most "
-        f"at {where}. Nobody stops in the middle of a micro-batch, and peers hear of each other a moment later. DDP's "
+        f"at {where}. No peer stops in the middle of a micro-batch, and peers hear of each other a moment later. DDP's "
         "update has just as many as asked. So what a swarm has learnt in as many updates, it has learnt from more "
         "samples; tables of quality say from how many. "
     )
@@ -198,7 +201,7 @@ def _setting(experiment: Experiment, value: Any) -> str:
 
 
 def _failed(experiments: Sequence[Experiment]) -> str:
-    """Of all runs on a fit machine; empty where none has failed."""
+    """A sentence on the runs that failed on a fit machine; empty if none has."""
     cells = pd.concat([experiment.cells[["system", "failed", "runs"]] for experiment in experiments])
     counts = cells.groupby("system", sort=False)[["failed", "runs"]].sum()
     if not (failed := counts["failed"].sum()):
@@ -211,7 +214,7 @@ def _failed(experiments: Sequence[Experiment]) -> str:
 
 
 def _tries_table(experiments: Sequence[Experiment]) -> pd.DataFrame:
-    """Over all experiments, a row for each system."""
+    """A table of cells and tries over all experiments, with a row for each system."""
     cells = pd.concat(
         [
             experiment.cells[["system", "tries"]].assign(n=experiment.cells["problems"].map(len) == 0)

@@ -1,4 +1,4 @@
-"""The report's last sections: where its cells ran, what the lab keeps to, and what others have measured."""
+"""The report's last sections: machines and commits of its cells, accuracy of the lab, and published figures."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from analysis.wan.check import GOODPUT_RTT_MS, LEAST_GOODPUT, LOSS_TOLERANCE, RT
 from recipe.run_folder import write_json
 
 CHECKS = ("check.json", "check-netem.json")
-"""Of the lab, beside the experiments."""
+"""Files with checks of the lab, beside the experiments."""
 BACKENDS = {"router": "a router in user space", "netem": "the kernel's netem"}
 _CHECK = "python -m analysis wan check"
 COMMANDS = {"router": f"{_CHECK} --backend router", "netem": f"sh analysis/wan/with_netem.sh {_CHECK} --backend netem"}
 
 
 def machine_section(experiments: Sequence[Experiment]) -> Section:
-    """Where the cells ran, and when, with which commit."""
+    """The section on where and when the cells ran, and with which commit."""
     known = [experiment for experiment in experiments if experiment.machine is not None]
     if not known:
         return Section("Machine", ["The first cell has no environment.json."])
@@ -43,7 +43,7 @@ def machine_section(experiments: Sequence[Experiment]) -> Section:
 
 
 def _congestion_control(experiments: Sequence[Experiment]) -> list[str]:
-    """TCP's algorithms, which matter where packets are lost; empty where no experiment knows its own."""
+    """A sentence on TCP's algorithms, which matter where packets are lost; none if no experiment knows its own."""
     used: dict[str | None, list[str]] = {}
     for experiment in experiments:
         used.setdefault(experiment.grid.get("congestion_control"), []).append(experiment.name)
@@ -58,26 +58,26 @@ def _congestion_control(experiments: Sequence[Experiment]) -> list[str]:
 
 
 def machine_of(experiment: Experiment) -> str:
-    """Hardware and versions."""
+    """Hardware and versions in words."""
     machine = experiment.machine
     versions = ", ".join(f"{name} {version}" for name, version in machine["versions"].items() if version)
-    cores = experiment.grid.get("cores") or machine["cores"]  # a host may have seen only its own
+    cores = experiment.grid.get("cores") or machine["cores"]  # a host may have seen only its own cores
     return f"{cores} cores of {machine['cpu']}, {machine['memory_gib']:g} GiB, {machine['os']}; {versions}"
 
 
 def backend_of(experiments: Sequence[Experiment]) -> str:
-    """Of the first cell that says so."""
+    """Backend of the lab, from the first cell that records it."""
     said = (cell.get("backend") for experiment in experiments for _, cell in experiment.cells.iterrows())
     return next((backend for backend in said if isinstance(backend, str)), "router")
 
 
 def commits(experiment: Experiment) -> list[str]:
-    """That its cells ran with."""
+    """Commits that the experiment's cells ran with."""
     return experiment.machine.get("commits") or [experiment.machine["git_commit"]]
 
 
 def lab_section(file: Path, output: Path) -> Section:
-    """What `python -m analysis wan check --output` measured, if it lies beside the experiments; the report keeps it."""
+    """The section on a result of `python -m analysis wan check --output`; the file is copied into the report."""
     found = json.loads(file.read_text())
     write_json(output / file.name, found)
     rows = pd.DataFrame(found["rows"]).dropna(axis="columns", how="all").round(4)
@@ -92,6 +92,6 @@ def lab_section(file: Path, output: Path) -> Section:
 
 
 def published_section(experiments: Sequence[Experiment]) -> Section:
-    """What others found, and what comes nearest to it here."""
+    """The section on published figures, each with the nearest result here."""
     rows = [vars(figure) | {"here": figure.here(experiments)} for figure in published.FIGURES]
     return Section("Published figures, on other hardware", tables=[("", pd.DataFrame(rows))])

@@ -1,4 +1,4 @@
-"""Figures that others published, to stand beside ours; none of them was measured here."""
+"""Figures that others have published, for comparison with ours; none of them was measured here."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -9,18 +9,18 @@ from analysis.reporting.results import Experiment, interval, kept
 
 @dataclass(frozen=True)
 class Published:
-    """A result and where it comes from."""
+    """A published result and its source."""
 
     what: str
     result: str
     hardware: str
     source: str
     here: Callable[[Sequence[Experiment]], str] = lambda _: "–"
-    """What comes nearest to it among our own experiments."""
+    """Makes the text on the nearest result among our own experiments."""
 
 
 def efficiency(experiments: Sequence[Experiment]) -> str:
-    """Of DDP, accumulated: over as many times what one peer makes."""
+    """Efficiency of accumulating DDP: its speed over that of one peer times the number of peers."""
     found = []
     for experiment in experiments:
         rates = experiment.summary("samples_per_second").set_index(["system", experiment.axis])["mean"]
@@ -32,7 +32,7 @@ def efficiency(experiments: Sequence[Experiment]) -> str:
 
 
 def distance(experiments: Sequence[Experiment]) -> str:
-    """What each system keeps of its speed within a region when its peers live on four continents."""
+    """Share of its speed within a region that each system keeps when its peers are on four continents."""
     found = []
     for experiment in experiments:
         if experiment.axis == "topology" and "region" in set(experiment.valid["topology"]):

@@ -1,4 +1,4 @@
-"""Writes what experiments found: `index.html` (self-contained), `report.md` and PNG figures."""
+"""Writes the report on experiments: `index.html` (self-contained), `report.md` and PNG figures."""
 
 from __future__ import annotations
 
@@ -67,20 +67,20 @@ LINKS = (
 
 
 def write_report(sources: Sequence[Path], output: Path, earlier: Sequence[Path] = ()) -> Path:
-    """The report about experiments; returns the HTML page.
+    """Writes the report on experiments; returns the path of the HTML page.
 
     Args:
-        sources: folders of experiments, or files that earlier reports kept of them; of one experiment there may be
-            several, the last of which counts where both have a cell.
-        output: where the report goes, and a `NAME.jsonl` of each experiment.
-        earlier: runs of the same experiments that have to agree with these.
+        sources: folders of experiments, or files that earlier reports kept of them. There may be several of one
+            experiment; where two have the same cell, the later one counts.
+        output: folder for the report, and for a `NAME.jsonl` of each experiment.
+        earlier: other runs of the same experiments, which are compared with these.
 
     Raises:
-        InputError: one of them holds no finished cells, or the output cannot be written.
+        InputError: a source holds no finished cells, or the output cannot be written.
     """
     found, before = _by_name(sources), _by_name(earlier)
     make_writable(output)
-    found = {name: found[name] for name in sorted(found)}  # in whatever order they were given
+    found = {name: found[name] for name in sorted(found)}  # independent of the order of `sources`
     for name, records in found.items():
         records.write(output / f"{name}.jsonl")
     experiments = [experiment for records in found.values() for experiment in experiments_in(records)]
@@ -117,7 +117,7 @@ def write_report(sources: Sequence[Path], output: Path, earlier: Sequence[Path] 
 
 
 def _beside(sources: Sequence[Path], name: str) -> Path | None:
-    """Something else that was measured and lies beside the experiments."""
+    """A file of this name beside the experiments, with another measurement; None if there is none."""
     return next((file for file in (source.parent / name for source in sources) if file.exists()), None)
 
 
@@ -129,7 +129,7 @@ def _by_name(sources: Sequence[Path]) -> dict[str, Records]:
 
 
 def experiment_section(experiment: Experiment, output: Path) -> Section:
-    """Answer, throughput, parts of an update, bytes, quality, and what was left out."""
+    """The section of an experiment: answer, throughput, parts of an update, bytes, quality, and what was left out."""
     section = Section(experiment.question)
     section.text += filter(None, (time_to_accuracy(experiment), answer(experiment)))
     section.text += _how_measured(experiment)
@@ -168,7 +168,9 @@ def _say_what_was_learnt(experiment: Experiment, section: Section) -> None:
                 "about other seeds, and not about other samples."
             )
     if (same := equivalence_table(experiment)) is not None:
-        title = "Does who sends less learn as well? (accuracy of pairs: mean, 90 % interval; two one-sided tests)"
+        title = (
+            "Does a system that sends less learn as well? (accuracy of pairs: mean, 90 % interval; two one-sided tests)"
+        )
         section.tables.append((title, same))
         section.text.append(
             "A pair is two runs with the same seed, which begin with the same weights; where that ran several times, "
@@ -197,7 +199,7 @@ def _say_what_was_left_out(experiment: Experiment, section: Section) -> None:
 
 
 def _how_measured(experiment: Experiment) -> list[str]:
-    """What a reader has to know of how the cells were measured, and the command that does it again."""
+    """What a reader has to know about the measurement of the cells, and the command to repeat it."""
     text: list[str] = []
     if paced := paced_rates(experiment):
         rates = ", ".join(f"{rate:g}" for rate in paced)
@@ -227,7 +229,7 @@ def _how_measured(experiment: Experiment) -> list[str]:
 
 
 def agreement_section(experiment: Experiment, earlier: Experiment) -> Section:
-    """Whether an experiment can be repeated."""
+    """The section that compares two runs of an experiment."""
     section = Section(f"{experiment.name}, run twice")
     if earlier.machine is not None:
         section.text.append(
@@ -246,7 +248,7 @@ def agreement_section(experiment: Experiment, earlier: Experiment) -> Section:
 
 
 def model_sections(experiment: Experiment, output: Path, others: Sequence[Experiment] = ()) -> list[Section]:
-    """Predicted against measured for each swarm with matchmaking times, here and elsewhere."""
+    """Sections that compare prediction and measurement, for each swarm with matchmaking times, here and elsewhere."""
     sections = []
     for system in experiment.systems:
         found = experiment.valid[experiment.valid["system"] == system]

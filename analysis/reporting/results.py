@@ -1,4 +1,4 @@
-"""Finished experiments as a table, and the statistics and limits that are drawn from it."""
+"""Finished experiments as tables, with statistics and limits."""
 
 from __future__ import annotations
 
@@ -39,25 +39,26 @@ _NUMBERS = (
     *("compute_seconds", "meeting_seconds", "exchange_seconds", "waiting_seconds"),
     *("top1", "macro_f1", "precision", "recall", "seconds_to_accuracy"),
 )
-"""What a cell that failed does not have."""
+"""Numbers that a failed cell lacks."""
 
 REPETITIONS = ("repetition", "seed", "dataset")
-"""What is no setting: systems are compared within each. Of data sets only the folds of one vary in an experiment."""
+"""Columns that are no settings, but tell repetitions apart: systems are compared within each. Of data sets, only the
+folds of one vary in an experiment."""
 INDEPENDENT = ("seed", "dataset")
-"""Of these, what repetitions have to differ in for their accuracies to be independent."""
+"""Those of `REPETITIONS` in which runs have to differ for their accuracies to be independent."""
 RATES = {"updates/s": "updates_per_second", "samples/s": "samples_per_second"}
-"""By their names in tables."""
+"""Columns of rates, by their names in tables."""
 
 
 class Experiment:
-    """What was found out in answer to one question.
+    """The results of an experiment, which asks one question.
 
-    `cells` has a row per cell: its settings (changes of the recipe among them), its numbers, `problems`, its `tries`
-    (at least), how many of its `runs` on a fit machine have `failed` by themselves, and the measured rounds;
-    `axes` names the settings that vary, beside system and `REPETITIONS`.
+    `cells` has a row for each cell: its settings (with changes of the recipe), its numbers, `problems` and the measured
+    rounds. `tries` is how often it ran, at least. `runs` counts those on a fit machine, and `failed` those of them that
+    failed by themselves. `axes` names the settings that vary, beside system and `REPETITIONS`.
 
     Args:
-        records: of its cells.
+        records: the records of its cells.
     """
 
     def __init__(self, records: Records) -> None:
@@ -78,29 +79,29 @@ class Experiment:
         self.cells["updates_per_second"] = 1 / self.cells["step_seconds"]
         self.axes = [name for name in names if self.cells[name].map(str).nunique() > 1]
         killed = self.cells["kill_at_step"]
-        self.cells["kill_at_step"] = ["nobody" if pd.isna(step) else f"one after update {step:.0f}" for step in killed]
+        self.cells["kill_at_step"] = ["none" if pd.isna(step) else f"one after update {step:.0f}" for step in killed]
         for name in self.axes:
-            if self.cells[name].isna().any():  # a limit that is left out
+            if self.cells[name].isna().any():  # a limit that is not set
                 self.cells[name] = self.cells[name].fillna("none" if self.cells[name].dtype == object else math.inf)
 
     @property
     def name(self) -> str:
-        """Of the experiment."""
+        """Name of the experiment."""
         return self.grid["name"]
 
     @property
     def question(self) -> str:
-        """In today's words: those of a shipped experiment may have been mended since it ran."""
+        """The experiment's question in its present words, which may have changed since a shipped experiment ran."""
         return question_of(self.grid)
 
     @property
     def asked(self) -> str:
-        """Name of the experiment that this is a part of, or is."""
+        """Name of the whole experiment, of which this may be a part."""
         return self.grid.get("experiment", self.name)
 
     @property
     def axis(self) -> str:
-        """What figures have on their horizontal axis."""
+        """The setting on the horizontal axis of figures."""
         return self.axes[0] if self.axes else "rtt_ms"
 
     @property
@@ -110,35 +111,37 @@ class Experiment:
 
     @property
     def failed_runs(self) -> pd.DataFrame:
-        """Per system and value of the axis, how many of the runs on a fit machine have failed by themselves: where some
-        have."""
+        """Number of runs on a fit machine, and of those that failed by themselves, by system and value of the axis.
+
+        It has only rows where some have failed.
+        """
         counts = self.cells.groupby(["system", self.axis], sort=True, dropna=False)[["failed", "runs"]].sum()
         return counts[counts["failed"] > 0].reset_index()
 
     @property
     def tries(self) -> dict[tuple[str, Any], int]:
-        """Per system and value of the axis, how often its cells ran, at least."""
+        """Number of tries of the cells, at least, by system and value of the axis."""
         return self.cells.groupby(["system", self.axis], sort=True, dropna=False)["tries"].sum().to_dict()
 
     @property
     def computes_few_samples(self) -> bool:
-        """Whether a pretended device left most of its samples out, so that accuracies mean nothing."""
+        """Whether a pretended device left out most of its samples, so that accuracies mean nothing."""
         return any(cell.paced_rates and not cell.paced_all_samples for cell in self.cells["cell"])
 
     @property
     def systems(self) -> list[str]:
-        """In the order of the table of systems."""
+        """Names of the experiment's systems, in the order of `SYSTEMS`."""
         return [name for name in SYSTEMS if name in set(self.cells["system"])]
 
     def summary(self, column: str) -> pd.DataFrame:
-        """Mean, half width of the 95 % interval and n of a number, per system and value of the axis."""
+        """Mean, half width of the 95 % interval and n of a column, by system and value of the axis."""
         groups = self.valid.groupby(["system", self.axis], sort=True, dropna=False)
         values = [(*key, *interval(_independent(cells, column))) for key, cells in groups]
         return pd.DataFrame(values, columns=["system", self.axis, "mean", "half_width", "n"])
 
 
 def question_of(grid: dict[str, Any]) -> str:
-    """What an experiment asked, or its name; of a shipped one as its file says it now."""
+    """The question of an experiment, or its name; for a shipped experiment, the question in its present file."""
     name = grid["name"]
     if grid["command"][:2] == ["run", name] and name in shipped_grids():
         return load_grid(name).question
@@ -146,7 +149,7 @@ def question_of(grid: dict[str, Any]) -> str:
 
 
 def experiments_in(records: Records) -> list[Experiment]:
-    """One for each setting of what varies beside the first axis: another setting is no repetition."""
+    """One experiment for each setting of the further axes: runs with another setting are no repetitions."""
     whole = Experiment(records)
     if len(whole.axes) < 2:
         return [whole]
@@ -161,7 +164,7 @@ def experiments_in(records: Records) -> list[Experiment]:
 
 
 def same_cells(records: Records, experiment: Experiment) -> Records:
-    """Those of another run that have the settings of the experiment's: it may be a part of what that run asked."""
+    """The cells of another run that have the settings of this experiment, which may be a part of that run."""
     wanted = set(experiment.cells["fingerprint"])
     cells = {name: found for name, found in records.cells.items() if found[0].fingerprint in wanted}
     return replace(records, cells=cells)
@@ -175,16 +178,16 @@ def _row(name: str, cell: Cell, result: dict[str, Any], changed: Sequence[str]) 
     own = {key: value for key, value in vars(cell).items() if key != "changes"}
     recipe = cell.full_recipe()
     fields = {key: getattr(recipe, key) for key in changed}
-    # Settings win: a result has a loss as well, that of the validation.
+    # Settings come last, so that they win: a result has a loss as well, that of the validation.
     missing = dict.fromkeys((*_NUMBERS, "all_rounds"))
     identity = {"cell": cell, "name": name, "fingerprint": cell.fingerprint}
     return missing | result | own | fields | identity
 
 
 def ratios(experiment: Experiment, system: str, baseline: str, rate: str = "samples_per_second") -> pd.Series:
-    """A rate of a system over a baseline's, per value of the axis: a list with one ratio per repetition.
+    """A rate of a system over that of a baseline, by value of the axis: a list with one ratio per repetition.
 
-    Both ran in the same repetition, so that slow changes of the machine leave the ratio alone:
+    Both ran in the same repetition, so slow changes of the machine leave the ratio unchanged.
     `analysis.reporting.words.order_of_runs` says how far apart they ran.
     """
     pairs = _rates_within_a_repetition(experiment, rate).unstack("system")
@@ -195,7 +198,8 @@ def ratios(experiment: Experiment, system: str, baseline: str, rate: str = "samp
 
 
 def kept(experiment: Experiment, reference: Any) -> dict[tuple[str, Any], list[float]]:
-    """Samples per second over those at the reference value of the axis: a ratio per repetition, of (system, value)."""
+    """Samples per second over those at the reference value of the axis: one ratio per repetition, by (system,
+    value)."""
     rates = _rates_within_a_repetition(experiment).unstack(experiment.axis)
     found: dict[tuple[str, Any], list[float]] = {}
     for value in (value for value in rates if value != reference):
@@ -205,10 +209,10 @@ def kept(experiment: Experiment, reference: Any) -> dict[tuple[str, Any], list[f
 
 
 def differences(experiment: Experiment, system: str, baseline: str, column: str) -> list[float]:
-    """A number of a system less the baseline's, of each seed (and fold) with which both ran.
+    """The difference of a number between a system and a baseline, for each seed (and fold) with which both ran.
 
-    Repetitions with the same seed begin with the same weights: their mean counts once. Their samples are the same only
-    in DDP, since each peer of a swarm visits them in an order of its own, which is another one in each run.
+    Repetitions with the same seed begin with the same weights, so their mean counts once. Their samples are the same
+    only in DDP: each peer of a swarm visits them in its own order, which is another one in each run.
     """
     pairs = _rates_within_a_repetition(experiment, column).unstack("system")
     found = (pairs[system] - pairs[baseline]).dropna()
@@ -218,7 +222,7 @@ def differences(experiment: Experiment, system: str, baseline: str, column: str)
 
 
 def of_seeds(cells: pd.DataFrame, column: str) -> list[float]:
-    """A number of each seed (and fold): the mean over repetitions with the same seed, which are not independent."""
+    """A number for each seed (and fold): the mean over repetitions with the same seed, which are not independent."""
     found = cells.dropna(subset=[column])
     if levels := [name for name in INDEPENDENT if name in cells]:
         return list(found.groupby(levels)[column].mean())
@@ -226,12 +230,15 @@ def of_seeds(cells: pd.DataFrame, column: str) -> list[float]:
 
 
 def _independent(cells: pd.DataFrame, column: str) -> Sequence[float]:
-    """Speed is another one in each run; how soon an accuracy is reached hangs on the seed as well."""
+    """The independent values of a column.
+
+    Speeds of all runs are independent; times to an accuracy also depend on the seed.
+    """
     return of_seeds(cells, column) if column == "seconds_to_accuracy" else cells[column]
 
 
 def validated_over_trained(experiment: Experiment) -> float:
-    """Of the folds of a cross-validation: samples for validation over those for training; 0 where there are none."""
+    """Samples for validation over those for training in each fold of a cross-validation; 0 if there are no folds."""
     folds = "dataset" in experiment.cells and set(experiment.cells["dataset"]) <= set(DIGITS_FOLDS)
     return 1 / (len(DIGITS_FOLDS) - 1) if folds else 0.0
 
@@ -243,7 +250,7 @@ def _rates_within_a_repetition(experiment: Experiment, rate: str = "samples_per_
 
 @cache
 def training_samples(dataset: str, num_classes: int) -> int | None:
-    """Samples of a pass over a data set that needs no folder; None for others."""
+    """Training samples of a data set that needs no folder; None for others."""
     if dataset not in ("digits", "docstrings", "synthetic"):
         return None
     from recipe.registry import build_data  # imports torch
@@ -254,9 +261,9 @@ def training_samples(dataset: str, num_classes: int) -> int | None:
 
 
 def transfer_seconds(payload: float, peers: int, bandwidth_mbps: float | None) -> float:
-    """Time that the bytes of an all-reduce need on each host's link: each sends 2 (N - 1) / N payloads.
+    """Time that the bytes of an all-reduce take on each host's link: each host sends 2 (N - 1) / N payloads.
 
-    The least that any all-reduce moves (Patarasuk and Yuan 2009, "Bandwidth optimal all-reduce algorithms").
+    This is the least that any all-reduce moves (Patarasuk and Yuan 2009, "Bandwidth optimal all-reduce algorithms").
     """
     if not bandwidth_mbps or peers < 2:
         return 0.0
@@ -264,17 +271,17 @@ def transfer_seconds(payload: float, peers: int, bandwidth_mbps: float | None) -
 
 
 def limits(samples: float, compute: float, payload: float, peers: int, rtt_ms: float, mbps: float | None) -> dict:
-    """Samples per second if nothing but computing and bytes took time, with averaging after computing or beside it.
+    """Samples per second if only computing and bytes took time, with averaging after computing or beside it.
 
-    Who averages the first layers' gradients while the others are computed, as DDP does, can be a little faster than the
-    synchronous one.
+    DDP averages the gradients of some layers while it computes others, so it can be a little faster than the
+    synchronous limit.
 
     Args:
-        samples: of an update.
+        samples: samples of an update.
         compute: seconds that the peers compute for it.
         payload: bytes of a gradient vector.
-        peers: how many.
-        rtt_ms: round-trip time; an all-reduce has two phases of half of it each.
+        peers: number of peers.
+        rtt_ms: round-trip time; an all-reduce has two phases of half a round trip each.
         mbps: rate of each host's link.
     """
     communication = transfer_seconds(payload, peers, mbps) + (rtt_ms / 1e3 if peers > 1 else 0.0)
@@ -287,11 +294,11 @@ def granularity(compute: float, communication: float) -> float:
 
 
 def doubling(compute: float, communication: float, rest: float = 0.0, overlaps: bool = False) -> float:
-    """Highest speed-up of twice as many peers at the same samples per update: computing halves, the rest stays.
+    """Highest speed-up by twice as many peers at the same samples per update: computing halves, the rest stays.
 
     Args:
-        compute: seconds of an update.
-        communication: seconds of it, or beside it for who `overlaps`.
+        compute: seconds of computing in an update.
+        communication: seconds of communication in an update, or beside computing if the system `overlaps`.
         rest: seconds of neither.
     """
     before, after = (max(half, communication) if overlaps else half + communication for half in (compute, compute / 2))
@@ -299,5 +306,5 @@ def doubling(compute: float, communication: float, rest: float = 0.0, overlaps: 
 
 
 def verdict(speed_up: float) -> str:
-    """Whether more peers pay: half of what they could bring at most is the line."""
+    """Whether more peers pay, in words: they do from half of the largest possible gain on."""
     return "more peers pay" if speed_up >= 1.5 else "more peers do not pay"

@@ -1,12 +1,12 @@
-"""A model of swarm training: what a round takes, fitted on measured cells and tested on others.
+"""A model of the time that a round of a swarm takes, fitted on measured cells and tested on others.
 
-A round has three parts after computing. Matchmaking and the fixed part of the exchange are taken to be linear in the
-round-trip time; bytes travel at the slowest link's rate, doubled windows first (slow start):
+A round has three parts after computing. Matchmaking and the fixed part of the exchange are linear in the round-trip
+time. Bytes travel at the slowest link's rate, after TCP's window has doubled up to that rate (slow start):
 
     meeting  = a + b RTT
     exchange = c + d RTT + transfer(bytes, rate) + slow start
 
-`simulate` lets peers that differ in speed, leave and come back make rounds of this kind, one event after another.
+`simulate` makes such rounds with peers that differ in speed, leave and come back, as a simulation of events.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ import simpy
 from analysis.reporting.results import transfer_seconds
 
 INITIAL_WINDOW_BYTES = 10 * 1448
-"""RFC 6928."""
+"""TCP's initial window in bytes (RFC 6928)."""
 
 
 @dataclass(frozen=True)
 class Swarm:
-    """What is trained by whom, over which links."""
+    """The swarm to model: its peers, its update, and its links."""
 
     peers: int
     samples_per_update: float
     samples_per_second: float
-    """Of one peer that only computes."""
+    """Speed of one peer that only computes."""
     micro_batch: int
     payload_bytes: float
-    """A gradient vector on the wire."""
+    """Bytes of a gradient vector on the network."""
     rtt_ms: float
     up_mbps: float | None
     down_mbps: float | None = None
@@ -44,59 +44,59 @@ class Swarm:
     spread: float = 0.0
     """Standard deviation of the peers' speeds, as a share of the mean."""
     lifetime_seconds: float = math.inf
-    """Mean time that a peer stays; another takes its place `rejoin_seconds` later."""
+    """Mean time that a peer stays; another one takes its place `rejoin_seconds` later."""
     rejoin_seconds: float = 60.0
 
     @property
     def slowest_mbps(self) -> float | None:
-        """Of the two directions."""
+        """The slower rate of the two directions; None if both are unlimited."""
         rates = [rate for rate in (self.up_mbps, self.down_mbps) if rate]
         return min(rates) if rates else None
 
 
 @dataclass(frozen=True)
 class RoundCosts:
-    """Seconds of a round that do not come from bytes, fitted on measured rounds."""
+    """Seconds of a round that bytes do not explain, fitted on measured rounds."""
 
     meeting: float = 0.0
     meeting_rtts: float = 1.0
     exchange: float = 0.0
     exchange_rtts: float = 1.0
     other: float = 0.0
-    """Everything between two rounds that is neither computing nor communication."""
+    """Time between two rounds that is neither computing nor communication."""
 
     def meeting_seconds(self, rtt_ms: float) -> float:
-        """Matchmaking of a group of more than one."""
+        """Seconds of matchmaking in a group of more than one peer."""
         return self.meeting + self.meeting_rtts * rtt_ms / 1e3
 
     def exchange_seconds(self, swarm: Swarm, peers: int) -> float:
-        """From a closed group to a complete average."""
+        """Seconds from a closed group to a complete average."""
         if peers < 2:
             return 0.0
         wire = wire_seconds(swarm, peers)
         return self.exchange + self.exchange_rtts * swarm.rtt_ms / 1e3 + wire
 
     def communication_seconds(self, swarm: Swarm, peers: int) -> float:
-        """Meeting and exchange; a fitted line may lie below zero at its end, which no round does."""
+        """Seconds of meeting and exchange, at least 0, because a fitted line may fall below zero at its end."""
         meeting = self.meeting_seconds(swarm.rtt_ms) if peers > 1 else 0.0
         return max(0.0, meeting + self.exchange_seconds(swarm, peers))
 
 
 def wire_seconds(swarm: Swarm, peers: int) -> float:
-    """Bytes over the slowest link, and the round trips that TCP takes until its window fills that link."""
+    """Seconds for the bytes over the slowest link, and for the round trips until TCP's window fills that link."""
     rate = swarm.slowest_mbps
     if not rate or peers < 2:
         return 0.0
     window = rate * 1e6 / 8 * swarm.rtt_ms / 1e3  # bandwidth-delay product
     message = min(swarm.payload_bytes / peers, window)
     doublings = max(0.0, math.log2(message / INITIAL_WINDOW_BYTES)) if message > 0 else 0.0
-    # Each doubling takes a round trip, of which the growing window itself uses a part.
+    # Each doubling takes a round trip, a part of which the growing window already uses.
     return transfer_seconds(swarm.payload_bytes, peers, rate) + max(0.0, doublings - 1) * swarm.rtt_ms / 1e3
 
 
 @dataclass(frozen=True)
 class Measured:
-    """Means of a measured cell, in seconds per update."""
+    """Means of a measured setting, in seconds per update."""
 
     swarm: Swarm
     meeting: float
@@ -106,7 +106,10 @@ class Measured:
 
 
 def fit(cells: Sequence[Measured]) -> RoundCosts:
-    """Least squares over cells of more than one peer; a slope needs two round-trip times, else it is one round trip."""
+    """Fit the costs by least squares on cells of more than one peer.
+
+    A slope needs two round-trip times; with only one, it is taken to be one round trip.
+    """
     rtts = np.array([cell.swarm.rtt_ms / 1e3 for cell in cells])
     meeting = _line(rtts, np.array([cell.meeting for cell in cells]))
     wire = np.array([wire_seconds(cell.swarm, cell.swarm.peers) for cell in cells])
@@ -115,7 +118,7 @@ def fit(cells: Sequence[Measured]) -> RoundCosts:
 
 
 def _line(x: np.ndarray, y: np.ndarray) -> tuple[float, float]:
-    """Intercept and slope."""
+    """Intercept and slope of a fitted line."""
     if len(set(x.tolist())) < 2:
         return float(np.mean(y - x)), 1.0
     slope, intercept = np.polyfit(x, y, 1)
@@ -123,13 +126,13 @@ def _line(x: np.ndarray, y: np.ndarray) -> tuple[float, float]:
 
 
 def simulate(swarm: Swarm, costs: RoundCosts, updates: int = 20) -> float:
-    """Samples per second of the simulated swarm over `updates` global updates, the first left out."""
+    """Samples per second of the simulated swarm over `updates` global updates, after a first one that is left out."""
     world = _World(swarm, costs, random.Random(0))
     return world.run(updates + 1)
 
 
 class _World:
-    """Peers that compute in micro-batches, and rounds between them."""
+    """The simulation: peers that compute micro-batches, and rounds between them."""
 
     def __init__(self, swarm: Swarm, costs: RoundCosts, chance: random.Random) -> None:
         self.swarm, self.costs, self.chance = swarm, costs, chance
@@ -138,7 +141,7 @@ class _World:
         self.present = swarm.peers
         self.computing = 0
         self.wanted = self.environment.event()  # the update has its samples
-        self.idle = self.environment.event()  # and nobody is within a micro-batch
+        self.idle = self.environment.event()  # and no peer is within a micro-batch
         self.released = self.environment.event()
 
     def run(self, updates: int) -> float:

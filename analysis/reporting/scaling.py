@@ -1,4 +1,4 @@
-"""Fits the round model on an experiment's settings, and tests it on each that was left out, and elsewhere."""
+"""Fits the round model on an experiment's settings, and tests it on a setting left out and on other experiments."""
 
 from __future__ import annotations
 
@@ -14,43 +14,44 @@ from analysis.reporting.results import Experiment
 from analysis.reporting.round_model import Measured, RoundCosts, Swarm, fit, simulate
 
 TRUST = 0.10
-"""Largest error on cells that the fit has not seen at which the model is believed."""
+"""Largest error, on cells outside the fit, at which the model is trusted."""
 
 
 @dataclass(frozen=True)
 class Prediction:
-    """The model of one system."""
+    """The fitted model of one system, and its errors."""
 
     system: str
     costs: RoundCosts
-    """Fitted on all settings."""
+    """Costs of a round, fitted on all settings."""
     table: pd.DataFrame
-    """`value` of the axis, `measured`, `predicted`, `error` (a share), `error of the mean` of the other settings."""
+    """`value` of the axis, `measured`, `predicted`, `error` (a share), `error of the mean` of the other settings, and
+    communication."""
     recipe: str
-    """That was trained."""
+    """Name of the recipe that was trained."""
 
     @property
     def worst_error(self) -> float:
-        """Largest error of a setting that was not fitted."""
+        """Largest error of a setting that was left out of the fit."""
         return float(self.table["error"].abs().max(skipna=False))
 
     @property
     def worst_of_mean(self) -> float:
-        """The same for who takes the mean of the others: a model has to be better."""
+        """Largest error if the mean of the other settings is the prediction; the model has to be better."""
         return float(self.table["error of the mean"].abs().max())
 
     def is_trusted(self, elsewhere: pd.DataFrame) -> bool:
-        """Whether it is near what was measured, and nearer than a constant.
+        """Whether the model is near the measurements, and nearer than a constant.
 
         Args:
-            elsewhere: what `transfers` found; of the same recipe that has to be near as well.
+            elsewhere: the result of `transfers`; rows of the same recipe have to be near as well.
         """
         alike = elsewhere[elsewhere["recipe"] == self.recipe]["error"].abs() if len(elsewhere) else [0.0]
         return max([self.worst_error, *alike]) <= TRUST and self.worst_error < self.worst_of_mean
 
 
 def predict(experiment: Experiment, system: str) -> Prediction | None:
-    """Predicts each setting by the model as fitted on the others; None with less than three settings."""
+    """Predicts each setting by the model as fitted on the others; None with fewer than three settings."""
     if SYSTEMS[system].payload_bytes is None:
         return None
     cells = experiment.valid[(experiment.valid["system"] == system) & (experiment.valid["peers"] > 1)]
@@ -73,7 +74,7 @@ def predict(experiment: Experiment, system: str) -> Prediction | None:
 
 
 def transfers(prediction: Prediction, experiments: Iterable[Experiment]) -> pd.DataFrame:
-    """The same system in other experiments, by what was fitted on this one: a row per setting, empty without any."""
+    """Predicts the same system in other experiments by the fitted costs: a row for each setting, empty without any."""
     rows = []
     for experiment in experiments:
         cells = experiment.valid[experiment.valid["system"] == prediction.system]
@@ -92,8 +93,8 @@ def measured_setting(known: pd.DataFrame, cells: pd.DataFrame) -> Measured:
     """Means over the repetitions of one setting.
 
     Args:
-        known: cells that tell how fast the peers compute.
-        cells: of the setting.
+        known: cells from which the computing speed of the peers is known.
+        cells: cells of the setting.
     """
     cell, system = cells.iloc[0]["cell"], SYSTEMS[cells.iloc[0]["system"]]
     everyone = seconds_per_sample(known, cell)

@@ -10,7 +10,7 @@ import pandas as pd
 
 @dataclass
 class Section:
-    """A part of the report; `tables` and `figures` come with a title each."""
+    """A part of the report; each table and each figure has a title."""
 
     title: str
     text: list[str] = field(default_factory=list)
@@ -19,6 +19,6 @@ class Section:
 
     @property
     def anchor(self) -> str:
-        """Of links to it, as GitHub makes it of the title."""
+        """Anchor of links to the section, as GitHub derives it from the title."""
         kept = (letter for letter in self.title.lower() if letter.isalnum() or letter in " -_")
         return "".join(kept).replace(" ", "-")

@@ -1,4 +1,4 @@
-"""The tables of a report."""
+"""Makes the tables of a report."""
 
 from __future__ import annotations
 
@@ -34,15 +34,15 @@ from recipe.errors import InputError
 
 AGREEMENT_PERCENT = 10.0
 MARGIN_POINTS = 0.5
-"""A smaller difference of accuracies does not matter: of the 270 digits for validation it is not two, of the 1,797 that
-all folds validate it is nine."""
+"""Difference of accuracies, in percentage points, below which it does not matter. It is one of the 270 digits for
+validation, and about nine of the 1,797 that all folds validate."""
 
 
 def throughput_table(experiment: Experiment) -> pd.DataFrame:
-    """A row per value of the axis: mean, interval, n and efficiency.
+    """The table of samples per second: a row for each value of the axis, with mean, interval, n and efficiency.
 
-    That is over as many times what one peer of the same system makes, where that was measured, and over what the peers
-    compute alone elsewhere.
+    Efficiency compares with the speed of one peer of the same system, times the number of peers, where that was
+    measured. Elsewhere it compares with what the peers compute alone.
     """
     summary = experiment.summary("samples_per_second")
     one_peer = summary[summary["peers"] == 1].set_index("system")["mean"] if experiment.axis == "peers" else {}
@@ -56,7 +56,7 @@ def throughput_table(experiment: Experiment) -> pd.DataFrame:
             shown = f"{with_interval(item.mean, item.half_width, item.n)}; efficiency {item.mean / alone:.2f}"
             shown += _failures(failed.pop((item.system, value), None))
             row[SYSTEMS[item.system].label] = shown + _tries(tries[item.system, value], item.n)
-        for system in [system for system, where in failed if where == value]:  # of which no run was valid
+        for system in [system for system, where in failed if where == value]:  # systems without a valid run
             shown = f"(n = 0){_failures(failed.pop((system, value)))}"
             row[SYSTEMS[system].label] = shown + _tries(tries[system, value], 0)
         row["limit, overlapped fp16"] = number(bounds.loc[value, "overlapped"], 1)
@@ -66,19 +66,19 @@ def throughput_table(experiment: Experiment) -> pd.DataFrame:
 
 
 def _failures(counts: Any) -> str:
-    """Beside n, which counts the others."""
+    """A clause on failed runs, which n does not count."""
     return "" if counts is None else f"; {counts.failed} of {counts.runs} runs failed by themselves"
 
 
 def _tries(tries: int, n: int) -> str:
-    """Where more were needed than the n that count."""
+    """A clause on the number of tries, if it is more than n."""
     return f"; {tries} tries or more" if tries > n else ""
 
 
 def ratio_table(experiment: Experiment) -> pd.DataFrame | None:
-    """Every swarm over everything that is not ours; None where nothing ran in the same repetition.
+    """Ratios of every swarm over every other system; None if none ran in the same repetition.
 
-    A row for samples per second, and one for updates per second where both were asked for equally large updates.
+    There is a row for samples per second, and one for updates per second if both were asked for equally large updates.
     """
     ours = [system for system in experiment.systems if system.startswith("swarm")]
     others = [system for system in experiment.systems if not system.startswith("swarm")]
@@ -94,9 +94,10 @@ def ratio_table(experiment: Experiment) -> pd.DataFrame | None:
 
 
 def kept_table(experiment: Experiment) -> pd.DataFrame | None:
-    """What every system keeps of its samples per second at the shortest round trip; None where another setting varies.
+    """Share of its samples per second at the shortest round trip that every system keeps elsewhere.
 
-    Of a topology that is the mean over all pairs of hosts; None as well where a topology's file is gone.
+    None if the axis is neither round-trip time nor topology, or if the file of a topology is gone. The round trip of a
+    topology is the mean over all pairs of hosts.
     """
     if experiment.axis not in ("rtt_ms", "topology") or experiment.valid.empty:
         return None
@@ -118,7 +119,7 @@ def _mean_delay_ms(network: Topology) -> float:
 
 
 def survivors_table(experiment: Experiment) -> pd.DataFrame | None:
-    """The longest update after a peer was killed, and the others' speed before and after; None where none was."""
+    """The longest update after a peer was killed, and the others' speed before and after; None if none was killed."""
     rows = []
     killed = experiment.valid[experiment.valid["cell"].map(lambda cell: cell.kill_at_step is not None).astype(bool)]
     for system, cells in killed.groupby("system", sort=False):
@@ -147,7 +148,8 @@ def _rate(rounds: list[dict[str, Any]]) -> float:
 
 
 def communication_table(experiment: Experiment) -> pd.DataFrame:
-    """Bytes per sample, granularity and what twice the peers could bring, if they communicated for no longer."""
+    """Bytes per sample, granularity, and the most that twice as many peers could bring if they communicated no
+    longer."""
     rows, axis = [], experiment.axis
     parts = {(part.system, part.value): part for part in figures.part_rows(experiment).itertuples()}
     for (system, value), cells in experiment.valid.groupby(["system", axis], sort=True, dropna=False):
@@ -158,7 +160,7 @@ def communication_table(experiment: Experiment) -> pd.DataFrame:
             row["communication, s"] = number(part.communication, 2)
             row["of it beside computing, s"] = number(part.hidden, 2)
             row["granularity"] = number(granularity(part.compute, part.communication), 1)
-            overlaps = SYSTEMS[system].overlaps  # of these, the rest is waiting for their communication
+            overlaps = SYSTEMS[system].overlaps  # there, the rest is waiting for their communication
             speed_up = doubling(part.compute, part.communication, 0.0 if overlaps else part.other, overlaps)
             row["doubling the peers"] = f"at most {speed_up:.2f} times as fast: {verdict(speed_up)}"
         rows.append(row)
@@ -166,8 +168,10 @@ def communication_table(experiment: Experiment) -> pd.DataFrame:
 
 
 def quality_table(experiment: Experiment) -> pd.DataFrame | None:
-    """Validation metrics of each setting, of which n seeds have been tried (and folds); None where none was asked for,
-    or not all samples were computed."""
+    """Validation metrics of each setting, over n seeds (and folds).
+
+    None if none were asked for, or not all samples were computed.
+    """
     cells = experiment.valid
     was_asked = cells["target_accuracy"].notna().any() and not experiment.computes_few_samples
     if not was_asked or "top1" not in cells or cells["top1"].isna().all():
@@ -192,9 +196,10 @@ def quality_table(experiment: Experiment) -> pd.DataFrame | None:
 
 
 def equivalence_table(experiment: Experiment) -> pd.DataFrame | None:
-    """Who learns as well as the system that sends most, with how many of its bytes.
+    """Tests which systems learn as well as the one that sends most, and the share of its bytes that they send.
 
-    None where nobody can tell, or where something else varies: a loss here and a gain there would look like none.
+    None if this cannot be told, or if another setting varies: a loss at one value and a gain at another would look like
+    no difference.
     """
     if experiment.axes or quality_table(experiment) is None:
         return None
@@ -214,7 +219,7 @@ def equivalence_table(experiment: Experiment) -> pd.DataFrame | None:
 
 
 def time_reached(cells: pd.DataFrame) -> str:
-    """Seconds to the accuracy, over seeds; runs that never got there have none, so how many did is said beside them."""
+    """Seconds to the accuracy, over seeds, in words, with the number of runs that reached it."""
     mean, half_width, n = interval(of_seeds(cells, "seconds_to_accuracy"))
     if not n:
         return "not reached"
@@ -223,19 +228,19 @@ def time_reached(cells: pd.DataFrame) -> str:
 
 
 COMMON = "ddp"
-"""Over which systems are compared where machines may have been of different speed."""
+"""The system over which others are compared if machines may have been of different speed."""
 
 
 def compares_ratios(experiment: Experiment) -> bool:
-    """Whether computing was true, so that another machine makes other samples per second."""
+    """Whether computing was true, so that another machine has other samples per second, and `COMMON` was measured."""
     return experiment.valid["paced_samples_per_second"].isna().any() and COMMON in experiment.systems
 
 
 def agreement_table(experiment: Experiment, earlier: Experiment) -> pd.DataFrame:
-    """The same cells, run twice, and whether they agree: samples per second, or `compares_ratios`.
+    """Compares two runs of the same cells: samples per second, or ratios (`compares_ratios`), and whether they agree.
 
-    The interval is Welch's for the difference of two means. They agree where it lies within 10 % of the earlier mean,
-    and differ where it leaves zero out; else the repetitions are too few to tell.
+    The interval is Welch's for the difference of two means. They agree if it is within 10 % of the earlier mean, and
+    differ if it excludes zero. Else there are too few repetitions to tell.
     """
     rows, digits = [], 2 if compares_ratios(experiment) else 1
     for (system, value), cells in experiment.valid.groupby(["system", experiment.axis], sort=True):
@@ -264,11 +269,11 @@ def agreement_table(experiment: Experiment, earlier: Experiment) -> pd.DataFrame
 
 
 def with_interval(mean: float, half_width: float, n: int, digits: int = 1) -> str:
-    """As it stands in tables."""
+    """A mean with its interval, as in all tables."""
     spread = "" if math.isnan(half_width) else f" ± {half_width:.{digits}f}"
     return f"{mean:.{digits}f}{spread} (n = {n})"
 
 
 def number(value: float, digits: int) -> str | None:
-    """With commas; None for what is not known."""
+    """A number with commas; None for an unknown one."""
     return None if value is None or math.isnan(value) else f"{value:,.{digits}f}"

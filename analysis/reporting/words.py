@@ -1,4 +1,4 @@
-"""What a report says of an experiment in sentences."""
+"""The sentences of a report about an experiment."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from analysis.reporting.tables import quality_table, time_reached, with_interval
 from recipe.training.pacing import BACKWARD_OVER_FORWARD
 
 FAIR = ("ddp", "ddp-fp16")
-"""What a swarm is compared with: it is asked for the same global batch, averaged once per update."""
+"""Systems that a swarm is compared with: they are asked for the same global batch, averaged once per update."""
 
 
 def reproduction(experiment: Experiment) -> str:
-    """The command, how long it took, and how much of what it runs is in this report."""
+    """The command that repeats the experiment, its duration, and how many of its cells are not in this report."""
     command = f"Get it again: python -m analysis {' '.join(experiment.grid['command'])}"
     if "seconds" in experiment.cells and experiment.cells["seconds"].notna().any():
         command += f" (these cells took {experiment.cells['seconds'].sum() / 3600:.1f} hours)"
-    if experiment.name not in shipped_grids():  # another one, or a part of one
+    if experiment.name not in shipped_grids():  # not a shipped experiment, or a part of one
         return command
     asked = list(load_grid(experiment.name).cells(repeat=int(experiment.cells["repetition"].max())))
     done = list(experiment.cells["cell"])
@@ -35,12 +35,12 @@ def reproduction(experiment: Experiment) -> str:
 
 
 def paced_rates(experiment: Experiment) -> list[float]:
-    """Samples per second of the pretended devices; empty where computing was true."""
+    """Samples per second of the pretended devices; empty if computing was true."""
     return sorted({cell.paced_samples_per_second for cell in experiment.cells["cell"]} - {None})
 
 
 def lost_overlap(experiment: Experiment) -> str | None:
-    """What pacing takes from DDP; None where it did not run with several paced peers."""
+    """A paragraph on what pacing takes from DDP; None if DDP did not run with several paced peers."""
     if not (shares := lost_shares(experiment)):
         return None
     return (
@@ -51,7 +51,8 @@ def lost_overlap(experiment: Experiment) -> str | None:
 
 
 def lost_shares(experiment: Experiment) -> list[float]:
-    """Of each run of several paced peers with DDP: a device's backward pass of a micro-batch over the whole update."""
+    """For each run of several paced peers with DDP, the time of a micro-batch's backward pass over that of the
+    update."""
     cells = experiment.valid[experiment.valid["system"].isin(FAIR) & (experiment.valid["peers"] > 1)]
     backward = BACKWARD_OVER_FORWARD / (1 + BACKWARD_OVER_FORWARD)
     return [
@@ -62,7 +63,7 @@ def lost_shares(experiment: Experiment) -> list[float]:
 
 
 def machine_drift(experiment: Experiment) -> str | None:
-    """How much the machine's own speed varied between cells; None where it cannot be told."""
+    """A sentence on how much the machine's own speed varied between cells; None if that is not known."""
     if "machine_gflops" in experiment.valid and experiment.valid["machine_gflops"].notna().any():
         speeds = experiment.valid["machine_gflops"].dropna().explode()
         return (
@@ -81,7 +82,7 @@ def machine_drift(experiment: Experiment) -> str | None:
 
 
 def order_of_runs(experiment: Experiment) -> str | None:
-    """How far apart the systems of a repetition ran, and which never in the other order; None with one system."""
+    """A paragraph on how far apart the systems of a repetition ran, and on fixed orders; None with one system."""
     cells = experiment.valid[experiment.valid["all_rounds"].map(bool).astype(bool)]
     cells = cells.assign(first_end=[rounds[0]["ended_at"] for rounds in cells["all_rounds"]]).sort_values("first_end")
     together = cells.groupby([experiment.axis, *(name for name in REPETITIONS if name in cells)])
@@ -93,7 +94,7 @@ def order_of_runs(experiment: Experiment) -> str | None:
     if not (fixed := _fixed_orders(experiment.axis, blocks)):
         return f"{said}."
     label = figures.LABELS.get(experiment.axis, experiment.axis)
-    # The same order at all values: these are not listed.
+    # If the order is the same at all values, the values are not listed.
     everywhere = not experiment.axes or sum(map(len, fixed.values())) == experiment.valid[experiment.axis].nunique()
     orders = [
         order if everywhere and len(fixed) == 1 else f"at {label} = {', '.join(map(str, values))}: {order}"
@@ -106,7 +107,7 @@ def order_of_runs(experiment: Experiment) -> str | None:
 
 
 def _fixed_orders(axis: str, blocks: Sequence[pd.DataFrame]) -> dict[str, list[Any]]:
-    """Which systems ran together more than once at a value of the axis and never the other way round: its values."""
+    """Orders of systems that repeated at a value of the axis and were never reversed, each with its values."""
     found: dict[str, list[Any]] = {}
     for value in dict.fromkeys(rows[axis].iloc[0] for rows in blocks):
         pairs = _always_before([rows for rows in blocks if rows[axis].iloc[0] == value])
@@ -116,7 +117,7 @@ def _fixed_orders(axis: str, blocks: Sequence[pd.DataFrame]) -> dict[str, list[A
 
 
 def _always_before(blocks: Sequence[pd.DataFrame]) -> list[tuple[str, str]]:
-    """Two systems each, of which the first one ran earlier in more than one repetition, and later in none."""
+    """Pairs of systems of which the first ran earlier in more than one repetition, and later in none."""
     times: Counter[tuple[str, str]] = Counter()
     for rows in blocks:
         times.update(combinations(dict.fromkeys(rows["system"]), 2))
@@ -124,7 +125,7 @@ def _always_before(blocks: Sequence[pd.DataFrame]) -> list[tuple[str, str]]:
 
 
 def _said_order(pairs: Sequence[tuple[str, str]]) -> str:
-    """Of `_always_before`, without what follows from two others."""
+    """The pairs of `_always_before` in words, without those that follow from two others."""
     after: dict[str, list[str]] = {}
     for first, last in pairs:
         if not any((first, between) in pairs and (between, last) in pairs for between in SYSTEMS):
@@ -133,7 +134,7 @@ def _said_order(pairs: Sequence[tuple[str, str]]) -> str:
 
 
 def lost_warm_up(experiment: Experiment) -> str | None:
-    """Which swarms learnt without the warm-up that all others had; None where each had one, or there was none."""
+    """A paragraph on swarms that learnt without the warm-up that all others had; None if there are none."""
     found: dict[int, list[str]] = {}
     for cell, own in zip(experiment.cells["cell"], _own_warmup_steps(experiment), strict=True):
         asked = cell.full_recipe().warmup_steps
@@ -150,7 +151,7 @@ def lost_warm_up(experiment: Experiment) -> str | None:
 
 
 def _own_warmup_steps(experiment: Experiment) -> Iterable[int]:
-    """Of each cell, in its system's own updates; the version that did not note it rounded down."""
+    """Warm-up steps of each cell, in its system's own updates; the version that did not note them rounded down."""
     noted = experiment.cells.get("own_warmup_steps", [None] * len(experiment.cells))
     for cell, own in zip(experiment.cells["cell"], noted, strict=True):
         local = SYSTEMS[cell.system].local_steps if cell.system.startswith("swarm") else 0
@@ -158,7 +159,7 @@ def _own_warmup_steps(experiment: Experiment) -> Iterable[int]:
 
 
 def answer(experiment: Experiment) -> str:
-    """One paragraph: at the first and the last value of the axis, who was how fast."""
+    """A paragraph on the speed of each system, at the first and the last value of the axis."""
     summary = experiment.summary("samples_per_second").dropna(subset=["mean"])
     if summary.empty:
         return " ".join(["No cell was valid: see the reasons below.", *_failures(experiment)])
@@ -176,7 +177,7 @@ def answer(experiment: Experiment) -> str:
 
 
 def _failures(experiment: Experiment) -> list[str]:
-    """Runs that failed by themselves are in no mean, so they are named beside the means: a sentence for each system."""
+    """A sentence on each system with runs that failed by themselves, because these are in no mean."""
     found = experiment.cells.groupby("system")[["failed", "runs"]].sum()
     return [
         f"Of {SYSTEMS[system].label}, {found['failed'][system]} of {found['runs'][system]} runs failed by themselves."
@@ -186,9 +187,9 @@ def _failures(experiment: Experiment) -> list[str]:
 
 
 def results_table(experiments: Sequence[Experiment]) -> pd.DataFrame:
-    """A row for each swarm of each experiment: how many times as fast as the fair baselines, in both rates.
+    """A table with a row for each swarm of each experiment: how many times as fast as `FAIR`, in both rates.
 
-    An update of several local steps is of several times the samples, so updates are not compared there.
+    An update of several local steps has several times the samples, so updates are not compared there.
     """
     rows = []
     for experiment in experiments:
@@ -202,7 +203,7 @@ def results_table(experiments: Sequence[Experiment]) -> pd.DataFrame:
 
 
 def _against_fair(experiment: Experiment) -> dict[str, dict[str, str]]:
-    """Of each swarm, by column of the table: the mean ratios, and in how many settings a difference was shown."""
+    """For each swarm, by column of the table: the mean ratios, and in how many settings a difference is shown."""
     found: dict[str, dict[str, str]] = {}
     for system in (name for name in experiment.systems if name.startswith("swarm")):
         for baseline, (name, rate) in product(FAIR, RATES.items()):
@@ -219,7 +220,7 @@ def _against_fair(experiment: Experiment) -> dict[str, dict[str, str]]:
 
 
 def _span(values: Iterable[float], digits: int = 0) -> str:
-    """The least and the greatest of them."""
+    """The least and the greatest of the values."""
     least, greatest = (f"{found(values):.{digits}f}" for found in (min, max))
     return least if least == greatest else f"{least} to {greatest}"
 
@@ -229,7 +230,7 @@ def _label(experiment: Experiment) -> str:
 
 
 def time_to_accuracy(experiment: Experiment) -> str | None:
-    """Seconds to the accuracy that was asked for, at the first and the last value of the axis."""
+    """A paragraph on the seconds to the target accuracy, at the first and the last value of the axis."""
     cells = experiment.valid
     if quality_table(experiment) is None or cells["seconds_to_accuracy"].isna().all():
         return None
@@ -257,8 +258,10 @@ def time_to_accuracy(experiment: Experiment) -> str | None:
 
 
 def _seconds_of_validations(experiment: Experiment) -> str:
-    """How long one took, from the quickest run of each system to the slowest; empty where nobody went on after one,
-    or the version that measured it did not note that."""
+    """The duration of a validation, from the quickest to the slowest run of each system.
+
+    Empty if no run went on after a validation, or if the version that measured it did not note that.
+    """
     found: dict[str, list[float]] = {}
     for system, rounds in zip(experiment.valid["system"], experiment.valid["all_rounds"], strict=True):
         if number := sum(item.get("follows_validation", False) for item in rounds):
@@ -272,7 +275,10 @@ def _seconds_of_validations(experiment: Experiment) -> str:
 
 
 def _uneven_validations(experiment: Experiment) -> str:
-    """Whoever is validated more often is seen to reach an accuracy sooner; empty where all are alike."""
+    """A warning if systems were validated at different intervals; else empty.
+
+    A system that is validated more often is seen to reach an accuracy sooner.
+    """
     found: dict[tuple[int, int], dict[int, list[str]]] = {}
     for system, cell in zip(experiment.valid["system"], experiment.valid["cell"], strict=True):
         recipe = cell.full_recipe()
@@ -293,7 +299,7 @@ def _rates(rows: pd.DataFrame) -> str:
 
 
 def _comparisons(experiment: Experiment, value: object) -> list[str]:
-    """Of every swarm with fair baselines, with intervals; where one includes 1, nobody was shown to be faster."""
+    """Sentences that compare every swarm with `FAIR`, with intervals; if one includes 1, no difference is shown."""
     found = []
     for system in (name for name in experiment.systems if name.startswith("swarm")):
         against = []
@@ -310,7 +316,7 @@ def _comparisons(experiment: Experiment, value: object) -> list[str]:
 
 
 def learned(experiment: Experiment) -> str:
-    """Accuracy of every system where nothing else varies; empty where none was asked for."""
+    """A sentence on the accuracy of every system where nothing else varies; empty if none was asked for."""
     if quality_table(experiment) is None:
         return ""
     cells = experiment.valid.dropna(subset=["top1"])

@@ -1,1 +1,1 @@
-"""A wide-area network on one machine: hosts as network namespaces, and a router between them, slow on purpose."""
+"""An emulated wide-area network on one machine: hosts are network namespaces, and a router delays their packets."""

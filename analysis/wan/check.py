@@ -1,4 +1,4 @@
-"""Measures the lab against what was set: ping, TCP goodput, loss, jitter, and what the router itself costs."""
+"""Compares the lab with its settings: ping, TCP goodput, loss, jitter, and the router's own cost."""
 
 from __future__ import annotations
 
@@ -24,45 +24,45 @@ BANDWIDTHS_MBPS = (10, 100, 1000)
 JITTER_MS, LOSS = 5.0, 0.01
 RTT_TOLERANCE_MS = 1.0
 LEAST_GOODPUT = 0.95
-"""Of the link's rate; TCP and IP headers alone take 3.5 %."""
+"""Least share of the link's rate that TCP has to reach; TCP and IP headers alone take 3.5 %."""
 GOODPUT_RTT_MS = 100
-"""Goodput at the highest rate is judged up to this round-trip time."""
+"""Longest round-trip time at which goodput at the highest rate is judged."""
 LOSS_TOLERANCE = 0.1
 SYMMETRIC, HOME_DOWN, HOME_UP = "equal", "home, from two", "home, up"
 HOME_DOWN_MBPS, HOME_UP_MBPS, HOME_RTT_MS = 40, 10, 20
 ALTERNATIVES = ("reno", "bbr")
-"""Tried where the machine's congestion control leaves a link idle: the check is of the link, not of TCP."""
+"""TCP's algorithms to try if the machine's own leaves a link idle: the check is of the link, not of TCP."""
 _LOSS_PACKETS = 40_000
-"""So that one standard deviation of the count is a twentieth at 1 % loss."""
+"""Number of packets. At 1 % loss, one standard deviation of the count is a twentieth of it."""
 
 
 @dataclass
 class Row:
-    """What was set and what was measured on one link; None where it was not measured."""
+    """Settings and measurements of one link; None for what was not measured."""
 
     rtt_ms: float
     bandwidth_mbps: float
     jitter_ms: float = 0.0
     loss: float = 0.0
     link: str = SYMMETRIC
-    """Which of the links that are tried: equal ones, or one at home."""
+    """The kind of link: between equal hosts, or to or from a host at home."""
     ping_median_ms: float | None = None
     ping_max_ms: float | None = None
     measured_jitter_ms: float | None = None
     goodput_mbps: float | None = None
     congestion_control: str | None = None
-    """TCP's algorithm that reached it; None is the machine's default."""
+    """TCP's algorithm that reached the goodput; None for the machine's default."""
     measured_loss: float | None = None
     router_cpu: float | None = None
-    """Of one core, while TCP ran."""
+    """Share of one core that the router used while TCP ran."""
     late_p99_ms: float | None = None
     late_max_ms: float | None = None
 
     @property
     def problems(self) -> list[str]:
-        """What is out of bounds."""
+        """Names of the measurements that are out of bounds."""
         found = []
-        # three standard errors of the median of 300 times whose deviation is the square root of 2 times the jitter
+        # three standard errors of the median of 300 times, whose deviation is the square root of 2 times the jitter
         tolerance_ms = RTT_TOLERANCE_MS + 0.3 * self.jitter_ms
         if self.ping_median_ms is not None and abs(self.ping_median_ms - self.rtt_ms) > tolerance_ms:
             found.append("RTT")
@@ -84,11 +84,11 @@ def links() -> list[Row]:
 def measure(
     rows: list[Row], folder: File, backend: Backend, congestion_control: str | None, seconds: float
 ) -> Iterator[Row]:
-    """Measures one link after the other and yields it.
+    """Measures one link after the other, and yields each.
 
     Args:
-        rows: what to set; the rest is filled in.
-        folder: for the router's reports.
+        rows: settings of the links; measurements are filled in.
+        folder: folder for the router's reports.
         backend: see `Lab`.
         congestion_control: see `Lab`.
         seconds: length of each TCP measurement, after slow start.
@@ -116,7 +116,7 @@ def _measure_link(row: Row, folder: File, backend: Backend, control: str | None,
 
 
 def _topology(row: Row) -> Topology:
-    """Two equal hosts, or one at home and two others whose links are no limit."""
+    """The topology: two equal hosts, or one host at home and two others with unlimited links."""
     if row.link == SYMMETRIC:
         return uniform(2, row.rtt_ms, row.bandwidth_mbps, jitter_ms=row.jitter_ms, loss=row.loss)
     others = uniform(3, row.rtt_ms)
@@ -136,12 +136,12 @@ def _measure_ping(lab: Lab, row: Row) -> None:
         return  # 100 packets say nothing about 1 %
     row.ping_median_ms, row.ping_max_ms = found["median_ms"], found["max_ms"]
     if row.jitter_ms:
-        row.measured_jitter_ms = found["stdev_ms"] / math.sqrt(2)  # there and back
+        row.measured_jitter_ms = found["stdev_ms"] / math.sqrt(2)  # the packet is delayed twice, there and back
 
 
 def _measure_tcp(lab: Lab, row: Row, seconds: float) -> None:
     warm_up = 1.0 + 15 * row.rtt_ms / 1e3
-    lines_before = len(read_metrics(lab.report))  # none where the kernel routes
+    lines_before = len(read_metrics(lab.report))  # there are none with netem
     receiver, senders = (0, [1]) if row.link == HOME_UP else (1, [0, 2] if row.link == HOME_DOWN else [0])
     times = ["--skip-seconds", str(warm_up), "--seconds", str(seconds), "--connections", str(len(senders))]
     found = both(lab, ["tcp-receive", *times], ["tcp-send"], receiver, senders)
@@ -166,7 +166,7 @@ def probe(lab: Lab, host: int, *arguments: str) -> dict[str, float]:
 
 
 def both(lab: Lab, receive: list[str], send: list[str], to: int = 1, senders: Sequence[int] = (0,)) -> dict[str, float]:
-    """Runs a receiving probe on one host and sending ones on others; returns what the receiver saw."""
+    """Runs a receiving probe on one host and sending probes on others; returns the receiver's result."""
     receiving = lab.start(lab.hosts[to], _command(*receive), stdout=subprocess.PIPE, text=True)
     assert receiving.stdout.readline().strip() == READY
     command = _command(send[0], lab.hosts[to].address, *send[1:])
@@ -182,7 +182,7 @@ def _command(*arguments: str) -> list[str]:
 
 
 def table(rows: list[Row], title: str) -> Table:
-    """Set against measured."""
+    """A table of settings and measurements."""
     result = Table(title=title, title_justify="left")
     result.add_column("link")
     for name in (
@@ -225,7 +225,7 @@ def table(rows: list[Row], title: str) -> Table:
 
 
 def to_json(rows: list[Row], backend: str) -> str:
-    """For the report."""
+    """The rows as JSON, for the report."""
     found = {"backend": backend, "kernel": platform.release().split("-")[0], "rows": [asdict(row) for row in rows]}
     return json.dumps(found, indent=2) + "\n"
 

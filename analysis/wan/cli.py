@@ -4,7 +4,7 @@
     python -m analysis wan run --hosts 3 --rtt-ms 100 --bandwidth-mbps 100 -- ping -c 3 {first_address}
     python -m analysis wan run --topology continents --hosts 4 -- python my_program.py --name {host} --listen {address}
 
-Linux only; as root, or as anyone where user namespaces are allowed.
+Linux only. It needs root, or permission to make user namespaces.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from recipe.errors import InputError
 
 @dataclass(frozen=True)
 class LabOptions:
-    """How packets travel."""
+    """How the lab carries packets."""
 
     backend: Backend = "router"
     """router is ours, with which all of the report was measured; netem is the kernel's emulator, if it has one."""
@@ -56,14 +56,14 @@ class Run:
     """Run the command after -- on every host; {host}, {address}, {number} and {first_address} are filled in."""
 
     hosts: Annotated[int | None, arg("HOSTS", "3, or those of the topology")] = None
-    """How many."""
+    """Number of hosts."""
     topology: Annotated[str | None, arg("NAME", "equal hosts", f"{', '.join(shipped_names())}, or a .toml file.")] = (
         None
     )
     rtt_ms: Annotated[float, arg("MS")] = 0.0
     """Round-trip time between any two hosts."""
     bandwidth_mbps: Annotated[float | None, arg("MBPS", "unlimited")] = None
-    """Of each host's uplink and downlink."""
+    """Rate of each host's uplink and downlink."""
     jitter_ms: Annotated[float, arg("MS")] = 0.0
     """Standard deviation of the one-way delay."""
     loss: Annotated[float, arg("FRACTION")] = 0.0
@@ -73,7 +73,7 @@ class Run:
     lab: LabOptions = field(default_factory=LabOptions)
 
     def network(self) -> Topology:
-        """Raises InputError for options that contradict each other."""
+        """The topology that the options describe; raises InputError if they contradict each other."""
         if self.topology is None:
             options = {"jitter_ms": self.jitter_ms, "loss": self.loss, "queue_ms": self.queue_ms}
             return uniform(self.hosts or 3, self.rtt_ms, self.bandwidth_mbps, **options)
@@ -85,7 +85,7 @@ class Run:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Returns the exit status: 0, 1 if a command failed or a link is out of bounds, 2 for input that cannot work."""
+    """Runs a command; returns the exit status: 0, 1 if a command failed or a link is out of bounds, 2 for bad input."""
     arguments = sys.argv[1:] if arguments is None else arguments
     split = arguments.index("--") if "--" in arguments else len(arguments)
     command = arguments[split + 1 :]
@@ -148,7 +148,7 @@ def _run(options: Run, topology: Topology, command: list[str]) -> int:
 
 
 def fill_in(command: list[str], host: Host, first: Host) -> list[str]:
-    """The command with a host's own values in place of the words in braces."""
+    """The command with a host's values in place of the words in braces."""
     values = {
         "{host}": host.name,
         "{address}": host.address,

@@ -1,4 +1,4 @@
-"""A lab: hosts that talk over an emulated internet, for as long as a `with` block lasts.
+"""A lab: hosts connected by an emulated internet, for the length of a `with` block.
 
 with Lab(uniform(3, rtt_ms=100, bandwidth_mbps=100), folder) as lab:
     lab.start(lab.hosts[0], ["ping", lab.hosts[1].address])
@@ -21,25 +21,25 @@ from recipe.errors import InputError
 
 Backend = Literal["router", "netem"]
 TOPOLOGY = "topology.json"
-"""In the folder of a lab."""
+"""Name of the topology's file in the folder of a lab."""
 TCP_BUFFER_BYTES = 64 << 20
-"""Largest TCP window of a host: the link is to be the limit, as on a machine that was tuned for long distances."""
+"""Largest TCP window of a host. The link has to be the limit, as on a machine that was tuned for long distances."""
 _PACKET_MS = 2.0
-"""A packet that the kernel has not segmented yet may keep an uplink busy for so long."""
+"""Longest time, in ms, that a packet which the kernel has not yet segmented may occupy an uplink."""
 _SMALLEST_LARGE_PACKET, _LARGEST_PACKET = 3_000, 65_536
 
 
 class Lab:
-    """Network namespaces h1, h2, …, each with one link, and what delays packets between them.
+    """Network namespaces h1, h2, …, each with one link, and a router or netem that delays packets between them.
 
     Args:
         topology: hosts and paths.
-        folder: `router.jsonl` and `topology.json` go there.
+        folder: folder for `router.jsonl` and `topology.json`.
         backend: router (ours, with which all of the report was measured), or netem (the kernel's).
         congestion_control: TCP's algorithm on all hosts; None for the machine's default.
 
     Raises:
-        InputError: the kernel has no netem but the backend asks for it, or not that congestion control.
+        InputError: the kernel lacks netem for that backend, or the congestion control.
     """
 
     def __init__(
@@ -61,14 +61,14 @@ class Lab:
         try:
             self._build()
         except BaseException:
-            self._remove_links()
+            self._remove()
             raise
         return self
 
     def _build(self) -> None:
-        _run("mount", "-t", "tmpfs", "tmpfs", "/run")  # where `ip netns` keeps its names; seen in this lab alone
+        _run("mount", "-t", "tmpfs", "tmpfs", "/run")  # `ip netns` keeps its names there; visible in this lab only
         File("/run/netns").mkdir()
-        _run("mount", "-t", "tmpfs", "tmpfs", "/dev/shm")  # shared memory of whoever is killed ends with the lab
+        _run("mount", "-t", "tmpfs", "tmpfs", "/dev/shm")  # shared memory of killed processes ends with the lab
         _ip(["link set lo up"])
         for host in self.hosts:
             self._add_host(host)
@@ -95,7 +95,7 @@ class Lab:
             "ipv6/conf/all/disable_ipv6": "1",
             "ipv4/tcp_rmem": f"4096 131072 {TCP_BUFFER_BYTES}",
             "ipv4/tcp_wmem": f"4096 131072 {TCP_BUFFER_BYTES}",
-            "ipv4/tcp_no_metrics_save": "1",  # what one connection learned is not for the next one
+            "ipv4/tcp_no_metrics_save": "1",  # a connection must not use what an earlier one learned
         }
         lines = [f"test ! -e {_SYSCTL / name} || echo {value} > {_SYSCTL / name}" for name, value in settings.items()]
         _run(*inside(host, ["sh", "-e", "-c", "\n".join(lines)]))
@@ -115,7 +115,7 @@ class Lab:
             )
 
     def congestion_control_in_use(self) -> str:
-        """TCP's algorithm on the first host, as its kernel says: all hosts have the same."""
+        """TCP's algorithm on the first host, as its kernel reports it; all hosts have the same."""
         command = inside(self.hosts[0], ["cat", str(_SYSCTL / "ipv4/tcp_congestion_control")])
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
 
@@ -126,21 +126,21 @@ class Lab:
             raise RuntimeError(f"the router ended with status {self._router.wait()}")
 
     def start(self, host: Host, command: Sequence[str], **options: Any) -> subprocess.Popen:
-        """Starts a command on a host; `options` are those of `subprocess.Popen`. It ends with the lab."""
+        """Starts a command on a host; `options` are those of `subprocess.Popen`. It is killed when the lab ends."""
         process = subprocess.Popen(inside(host, command), start_new_session=True, **options)
         self._commands.append(process)
         return process
 
     def unplug(self, host: Host) -> None:
-        """A power cut: from now on nothing reaches the host or comes from it, and nobody is told."""
+        """Simulates a power cut: no packet reaches the host or leaves it, and no connection is closed."""
         _run("ip", "link", "set", host.name, "down")
 
     def divide(self, one: Sequence[Host], other: Sequence[Host]) -> None:
-        """From now on nothing gets from one side to the other, and nobody is told."""
+        """Divides the network: no packet gets from one side to the other, and no connection is closed."""
         self._set_neighbours(one, other, lambda _: _NOBODY)
 
     def reunite(self, one: Sequence[Host], other: Sequence[Host]) -> None:
-        """As it was before they were divided."""
+        """Undoes `divide` for these two sides."""
         self._set_neighbours(one, other, lambda host: host.mac)
 
     def _set_neighbours(self, one: Sequence[Host], other: Sequence[Host], mac: Callable[[Host], str]) -> None:
@@ -149,18 +149,18 @@ class Lab:
                 _ip([f"neighbor replace {to.address} lladdr {mac(to)} dev eth0" for to in far if to != host], host)
 
     def slow_down(self, host: Host, mbps: float) -> None:
-        """Both directions of the host's link, below what the topology says."""
+        """Limits both directions of the host's link to a rate below that of the topology."""
         shape = ["root", "tbf", "rate", f"{mbps}mbit", "burst", "4kb", "latency", "200ms"]
         _run("tc", "qdisc", "replace", "dev", host.name, *shape)
         _run(*inside(host, ["tc", "qdisc", "replace", "dev", "eth0", *shape]))
 
     def speed_up(self, host: Host) -> None:
-        """As it was before it was slowed down."""
+        """Undoes `slow_down` for the host."""
         _run("tc", "qdisc", "delete", "dev", host.name, "root")
         _run(*inside(host, ["tc", "qdisc", "delete", "dev", "eth0", "root"]))
 
     def traffic(self) -> dict[str, tuple[int, int]]:
-        """Bytes that each host has sent and received so far, by name; headers count once per unsegmented packet."""
+        """Bytes that each host has sent and received so far, by name. Headers of an unsegmented packet count once."""
         found = subprocess.run(["ip", "-json", "-stats", "link"], capture_output=True, text=True, check=True)
         links = {link["ifname"]: link["stats64"] for link in json.loads(found.stdout)}
         return {host.name: (links[host.name]["rx"]["bytes"], links[host.name]["tx"]["bytes"]) for host in self.hosts}
@@ -174,14 +174,15 @@ class Lab:
         if self._router is not None:
             self._router.terminate()
             self._router.wait()
-        self._remove_links()
+        self._remove()
 
-    def _remove_links(self) -> None:
-        """Or the next lab in this process would meet them; what was not made yet is not there."""
+    def _remove(self) -> None:
+        """Removes links, namespaces and mounts, which the next lab in this process would find; missing ones are
+        ignored."""
         for name in (*(host.name for host in self.hosts), netem.BRIDGE):
             subprocess.run(["ip", "link", "delete", name], capture_output=True)
             subprocess.run(["ip", "netns", "delete", name], capture_output=True)
-        subprocess.run(["umount", "--lazy", "/run"], capture_output=True)
+        subprocess.run(["umount", "--lazy", "/run", "/dev/shm"], capture_output=True)
 
 
 _NOBODY = "02:ff:ff:ff:ff:ff"
@@ -190,12 +191,13 @@ _SYSCTL = File("/proc/sys/net")
 
 
 def inside(host: Host, command: Sequence[str]) -> list[str]:
-    """The command, run on a host."""
+    """The command that runs this one on a host."""
     return ["nsenter", f"--net=/run/netns/{host.name}", *command]
 
 
 def _largest_packet(up_mbps: float | None) -> int:
-    """Bytes that a host hands over at once, so that slow uplinks do not move in bursts."""
+    """Largest packet in bytes that a host sends unsegmented: small on slow uplinks, so that they do not send in
+    bursts."""
     if up_mbps is None:
         return _LARGEST_PACKET
     return int(min(max(up_mbps * 1e3 / 8 * _PACKET_MS, _SMALLEST_LARGE_PACKET), _LARGEST_PACKET))

@@ -1,8 +1,9 @@
-"""The kernel's own emulator: a bridge between the hosts' links, `netem` for paths, `htb` for rates.
+"""The kernel's own emulator as a backend: a bridge between the hosts' links, `netem` for paths, `htb` for rates.
 
-Uplinks are shaped where a host sends. Towards a host there is one `htb` class per sender under the downlink's own, each
-with a `netem` leaf for that path, so that a packet is first delayed and then waits for the downlink. Measured on Linux
-6.1 (`with_netem.sh`): round trips within 0.7 ms, goodput 95 to 96 % of 10 and of 100 Mbit/s, loss within 0.05 of 1 %.
+Uplinks are shaped at the sending host. Towards a host, there is one `htb` class per sender under the downlink's own
+class. Each has a `netem` leaf for its path, so that a packet is first delayed and then waits for the downlink. Measured
+on Linux 6.1 (`with_netem.sh`): round trips within 0.7 ms, goodput 95 to 96 % of 10 and of 100 Mbit/s, loss within 0.05
+of 1 %.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ _PACKET_BYTES = 1500
 
 
 def is_available() -> bool:
-    """Whether this kernel has all that is needed here; tried on a bridge of its own."""
+    """Whether this kernel has all that this module needs; tried on a bridge that is then deleted."""
     link = ["dev", "netem-probe"]
     probes = [
         ["ip", "link", "add", "netem-probe", "type", "bridge"],
@@ -51,7 +52,7 @@ def connect(topology: Topology) -> None:
 
 
 def uplink_commands(host: Host) -> list[list[str]]:
-    """What limits the packets that a host sends."""
+    """The commands that limit the packets that a host sends."""
     if host.up_mbps is None:
         return []
     tc, device = ["tc", "-netns", host.name], ["add", "dev", "eth0"]
@@ -64,7 +65,7 @@ def uplink_commands(host: Host) -> list[list[str]]:
 
 
 def downlink_commands(host: Host, topology: Topology) -> list[list[str]]:
-    """What delays, loses and limits the packets towards a host."""
+    """The commands that delay, lose and limit the packets towards a host."""
     device = ["dev", host.name]
     commands = [
         ["tc", "qdisc", "add", *device, "root", "handle", "1:", "htb"],
@@ -74,7 +75,8 @@ def downlink_commands(host: Host, topology: Topology) -> list[list[str]]:
         if source == host:
             continue
         path, number = topology.path(source, host), f"{source.number:x}"
-        # Borrowed from the downlink's class: htb gives every class its own rate, even if all together exceed that one.
+        # The rate is borrowed from the downlink's class, because htb grants every class its own rate, even if their sum
+        # exceeds that of the class above.
         rate = ["htb", "rate", "8kbit", "ceil", _rate(path.bandwidth_mbps or host.down_mbps), "quantum", "1514"]
         commands += [
             ["tc", "class", "add", *device, "parent", "1:ffff", "classid", f"1:{number}", *rate],
@@ -85,7 +87,8 @@ def downlink_commands(host: Host, topology: Topology) -> list[list[str]]:
 
 
 def _leaf(path: Path, host: Host) -> list[str]:
-    """The queue holds what is on its way (delay) and what waits for the downlink (queue_ms)."""
+    """The queue of a path. It has room for packets under way (delay) and for those that wait for the downlink
+    (queue_ms)."""
     rate = min(path.bandwidth_mbps or _UNLIMITED_MBPS, host.down_mbps or _UNLIMITED_MBPS)
     limit = ["limit", str(_packets(rate, host.queue_ms + path.delay_ms + 4 * path.jitter_ms))]
     if not (path.delay_ms or path.jitter_ms or path.loss):

@@ -1,10 +1,10 @@
 """Small programs that measure the network from inside a host; each prints one JSON object.
 
-python -m analysis wan.probes ping 10.77.0.2 --count 100 --interval-ms 10
-python -m analysis wan.probes tcp-receive --skip-seconds 2 --seconds 5      # prints "ready" first
-python -m analysis wan.probes tcp-send 10.77.0.1
-python -m analysis wan.probes udp-receive
-python -m analysis wan.probes udp-send 10.77.0.1 --count 40000
+python -m analysis.wan.probes ping 10.77.0.2 --count 100 --interval-ms 10
+python -m analysis.wan.probes tcp-receive --skip-seconds 2 --seconds 5      # prints "ready" first
+python -m analysis.wan.probes tcp-send 10.77.0.1
+python -m analysis.wan.probes udp-receive
+python -m analysis.wan.probes udp-send 10.77.0.1 --count 40000
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ _END = b"end"
 
 
 def ping(address: str, count: int, interval_ms: float) -> dict[str, float]:
-    """ICMP echo requests at equal intervals; round-trip times in ms, without the first, which fills caches."""
+    """Sends ICMP echo requests at equal intervals; returns round-trip times in ms, without the first, which fills
+    caches."""
     identity = os.getpid() & 0xFFFF
     times: dict[int, float] = {}
     with socket.socket(socket.AF_INET, socket.SOCK_RAW, socket.IPPROTO_ICMP) as echo:
@@ -61,7 +62,7 @@ def ping(address: str, count: int, interval_ms: float) -> dict[str, float]:
 
 
 def tcp_receive(skip_seconds: float, seconds: float, connections: int = 1) -> dict[str, float]:
-    """Accepts connections and counts what arrives by all after the first `skip_seconds`, in Mbit/s of payload."""
+    """Accepts connections; returns the rate at which payload arrives by all of them after `skip_seconds`, in Mbit/s."""
     with contextlib.ExitStack() as stack:
         with socket.create_server(("", PORT)) as server:
             print(READY, flush=True)
@@ -72,7 +73,7 @@ def tcp_receive(skip_seconds: float, seconds: float, connections: int = 1) -> di
 
 
 def _receive(connections: list[socket.socket], seconds: float) -> tuple[int, float]:
-    """Bytes and the time that they took."""
+    """Bytes received within about `seconds`, and the exact time."""
     buffer, total, begin = bytearray(_CHUNK_BYTES), 0, time.perf_counter()
     while (elapsed := time.perf_counter() - begin) < seconds:
         for connection in select.select(connections, (), (), seconds - elapsed)[0]:
@@ -81,7 +82,7 @@ def _receive(connections: list[socket.socket], seconds: float) -> tuple[int, flo
 
 
 def tcp_send(address: str) -> dict[str, float]:
-    """Sends until the receiver has enough."""
+    """Sends until the receiver closes the connection."""
     chunk, total = bytes(_CHUNK_BYTES), 0
     with socket.create_connection((address, PORT)) as connection, contextlib.suppress(OSError):
         while True:
@@ -90,7 +91,7 @@ def tcp_send(address: str) -> dict[str, float]:
 
 
 def udp_receive() -> dict[str, float]:
-    """Counts packets until the sender says that it is done."""
+    """Counts packets until the sender's end mark arrives."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as server:
         server.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 20)
         server.bind(("", PORT))
@@ -102,7 +103,7 @@ def udp_receive() -> dict[str, float]:
 
 
 def udp_send(address: str, count: int) -> dict[str, float]:
-    """Sends packets at an even pace; the last word is repeated in case it gets lost."""
+    """Sends packets at an even pace; the end mark is repeated, in case it gets lost."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as client:
         client.connect((address, PORT))
         begin = time.perf_counter()
@@ -111,7 +112,7 @@ def udp_send(address: str, count: int) -> dict[str, float]:
             if ahead > 2e-3:
                 time.sleep(ahead)
             client.send(bytes(_UDP_PACKET_BYTES))
-        with contextlib.suppress(ConnectionRefusedError):  # the receiver has heard it
+        with contextlib.suppress(ConnectionRefusedError):  # the receiver has the end mark and is gone
             for _ in range(20):
                 client.send(_END)
     return {"sent": count}

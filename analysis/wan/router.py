@@ -1,10 +1,10 @@
-"""The user-space router: takes packets from one host's link and gives them to another's, as late as the topology says.
+"""The user-space router: moves packets from one host's link to another's, with the delays of the topology.
 
-    python -m analysis wan.router TOPOLOGY.json REPORT.jsonl      # started by the lab, inside its namespaces
+    python -m analysis.wan.router TOPOLOGY.json REPORT.jsonl      # started by the lab, inside its namespaces
 
 A packet waits for its sender's uplink, for the path's own rate, for the path's delay, and for its receiver's downlink.
-Each wait for a link is a queue that drops what would have to stay longer than `queue_ms`. Once a second a line goes to
-the report: packets, drops, how late packets left, and the processor time that the router has used so far.
+Each wait for a link is a queue; it drops packets that would have to wait longer than `queue_ms`. Once a second, a line
+is added to the report: packets, drops, how late packets left, and the processor time that the router has used so far.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from analysis.wan.segments import IP, VNET, is_large_tcp, part, wire_size
 from analysis.wan.topology import Host, Path, Topology
 
 READY = "ready"
-"""What the router prints once every packet will be seen."""
+"""Word that the router prints when it is ready to see every packet."""
 LATE_MS, VERY_LATE_MS = 1.0, 5.0
-"""Packets that leave later than this are counted as `late` and `very_late`."""
+"""Delays beyond the due time from which packets are counted as `late` and `very_late`."""
 _SOL_PACKET, _PACKET_STATISTICS, _PACKET_VNET_HDR, _PACKET_IGNORE_OUTGOING = 263, 6, 15, 23  # linux/if_packet.h
 _ETH_P_ALL, _ETH_P_IP = 3, b"\x08\x00"
 _SO_TIMESTAMPNS, _SO_RCVBUFFORCE = 35, 33  # asm-generic/socket.h
@@ -43,11 +43,11 @@ _REPORT_SECONDS = 1.0
 
 
 class Pipe:
-    """A link that sends one packet after another.
+    """A link with a rate and a queue, which sends one packet after another.
 
     Args:
         mbps: rate in Mbit/s, None for unlimited.
-        queue_ms: longest wait; later packets are dropped.
+        queue_ms: longest wait; packets that would wait longer are dropped.
     """
 
     def __init__(self, mbps: float | None, queue_ms: float) -> None:
@@ -56,7 +56,7 @@ class Pipe:
         self.free_at = 0
 
     def send(self, now: int, size: int) -> int | None:
-        """When the last byte leaves, or None if the queue is full; times in ns, size in bytes."""
+        """The time at which a packet's last byte leaves, or None if the queue is full; times in ns, size in bytes."""
         begin = max(now, self.free_at)
         if begin - now > self.queue_ns:
             return None
@@ -76,7 +76,7 @@ class Route:
         self._until_loss = self._draw()
 
     def arrival(self, departure: int) -> int:
-        """When a packet that leaves now is there; packets do not overtake each other."""
+        """The time at which a packet that leaves at `departure` arrives; packets do not overtake each other."""
         delay = self.delay_ns
         if self.jitter_ns:
             delay = max(0, int(self._random.gauss(delay, self.jitter_ns)))
@@ -84,8 +84,9 @@ class Route:
         return self._last
 
     def lost(self, segments: int) -> list[int]:
-        """Which of the next segments are lost."""
+        """Indices of the lost ones among the next segments."""
         found = []
+        # `_until_loss` counts segments from the first of this packet to the next lost one.
         while self._until_loss < segments:
             found.append(self._until_loss)
             self._until_loss += 1 + self._draw()
@@ -93,7 +94,7 @@ class Route:
         return found
 
     def _draw(self) -> int | float:
-        """Segments before the next one that is lost: geometrically distributed."""
+        """Number of segments before the next lost one: geometrically distributed."""
         return int(math.log(1 - self._random.random()) / math.log(1 - self.loss)) if self.loss else math.inf
 
 
@@ -108,14 +109,15 @@ class Port:
         self.socket.setsockopt(socket.SOL_SOCKET, _SO_TIMESTAMPNS, 1)
         self.socket.setsockopt(_SOL_PACKET, _PACKET_VNET_HDR, 1)
         self.socket.setsockopt(_SOL_PACKET, _PACKET_IGNORE_OUTGOING, 1)
-        for option in (socket.SO_RCVBUF, _SO_RCVBUFFORCE):  # the second is for root alone, and without a limit
+        for option in (socket.SO_RCVBUF, _SO_RCVBUFFORCE):  # the second needs root and has no limit
             with contextlib.suppress(PermissionError):
                 self.socket.setsockopt(socket.SOL_SOCKET, option, _RECEIVE_BUFFER_BYTES)
         self.socket.setblocking(False)
         self.socket.bind((host.name, 0))
 
     def overflows(self) -> int:
-        """Frames that the kernel dropped since the last call because this program did not take them in time."""
+        """Number of frames that the kernel dropped since the last call, because this program did not take them in
+        time."""
         return struct.unpack("II", self.socket.getsockopt(_SOL_PACKET, _PACKET_STATISTICS, 8))[1]
 
 
@@ -135,7 +137,7 @@ class Router:
                 seed = source.host.number << 16 | target.host.number
                 source.routes.append(Route(path, source.host.queue_ms, seed))
         self.by_socket = {port.socket.fileno(): port for port in self.ports}
-        self.events: list[tuple[int, int, Port, bytes, int]] = []  # time, order, target, frame, size; 0 on its way out
+        self.events: list[tuple[int, int, Port, bytes, int]] = []  # time, order, target, frame, size (0: leaves now)
         self.order = itertools.count()
         self.stopped = False
         self.counts = {"packets": 0, "lost": 0, "queue_drops": 0, "send_drops": 0}
@@ -144,7 +146,7 @@ class Router:
         self.report_at = 0.0
 
     def run(self) -> None:
-        """Until `stop`."""
+        """Route until `stop` is called."""
         while not self.stopped:
             timeout = self.report_at - time.monotonic()
             if self.events:
@@ -157,7 +159,7 @@ class Router:
                 self._write_report()
 
     def stop(self, *_: object) -> None:
-        """After the next packet or second."""
+        """End `run` after the next packet or second; a signal handler."""
         self.stopped = True
 
     def _receive(self, source: Port) -> None:
@@ -166,16 +168,16 @@ class Router:
                 frame, extra, _, _ = source.socket.recvmsg(_LARGEST_FRAME, 64)
             except BlockingIOError:
                 return
-            except OSError:  # the host's link is gone: the lab is closing
+            except OSError:  # the host's link was removed: the lab is closing
                 return
             number = frame[VNET.size + 5] - 1
             if frame[IP - 2 : IP] != _ETH_P_IP or number >= len(self.ports) or frame[VNET.size] != 2:
-                continue  # not for any host
+                continue  # not for a host of the lab
             seconds, nanoseconds = _TIME.unpack(extra[0][2]) if extra else divmod(time.time_ns(), 10**9)
             self._take(source, source.routes[number], self.ports[number], frame, seconds * 10**9 + nanoseconds)
 
     def _take(self, source: Port, route: Route, target: Port, frame: bytes, now: int) -> None:
-        """From the sender to the far end of the path."""
+        """Take a packet from the sender, and schedule its arrival at the far end of the path."""
         segments, size = wire_size(frame)
         departure = source.up.send(now, size)
         if departure is not None:
@@ -192,7 +194,7 @@ class Router:
             heapq.heappush(self.events, (arrival, next(self.order), target, piece, length))
 
     def _move(self) -> None:
-        """Everything that is due: from the path into the downlink, or out of it."""
+        """Move all due packets: from the path into the downlink, or out of it."""
         events = self.events
         now = time.time_ns()
         while events and events[0][0] <= now:
@@ -228,7 +230,7 @@ class Router:
 
 
 def _survivors(frame: bytes, segments: int, lost: list[int]) -> list[bytes]:
-    """What is left of a packet without the lost segments."""
+    """The parts of a packet that remain without the lost segments."""
     if segments == 1 or not is_large_tcp(frame):
         return []
     edges = [-1, *lost, segments]
@@ -236,7 +238,7 @@ def _survivors(frame: bytes, segments: int, lost: list[int]) -> list[bytes]:
 
 
 def _hurry() -> str:
-    """Goes before programs that compute, as far as this user may; returns how."""
+    """Raises this process's priority over programs that compute, as far as allowed; returns the kind of priority."""
     with contextlib.suppress(OSError):
         os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(10))
         return "real-time"
@@ -252,7 +254,7 @@ def main() -> None:
     router = Router(topology, report)
     signal.signal(signal.SIGTERM, router.stop)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the lab, which ends the router last
-    gc.disable()  # nothing here refers to itself, and a collection would make packets late
+    gc.disable()  # there are no reference cycles, and a collection would make packets late
     print(READY, _hurry(), flush=True)
     router.run()
 

@@ -1,7 +1,7 @@
-"""A program in namespaces of its own: network, processes and mounts that end with it, whatever ends it.
+"""Runs a program in its own namespaces: network, processes and mounts, which end with it, whatever ends it.
 
-All processes of a lab live in one process namespace. When its first process goes, also by SIGKILL or with its parent,
-the kernel ends the others and takes network namespaces, links and mounts away. Nothing is left to clean up.
+All processes of a lab are in one process namespace. When its first process ends, also by SIGKILL or with its parent,
+the kernel ends the others and removes network namespaces, links and mounts. Nothing is left to clean up.
 """
 
 from __future__ import annotations
@@ -16,25 +16,25 @@ from recipe.errors import InputError
 
 _MARK = "WAN_LAB_PROCESS"
 _TOOLS = {"unshare": "util-linux", "nsenter": "util-linux", "setpriv": "util-linux", "ip": "iproute2"}
-"""What a lab is made with, and the package that it is in."""
+"""Programs that a lab needs, and the Debian package of each."""
 _NAMESPACES = ["--net", "--mount", "--pid", "--fork", "--mount-proc", "--kill-child=SIGKILL"]
 
 
 def is_inside() -> bool:
-    """Whether this program already has namespaces of its own."""
+    """Whether this program is already inside its own namespaces."""
     return os.environ.get(_MARK) == "yes"
 
 
 def enter(module: str, arguments: list[str]) -> None:
-    """Starts `python -m module arguments` again inside new namespaces, in place of this program.
+    """Replaces this program by `python -m module arguments` inside new namespaces.
 
-    Returns only where this program is inside already; from then on SIGTERM ends it as Ctrl-C does.
+    Returns only if this program is inside already; from then on, SIGTERM ends it as Ctrl-C does.
 
     Raises:
         InputError: namespaces are not allowed here, or a tool is missing.
     """
     if is_inside():
-        signal.signal(signal.SIGTERM, signal.default_int_handler)  # the first process of a namespace does not notice it
+        signal.signal(signal.SIGTERM, signal.default_int_handler)  # the first process of a namespace would ignore it
         return
     command = wrapped([sys.executable, "-m", module, *arguments])
     sys.stdout.flush()
@@ -42,7 +42,7 @@ def enter(module: str, arguments: list[str]) -> None:
 
 
 def wrapped(command: list[str]) -> list[str]:
-    """The command that runs this one inside new namespaces; give it `environment()`.
+    """The command that runs `command` inside new namespaces; give it `environment()`.
 
     Raises:
         InputError: namespaces are not allowed here, or a tool is missing.
@@ -54,7 +54,7 @@ def wrapped(command: list[str]) -> list[str]:
 
 
 def environment() -> dict[str, str]:
-    """Variables of a program inside."""
+    """The environment of a program that runs inside."""
     return os.environ | {_MARK: "yes"}
 
 

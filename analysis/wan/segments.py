@@ -1,7 +1,7 @@
-"""Large TCP packets as the kernel hands them to a packet socket: their size on the wire, and parts of them.
+"""Large TCP packets, as the kernel hands them to a packet socket: their size on the wire, and parts of them.
 
-With PACKET_VNET_HDR a frame is `struct virtio_net_hdr` (10 bytes; linux/virtio_net.h), Ethernet header, IPv4 packet.
-A packet of up to 64 KB stands for several segments of at most `gso_size` bytes; their checksums are still to be made.
+With PACKET_VNET_HDR, a frame is `struct virtio_net_hdr` (10 bytes; linux/virtio_net.h), Ethernet header, IPv4 packet. A
+packet of up to 64 KB stands for several segments of at most `gso_size` bytes. Their checksums are not complete yet.
 """
 
 from __future__ import annotations
@@ -9,16 +9,16 @@ from __future__ import annotations
 import struct
 
 VNET = struct.Struct("<BBHHHH")
-"""flags, gso_type, hdr_len, gso_size, csum_start, csum_offset"""
+"""`struct virtio_net_hdr`: flags, gso_type, hdr_len, gso_size, csum_start, csum_offset."""
 IP = VNET.size + 14
-"""Where the IPv4 header begins in a frame."""
+"""Offset of the IPv4 header in a frame."""
 _NEEDS_CHECKSUM, _TCP4 = 1, 1  # VIRTIO_NET_HDR_F_NEEDS_CSUM, VIRTIO_NET_HDR_GSO_TCPV4
 _TCP, _UDP = 6, 17
 _FIN_PSH, _CWR = 0x09, 0x80
 
 
 def wire_size(frame: bytes) -> tuple[int, int]:
-    """How many IP packets the frame stands for, and their bytes together, IP headers included."""
+    """Number of IP packets that the frame stands for, and their bytes together, IP headers included."""
     size = len(frame) - IP
     gso_size = frame[4] | frame[5] << 8
     if not gso_size:
@@ -37,15 +37,15 @@ def _header_bytes(frame: bytes) -> int:
 
 
 def is_large_tcp(frame: bytes) -> bool:
-    """Whether `part` can take segments out of it."""
+    """Whether `part` can take segments out of the frame."""
     return frame[1] & 0x7F == _TCP4 and bool(frame[0] & _NEEDS_CHECKSUM) and frame[IP + 9] == _TCP
 
 
 def part(frame: bytes, first: int, last: int) -> bytes:
     """Segments `first` to `last` (exclusive) of a large TCP packet, as a frame of its own.
 
-    Sequence number, flags, lengths and checksums are those that the segments would have had one by one (the
-    kernel's tcp_gso_segment); the TCP checksum stays partial, as the kernel expects.
+    Sequence number, flags, lengths and checksums are those that the kernel would give to the single segments (its
+    tcp_gso_segment). The TCP checksum stays partial, as the kernel expects.
     """
     flags, gso_type, header_length, gso_size, checksum_start, checksum_offset = VNET.unpack_from(frame)
     ip_header, headers = (frame[IP] & 15) * 4, _header_bytes(frame)
@@ -62,6 +62,7 @@ def part(frame: bytes, first: int, last: int) -> bytes:
         result[tcp + 13] &= ~_FIN_PSH
     if first > 0:
         result[tcp + 13] &= ~_CWR
+    # The header's checksum is taken over the header with 0 in its place.
     struct.pack_into(">H", result, IP + 10, 0)
     struct.pack_into(">H", result, IP + 10, ~_sum16(result[IP : IP + ip_header]) & 0xFFFF)
     pseudo_header = result[IP + 12 : IP + 20] + struct.pack(">HH", _TCP, headers - ip_header + len(payload))

@@ -1,4 +1,4 @@
-"""What the emulated network looks like: hosts with access links, and paths between regions."""
+"""Describes an emulated network: hosts with access links, and paths between regions."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from recipe.errors import InputError
 
 SHIPPED = File(__file__).parent / "topologies"
 MAX_HOSTS = 250
-"""Hosts share one /24 network."""
+"""Most hosts of a topology: all are in one /24 network."""
 
 
 @dataclass(frozen=True)
@@ -23,11 +23,11 @@ class Host:
     name: str
     region: str = "here"
     up_mbps: float | None = None
-    """Towards the internet, in Mbit/s."""
+    """Rate towards the internet, in Mbit/s."""
     down_mbps: float | None = None
-    """From the internet, in Mbit/s."""
+    """Rate from the internet, in Mbit/s."""
     queue_ms: float = 100.0
-    """Longest wait in each of the link's two queues; what comes later is dropped."""
+    """Longest wait in each of the link's two queues; packets that would wait longer are dropped."""
 
     def __post_init__(self) -> None:
         for name in ("up_mbps", "down_mbps"):
@@ -36,7 +36,7 @@ class Host:
 
     @property
     def number(self) -> int:
-        """1 for h1."""
+        """Number of the host: 1 for h1."""
         return int(self.name[1:])
 
     @property
@@ -46,20 +46,20 @@ class Host:
 
     @property
     def mac(self) -> str:
-        """Its last byte tells the router whom a packet is for."""
+        """MAC address; its last byte tells the router the receiving host of a packet."""
         return f"02:00:00:00:00:{self.number:02x}"
 
 
 @dataclass(frozen=True)
 class Path:
-    """One direction between two regions."""
+    """One direction of the path between two regions."""
 
     delay_ms: float = 0.0
     """One-way delay: half a round-trip time where both directions are alike."""
     jitter_ms: float = 0.0
     """Standard deviation of the delay, normally distributed and never below zero; packets stay in order."""
     loss: float = 0.0
-    """Probability that an IP packet is lost, independent of others."""
+    """Probability that an IP packet is lost, independently of others."""
     bandwidth_mbps: float | None = None
     """Rate of each host pair on this path; None is unlimited."""
 
@@ -76,7 +76,7 @@ class Topology:
 
     hosts: tuple[Host, ...]
     paths: dict[tuple[str, str], Path] = field(default_factory=dict)
-    """(from region, to region) to path; (A, A) is between hosts of the same region."""
+    """Path by (from region, to region); (A, A) is between hosts of the same region."""
     name: str = "uniform"
 
     def __post_init__(self) -> None:
@@ -84,18 +84,18 @@ class Topology:
             raise InputError(f"The topology has {len(self.hosts)} hosts: give 1 to {MAX_HOSTS}.")
 
     def path(self, source: Host, target: Host) -> Path:
-        """The way from one host to another."""
+        """The path from one host to another."""
         return self.paths.get((source.region, target.region), Path())
 
     def with_hosts(self, count: int) -> Topology:
-        """So many hosts: the first of these, or these again and again."""
+        """The topology with `count` hosts: the first ones of these, or these repeated."""
         if count < 1:
             raise InputError(f"{count} hosts make no network: give at least 1.")
         hosts = (replace(self.hosts[i % len(self.hosts)], name=f"h{i + 1}") for i in range(count))
         return replace(self, hosts=tuple(hosts))
 
     def to_json(self) -> str:
-        """What `from_json` reads."""
+        """The topology as JSON, which `from_json` reads."""
         paths = [{"from": source, "to": target, **asdict(path)} for (source, target), path in self.paths.items()]
         return json.dumps({"name": self.name, "hosts": [asdict(host) for host in self.hosts], "paths": paths})
 
@@ -119,9 +119,9 @@ def uniform(
     """Equal hosts with symmetric links at equal distances.
 
     Args:
-        hosts: how many.
-        rtt_ms: round-trip time between any two.
-        bandwidth_mbps: of each uplink and each downlink; None for unlimited.
+        hosts: number of hosts.
+        rtt_ms: round-trip time between any two hosts.
+        bandwidth_mbps: rate of each uplink and downlink; None for unlimited.
         jitter_ms: standard deviation of the one-way delay.
         loss: probability per IP packet and direction.
         queue_ms: longest wait in a link's queue.
@@ -135,7 +135,7 @@ def uniform(
 
 
 def shipped_names() -> list[str]:
-    """Topologies that come with the lab."""
+    """Names of the topologies that come with the lab."""
     return sorted(file.stem for file in SHIPPED.glob("*.toml"))
 
 
@@ -143,7 +143,7 @@ def load(name: str) -> Topology:
     """A shipped topology by its name, or a TOML file by its path; `topologies/home.toml` explains the format.
 
     Raises:
-        InputError: there is none, or it cannot work.
+        InputError: the topology does not exist, or cannot work.
     """
     file = File(name) if name.endswith(".toml") else SHIPPED / f"{name}.toml"
     if not file.exists():
@@ -177,7 +177,7 @@ def _parse(data: dict[str, Any], name: str) -> Topology:
 
 
 def _parse_path(entry: dict[str, Any]) -> dict[tuple[str, str], Path]:
-    """`between` and `rtt_ms` give both directions, `from`, `to` and `delay_ms` one."""
+    """Paths of one entry: `between` and `rtt_ms` give both directions, `from`, `to` and `delay_ms` one."""
     between = entry.pop("between", None)
     one_way = (entry.pop("from", None), entry.pop("to", None))
     if (between is None) == (None in one_way):

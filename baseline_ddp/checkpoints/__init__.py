@@ -1,1 +1,1 @@
-"""The last and the best state of a DDP run, on disk."""
+"""The last and the best checkpoint of a DDP run, on disk."""

@@ -11,13 +11,13 @@ from recipe.training.checkpoint_io import BEST
 
 
 class BestCheckpointCopy(Checkpoint):
-    """Follows Lightning's `ModelCheckpoint`: whenever there is a new best one, it is copied.
+    """Follows Lightning's `ModelCheckpoint`, and copies each new best checkpoint.
 
-    It has to stand after `best` in the trainer's list of callbacks. In other processes than the first it does nothing.
+    It has to come after `best` in the trainer's list of callbacks. It acts in the first process only.
 
     Args:
-        copy: where to.
-        best: what writes the best checkpoint.
+        copy: the copy to keep up to date.
+        best: the callback that writes the best checkpoint.
     """
 
     def __init__(self, copy: RemoteCopy, best: ModelCheckpoint) -> None:
@@ -25,7 +25,7 @@ class BestCheckpointCopy(Checkpoint):
         self._score: Any = None
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Hands a new best checkpoint to the thread."""
+        """Hands a new best checkpoint to the thread that copies."""
         score = self.best.best_model_score
         if not trainer.is_global_zero or score is None or score == self._score:
             return
@@ -33,7 +33,7 @@ class BestCheckpointCopy(Checkpoint):
         self.copy.submit(Path(self.best.best_model_path))
 
     def on_fit_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """A run that was resumed and not validated any more may have a best checkpoint that never arrived."""
+        """Copies the existing best checkpoint if this run made none: a resumed run may end without a validation."""
         left = Path(self.best.dirpath) / BEST
         if trainer.is_global_zero and self._score is None and left.exists():
             self.copy.submit(left)

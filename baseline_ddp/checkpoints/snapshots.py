@@ -1,4 +1,4 @@
-"""Snapshots: everything that a killed run needs to go on as if nothing had happened, in one file at a time."""
+"""Snapshots: all that a killed run needs to resume as if nothing had happened, in one file."""
 
 import json
 import random
@@ -19,10 +19,10 @@ from recipe.training.checkpoint_io import AtomicCheckpointIO, checkpoint_recipe,
 
 
 class SnapshotIO(AtomicCheckpointIO):
-    """Ends the run when the disk is full or gone: it could not be resumed from where it is."""
+    """Ends the run when the disk is full or gone, because the run could not be resumed from where it is."""
 
     def failed(self, path: Path, error: OSError) -> None:
-        """Raises RunFailed; the old snapshot stays."""
+        """Raise RunFailed; the old snapshot stays."""
         raise RunFailed(
             f"The snapshot {path} could not be written ({error.strerror}): make room and go on with --resume; the "
             f"last good snapshot is {'still there' if path.exists() else 'none, this was the first'}."
@@ -30,12 +30,12 @@ class SnapshotIO(AtomicCheckpointIO):
 
 
 class Snapshots(Checkpoint):
-    """Writes `last.ckpt` after every `every` updates, and at the end.
+    """Writes the snapshot `last.ckpt` after every `every` updates, and at the end.
 
-    Lightning puts model, optimizer, schedule, loss scaler, position in the data, step and timer into it; here come the
-    states of the random generators of all processes, and the strategy. Where an update is also validated, the snapshot
-    comes after that, so that a resumed run has the same validations as well. It may be resumed with other processes and
-    micro-batches: updates stay as large as they are.
+    Lightning saves model, optimizer, schedule, loss scaler, position in the data, step and timer. This callback adds
+    the strategy, and the states of the random generators of all processes. If an update is also validated, the snapshot
+    comes after that, so that a resumed run has the same validations. A run may resume with another number of processes
+    and other micro-batches: the size of updates does not change.
     """
 
     def __init__(self, path: Path, every: int, strategy_name: str) -> None:
@@ -44,7 +44,7 @@ class Snapshots(Checkpoint):
         self._random_state: dict[str, Any] | None = None
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """The step that a run resumes from is saved already; its random numbers come next."""
+        """Notes that the step of a resumed run is saved already, and restores the random generators."""
         self._saved_step = trainer.global_step
         if self._random_state is not None:
             set_random_state(self._random_state)
@@ -52,21 +52,21 @@ class Snapshots(Checkpoint):
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """Saves if an update is complete, due, and not about to be validated."""
+        """Saves if a snapshot is due after this micro-batch, unless a validation follows at once."""
         if trainer.val_check_batch != batch_idx + 1:
             self._save_if_due(trainer)
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Saves if it is due."""
+        """Saves if a snapshot is due."""
         self._save_if_due(trainer)
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Saves the end of the training."""
+        """Saves the last state of the training."""
         if trainer.global_step != self._saved_step or not self.path.exists():
             self._save(trainer)
 
     def state_dict(self) -> dict[str, Any]:
-        """Random states of all processes, by rank; called in all of them at once."""
+        """The strategy and the random states of all processes, by rank; called in all processes at once."""
         states = [random_state()]
         if dist.is_initialized() and dist.get_world_size() > 1:
             states *= dist.get_world_size()
@@ -74,21 +74,24 @@ class Snapshots(Checkpoint):
         return {"strategy": self.strategy_name, "random_states": states}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Keeps this process's states for the start; more processes than before have none to take."""
+        """Keeps this process's random states until the start; ranks that the snapshot does not have get none."""
         rank = dist.get_rank() if dist.is_initialized() else 0
         if rank < len(state_dict["random_states"]):
             self._random_state = state_dict["random_states"][rank]
 
     def on_load_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
-        """With other processes or micro-batches than before, an update takes another number of these: the next one
-        begins with its first. Lightning goes by the number of all micro-batches, and would end it early."""
+        """Adjusts Lightning's count of micro-batches, so that the next update begins with its first micro-batch.
+
+        With another number of processes or another micro-batch, an update takes another number of micro-batches.
+        Lightning goes by the number of all of them, and would end the next update early.
+        """
         counts = checkpoint["loops"]["fit_loop"]["epoch_loop.batch_progress"]["current"]
         more = checkpoint["global_step"] * trainer.accumulate_grad_batches - counts["ready"]
         counts.update({name: count + more for name, count in counts.items()})
 
     @property
     def state_key(self) -> str:
-        """Under which Lightning keeps the state."""
+        """Name under which Lightning keeps the state."""
         return "Snapshots"
 
     def _save_if_due(self, trainer: L.Trainer) -> None:
@@ -112,7 +115,7 @@ def random_state() -> dict[str, Any]:
 
 
 def set_random_state(state: dict[str, Any]) -> None:
-    """Undoes what was drawn since `random_state`."""
+    """Restores the generators to a state that `random_state` returned."""
     torch.set_rng_state(state["torch"].cpu())
     name, keys, *rest = state["numpy"]
     np.random.set_state((name, keys.numpy().astype(np.uint32), *rest))
@@ -123,11 +126,11 @@ def set_random_state(state: dict[str, Any]) -> None:
 
 
 def check_resumable(path: Path, recipe: Recipe, strategy_name: str) -> int:
-    """The step of a snapshot that this run can go on from.
+    """The step of a snapshot from which this run can resume.
 
     Raises:
-        InputError: it is missing, damaged, of another recipe, or of a strategy that orders the optimizer's state
-            differently.
+        InputError: the snapshot is missing, damaged, of another recipe, or of a strategy that orders the optimizer's
+            state differently.
     """
     checkpoint = read_checkpoint(path)
     if difference := checkpoint_recipe(checkpoint, path).difference(recipe):
@@ -142,7 +145,7 @@ def check_resumable(path: Path, recipe: Recipe, strategy_name: str) -> int:
 
 
 def forget_after(metrics: Path, step: int) -> None:
-    """Drops the lines of steps that a resumed run will take again."""
+    """Drops the lines after `step`, because a resumed run will make these steps again."""
     if not metrics.exists():
         return
     kept = [line for line in read_metrics(metrics) if (line.get("step") or 0) <= step]

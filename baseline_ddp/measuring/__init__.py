@@ -1,1 +1,1 @@
-"""Where the time of a step goes, and the pictures of it."""
+"""Measures where the time of a step goes, and draws it."""

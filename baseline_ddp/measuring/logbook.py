@@ -1,4 +1,4 @@
-"""`logbook.md`: what a run was and what came out, made from the files in its folder."""
+"""Writes `logbook.md`: settings and results of a run, from the files in its folder."""
 
 import json
 import shlex
@@ -14,7 +14,7 @@ def write_logbook(folder: RunFolder) -> Path:
     """Writes `logbook.md` and `curves.png` from the folder's other files; `test.json` may be missing.
 
     Args:
-        folder: of a run that has its `summary.json`.
+        folder: a run folder that has its `summary.json`.
 
     Returns:
         The logbook's path.
@@ -43,7 +43,7 @@ def write_logbook(folder: RunFolder) -> Path:
 
 
 def _duration(summary: dict[str, Any]) -> str:
-    """Of what a run that was resumed had done before, nobody has measured the time."""
+    """The duration in words. The time before a run was resumed was not measured."""
     resumed, seconds = summary["resumed_step"], _time(summary["seconds"])
     if resumed is None:
         return f" and {seconds}"
@@ -53,7 +53,7 @@ def _duration(summary: dict[str, Any]) -> str:
 def _command(environment: dict[str, Any], summary: dict[str, Any]) -> str:
     nodes, processes = summary["nodes"], summary["processes"]
     launcher = "python" if summary["strategy"] == "single" else f"torchrun --standalone --nproc-per-node {processes}"
-    if nodes > 1:  # the line of each node differs: --print-launch prints them
+    if nodes > 1:  # the line of each node differs; --print-launch prints them
         launcher = f"torchrun --nnodes {nodes} --nproc-per-node {processes // nodes} --node-rank ... --master-addr ..."
     return f"{launcher} {shlex.join(environment['command_line'])}"
 
@@ -99,7 +99,7 @@ def _results(summary: dict[str, Any], test: dict[str, Any] | None) -> dict[str, 
 
 
 def _times(summary: dict[str, Any]) -> dict[str, str]:
-    """Since the run was resumed, if it was."""
+    """Rows of the table of times; those of a resumed run count from there."""
     parts, resumed = summary["step_time_seconds"], summary["resumed_step"]
     total = sum(parts.values()) or 1.0
     shares = {f"of it {name}": f"{_time(seconds)} ({seconds / total:.1%})" for name, seconds in parts.items()}

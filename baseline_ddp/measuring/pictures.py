@@ -1,4 +1,4 @@
-"""Pictures for people: curves, the confusion matrix, and how throughput scales."""
+"""Draws curves, the confusion matrix, and how throughput scales."""
 
 from pathlib import Path
 from typing import Any
@@ -11,14 +11,14 @@ _MOST_NUMBERED_CLASSES = 20
 
 
 def draw_curves(lines: list[dict[str, Any]], path: Path) -> None:
-    """Loss, accuracy, learning rate and throughput over steps.
+    """Draws loss, accuracy, learning rate and throughput over steps.
 
     Args:
-        lines: of a `metrics.jsonl`.
+        lines: the lines of a `metrics.jsonl`.
         path: PNG file.
     """
     figure = Figure(figsize=(10, 6))
-    figure.subplots_adjust(left=0.085, right=0.98, bottom=0.09, top=0.94, hspace=0.4)  # to find it would take long
+    figure.subplots_adjust(left=0.085, right=0.98, bottom=0.09, top=0.94, hspace=0.4)  # a computed layout takes long
     panels = figure.subplots(2, 2).ravel()
     _panel(panels[0], lines, "loss", {"train/loss": "training", "val/loss": "validation"})
     _panel(panels[1], lines, "accuracy", {"train/top1": "training, top-1", "val/top1": "validation, top-1"})
@@ -40,7 +40,7 @@ def _panel(axes: Axes, lines: list[dict[str, Any]], title: str, tags: dict[str, 
 
 
 def draw_confusion(confusion: list[list[int]], path: Path) -> None:
-    """The confusion matrix, each true class (row) as fractions of its samples.
+    """Draws the confusion matrix; each true class (row) is shown as fractions of its samples.
 
     Args:
         confusion: counts, true classes in rows.
@@ -68,14 +68,14 @@ def draw_confusion(confusion: list[list[int]], path: Path) -> None:
 def draw_scaling(
     processes: list[int], throughput: list[float], ranges: list[tuple[float, float]], path: Path, title: str
 ) -> None:
-    """Measured samples per second over the number of processes, and the ideal line through the first point.
+    """Draws measured samples per second over the number of processes, and the ideal line through the first point.
 
     Args:
         processes: numbers of processes, ascending.
-        throughput: samples per second of training of each, the median of its runs.
-        ranges: the slowest and the fastest of those runs.
+        throughput: for each number, samples per second of training, the median of its runs.
+        ranges: for each number, the slowest and the fastest of its runs.
         path: PNG file.
-        title: what was measured, and on what.
+        title: what was measured, and on which machine.
     """
     figure = Figure(figsize=(6, 4.5), layout="constrained")
     axes = figure.subplots()

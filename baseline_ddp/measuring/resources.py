@@ -1,4 +1,4 @@
-"""What the training takes of the machine: processor, memory and GPU of every process, logged at every update."""
+"""Measures the use of processor, memory and GPU by every process, at every update."""
 
 import math
 import warnings
@@ -10,13 +10,14 @@ GIB = 2**30
 
 
 class ResourceMeter:
-    """A gauge of `resources/rank0/cpu_percent` and so on: one value per process and update.
+    """A gauge of `resources/rank0/cpu_percent` and so on: one value for each process and update.
 
-    `cpu_percent` is of one core, by this process since the last update, and `memory_gib` its resident memory (psutil).
-    `gpu_percent` and `gpu_memory_gib` are of the whole GPU, whoever uses it (NVML); left out where there is none.
+    `cpu_percent` is this process's use of processor time since the last update, in percent of one core. `memory_gib` is
+    its resident memory (psutil). `gpu_percent` and `gpu_memory_gib` are of the whole GPU, by all programs (NVML); they
+    are left out if there is no GPU.
 
     Args:
-        device: of this process.
+        device: the device of this process.
     """
 
     per_process = True
@@ -27,10 +28,10 @@ class ResourceMeter:
         self._process.cpu_percent()  # the first call has nothing to compare with
 
     def start(self) -> None:
-        """The processor's use is counted between two calls of `take`."""
+        """Does nothing: psutil counts the processor's use between two calls of `take`."""
 
     def take(self, seconds: float) -> dict[str, float]:
-        """The values of this process; NaN for what it does not have."""
+        """The values of this process; NaN for a GPU that it does not have."""
         gpu_percent, gpu_memory = _gpu(self._device) if self._device.type == "cuda" else (math.nan, math.nan)
         return {
             "resources/cpu_percent": self._process.cpu_percent(),

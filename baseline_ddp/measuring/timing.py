@@ -1,4 +1,4 @@
-"""Where the time of a step goes: waiting for data, computing, communicating."""
+"""Measures where the time of a step goes: waiting for data, computing, communicating."""
 
 import time
 from collections.abc import Callable
@@ -11,7 +11,7 @@ from lightning.pytorch.profilers import Profiler
 
 
 class Stopwatch:
-    """Adds up the time between `begin` and `end`: of the process on CPUs, of the current stream on GPUs.
+    """Adds up the time between `begin` and `end`: wall time of the process, or time of the current stream on a GPU.
 
     A second `begin` replaces the first; an `end` without one does nothing.
     """
@@ -22,11 +22,11 @@ class Stopwatch:
         self._on_gpu: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
 
     def begin(self, on_gpu: bool = False) -> None:
-        """Starts."""
+        """Starts an interval; `on_gpu` measures on the GPU's current stream."""
         self._began = _recorded_event() if on_gpu else time.perf_counter()
 
     def end(self) -> None:
-        """Stops, and adds."""
+        """Ends the interval and adds it to the sum."""
         if isinstance(self._began, float):
             self._seconds += time.perf_counter() - self._began
         elif self._began is not None:
@@ -34,7 +34,7 @@ class Stopwatch:
         self._began = None
 
     def take(self) -> float:
-        """Seconds since the last call; waits for the GPU if it was used."""
+        """The sum in seconds since the last call; waits for the GPU if it was used."""
         if self._on_gpu:
             torch.cuda.synchronize()
         seconds = self._seconds + sum(first.elapsed_time(second) / 1000 for first, second in self._on_gpu)
@@ -49,9 +49,10 @@ def _recorded_event() -> torch.cuda.Event:
 
 
 def timed_hook(hook: Callable[..., Any], stopwatch: Stopwatch) -> Callable[..., Any]:
-    """A DDP communication hook that starts the stopwatch: the last bucket's call says that the gradients are complete.
+    """Wraps a DDP communication hook, so that each call restarts the stopwatch.
 
-    What then remains of the backward pass is the communication that it could not hide.
+    The last bucket's call says that the gradients are complete. What remains of the backward pass after it is the
+    communication that could not be hidden.
     """
 
     def begin(state: Any, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
@@ -64,11 +65,12 @@ def timed_hook(hook: Callable[..., Any], stopwatch: Stopwatch) -> Callable[..., 
 class TimedCollective:
     """FSDP's all-gather or reduce-scatter under a stopwatch.
 
-    On CPUs it is the time that the process is kept; on GPUs that of the communication's own stream, hidden or not.
+    On CPUs this is the time that the process is blocked; on GPUs it is the time of the communication's own stream,
+    hidden or not.
 
     Args:
         collective: `dist.all_gather_into_tensor` or `dist.reduce_scatter_tensor`.
-        stopwatch: what adds up.
+        stopwatch: adds up the time.
     """
 
     def __init__(self, collective: Callable[..., dist.Work | None], stopwatch: Stopwatch) -> None:
@@ -87,19 +89,19 @@ class TimedCollective:
 
 
 class DataClock(Profiler):
-    """Lightning's own mark around fetching a batch, added up."""
+    """Adds up the time of fetching batches, between Lightning's own marks."""
 
     def __init__(self) -> None:
         super().__init__()
         self._began = self._seconds = 0.0
 
     def start(self, action_name: str) -> None:
-        """Called by Lightning before everything that it does."""
+        """Called by Lightning before each action."""
         if action_name.endswith("train_dataloader_next"):
             self._began = time.perf_counter()
 
     def stop(self, action_name: str) -> None:
-        """Called by Lightning after it."""
+        """Called by Lightning after each action."""
         if action_name.endswith("train_dataloader_next"):
             self._seconds += time.perf_counter() - self._began
 
@@ -110,11 +112,11 @@ class DataClock(Profiler):
 
 
 class StepSplit(L.Callback):
-    """Divides the training time of each update; every part is a mean over all processes, in seconds.
+    """Divides the training time of each update into parts; each is a mean over all processes, in seconds.
 
-    A gauge of `perf/data_seconds` (waiting for batches), `perf/communication_seconds` (of gradients and shards, as
-    `timed_hook` and `TimedCollective` measure it) and `perf/compute_seconds` (the rest, Lightning's and the logs' own
-    overhead included).
+    It is a gauge of `perf/data_seconds` (waiting for batches), `perf/communication_seconds` (of gradients and shards,
+    as `timed_hook` and `TimedCollective` measure it) and `perf/compute_seconds` (the rest, which includes the overhead
+    of Lightning and of logging).
     """
 
     per_process = False
@@ -123,11 +125,11 @@ class StepSplit(L.Callback):
         self.data, self.communication = data, communication
 
     def on_after_backward(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """DDP's gradients are averaged now."""
+        """Ends the interval of communication: DDP's gradients are averaged now."""
         self.communication.end()
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """What FSDP communicates while validating does not count."""
+        """Discards FSDP's communication during the validation, which does not count."""
         self.communication.take()
 
     def start(self) -> None:
@@ -136,7 +138,7 @@ class StepSplit(L.Callback):
         self.communication.take()
 
     def take(self, seconds: float) -> dict[str, float]:
-        """The parts of `seconds`."""
+        """The parts of `seconds`, the training time of an update."""
         data, communication = self.data.take(), self.communication.take()
         return {
             "perf/data_seconds": data,

@@ -14,7 +14,7 @@ OPTIONS = ("--port", "31337", "--output-dir", "/runs", "--data-dir", "/data")
 
 
 def addresses(status: Path) -> list[str]:
-    """Where the peer listens, apart from its own loopback; empty if it does not (yet)."""
+    """The addresses at which the peer listens, without its loopback; empty if it does not listen yet."""
     try:
         found = json.loads(status.read_text())["addresses"]
     except (OSError, ValueError, KeyError):

@@ -1,4 +1,4 @@
-"""Health check of a container: exit status 0 if its peer has written its status within the last minute.
+"""Checks the health of a container: exit status 0 if its peer has written its status within the last minute.
 
 python healthy.py /runs
 """

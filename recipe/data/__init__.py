@@ -1,1 +1,1 @@
-"""Images: where they come from, which of them make a step, and how fast they are read."""
+"""Data: images, the order in which a peer visits samples, and how fast samples are loaded."""

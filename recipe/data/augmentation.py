@@ -1,4 +1,4 @@
-"""From stored images to what the model sees: size, normalisation, and random changes that can be repeated exactly."""
+"""Prepares stored images for the model: size, normalisation, and random changes that can be repeated exactly."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -25,12 +25,12 @@ _STATISTICS = {
     "synthetic": ((0.5,) * 3, (0.2,) * 3),
 }
 CROP_FRACTION = 0.875
-"""Of an image that is enlarged and cropped: that of the ResNet and ViT evaluations on ImageNet."""
+"""Share of an enlarged image's side that the crop keeps, as in the ResNet and ViT evaluations on ImageNet."""
 _CIFAR_PIXELS = 32
 
 
 def normalisation(recipe: Recipe) -> tuple[list[float], list[float]]:
-    """Mean and standard deviation per channel: what pretrained weights were trained with, else the data set's own."""
+    """Mean and standard deviation per channel: those of the pretrained weights, or else of the data set."""
     mean, std = _STATISTICS[recipe.dataset]
     if recipe.pretrained:
         import timm
@@ -43,17 +43,18 @@ def normalisation(recipe: Recipe) -> tuple[list[float], list[float]]:
 
 
 class TensorView(Dataset):
-    """A part of a data set in memory, normalised, fetched a batch at a time.
+    """A part of a data set in memory: normalised images, fetched one batch at a time.
 
     Args:
-        key: seed of the random changes; then the entries asked for are (position, index). None: no changes, indices.
+        key: seed of the random changes, with which the entries to fetch are (position, index). None for no changes,
+            with which they are indices.
     """
 
     gives_batches = True
 
     def __init__(self, source: TensorImages, recipe: Recipe, key: int | None) -> None:
         self._mean, self._std = (torch.tensor(values).view(-1, 1, 1) for values in normalisation(recipe))
-        self.is_normalised = source.images.is_floating_point()  # bytes are normalised batch by batch: they stay small
+        self.is_normalised = source.images.is_floating_point()  # bytes are normalised per batch, to save memory
         if self.is_normalised:
             source = TensorImages((source.images - self._mean) / self._std, source.labels, len(source))
         self.source = source
@@ -76,7 +77,7 @@ class TensorView(Dataset):
         return images if self.is_normalised else (images - self._mean) / self._std, labels
 
     def _shifted(self, images: torch.Tensor, words: np.ndarray) -> torch.Tensor:
-        """Moves every image by up to `max_shift` pixels in both directions; black comes in at the edges."""
+        """Moves every image by up to `max_shift` pixels in both directions; black fills the edges."""
         if not self.max_shift:
             return images
         span = np.uint64(2 * self.max_shift + 1)
@@ -90,7 +91,7 @@ class TensorView(Dataset):
 
 
 class ImageView(Dataset):
-    """A part of a data set of PIL images, transformed one by one; `key` as for `TensorView`."""
+    """A part of a data set of PIL images, transformed one by one; `key` is as for `TensorView`."""
 
     gives_batches = False
 
@@ -105,25 +106,27 @@ class ImageView(Dataset):
         if self.key is None:
             image, label = self.source[entry]
             if isinstance(self.source, ImagesByClass) and self.source.is_damaged(entry):
-                label = PADDING  # another image stands in for it, which counts once
+                label = PADDING  # the image that stands in for it must not count twice
             return self.transform(image), label
         position, index = entry
         image, label = self.source[index]
-        # torchvision draws from torch's global generator; the fork keeps dropout in this process out of step with it.
+        # torchvision draws from torch's global generator. The fork keeps that of this process, and so dropout,
+        # unchanged.
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(int(sample_randomness(self.key, np.asarray([position]))[0] >> np.uint64(1)))
             return self.transform(image), label
 
 
 def train_transform(recipe: Recipe) -> v2.Compose:
-    """PIL image -> float tensor (channels, image_size, image_size), changed at random as the recipe says."""
+    """The transform from a PIL image to a float tensor (channels, image_size, image_size), with the recipe's random
+    changes."""
     if recipe.augmentation == "none":
         return eval_transform(recipe)
     return v2.Compose([*_random_changes(recipe), *_to_tensor(recipe)])
 
 
 def eval_transform(recipe: Recipe) -> v2.Compose:
-    """PIL image -> float tensor (channels, image_size, image_size), always the same for the same image."""
+    """The transform from a PIL image to a float tensor (channels, image_size, image_size), without random changes."""
     side = recipe.image_size
     if recipe.dataset == "cifar10":
         return v2.Compose([*_resize_cifar(side), *_to_tensor(recipe)])
@@ -136,7 +139,7 @@ def _random_changes(recipe: Recipe) -> list[v2.Transform]:
     # Two operations of magnitude 9: the defaults of RandAugment (Cubuk et al. 2019) for ImageNet.
     further = [v2.RandAugment(num_ops=2, magnitude=9)] if recipe.augmentation == "randaugment" else []
     if recipe.dataset == "cifar10":
-        # On the original 32 px, before enlarging: the same picture for a fraction of the work.
+        # On the original 32 px, before enlarging: the same result for a fraction of the work.
         return [v2.RandomCrop(_CIFAR_PIXELS, padding=4), *mirrored, *further, *_resize_cifar(side)]
     if recipe.augmentation == "light":
         return [v2.Resize(round(side / CROP_FRACTION)), v2.RandomCrop(side)]

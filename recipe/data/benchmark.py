@@ -1,9 +1,9 @@
-"""Is the disk the limit? Samples and MB per second of the loader alone, against what the training can take.
+"""Tells whether the disk is the limit: samples and MB per second of the loader alone, against what training needs.
 
     python -m recipe.data.benchmark --recipe digits
     python -m recipe.data.benchmark --recipe imagefolder-vit-small --data-dir /data/imagenet --num-workers 8
 
-The loader gives training batches to nobody; the training computes one batch, already on its device, again and again.
+The loader's batches are discarded. The training computes one batch, already on its device, again and again.
 """
 
 import math
@@ -37,7 +37,7 @@ FILES_TO_WEIGH = 500
 
 @dataclass(frozen=True)
 class DataBenchmarkOptions:
-    """Measure the loader and the training apart from each other."""
+    """Measure the speeds of the loader and of the training separately."""
 
     recipe: Annotated[str, tyro.conf.arg(help=f"Preset: {', '.join(PRESETS)}.")] = "digits"
     data_dir: Path = Path("data")
@@ -58,25 +58,25 @@ class DataBenchmarkOptions:
 
 @dataclass(frozen=True)
 class DataRates:
-    """What came out, per second; MB are 10^6 bytes."""
+    """The measured rates per second; MB are 10^6 bytes."""
 
     loader_samples: float
-    """Samples that the loader gives when nobody computes."""
+    """Samples that the loader delivers while nothing is computed."""
     training_samples: float
-    """Samples that forward, backward and update take when nobody loads."""
+    """Samples that forward, backward and update process while nothing is loaded."""
     tensor_megabytes: float
-    """MB of tensors that the loader gives to the model."""
+    """MB of tensors that the loader delivers to the model."""
     file_megabytes: float | None
-    """MB of image files that it reads; None where all images lie in memory."""
+    """MB of image files that the loader reads; None if all images are in memory."""
 
     @property
     def headroom(self) -> float:
-        """Loader over training: below 1 the training has to wait for data."""
+        """Speed of the loader over that of the training: below 1, the training has to wait for data."""
         return self.loader_samples / self.training_samples
 
 
 def measure(recipe: Recipe, options: DataBenchmarkOptions) -> DataRates:
-    """Measures on this machine.
+    """Measures both rates on this machine.
 
     Raises:
         InputError: the data or the device cannot be used.
@@ -104,7 +104,7 @@ def measure(recipe: Recipe, options: DataBenchmarkOptions) -> DataRates:
 
 
 def _loader_rate(data: "PeerData", seconds: float) -> tuple[float, "tuple[torch.Tensor, torch.Tensor]"]:
-    """Samples per second, and a batch; the first batches pay for starting the workers."""
+    """Samples per second of the loader, and a batch; the first batches pay for starting the workers."""
     batches = iter(data.train_dataloader())
     for _ in range(WARMUP_BATCHES):
         batch = next(batches)
@@ -146,14 +146,14 @@ def _training_rate(
 
 
 def _mean_file_bytes(data: "PeerData") -> float | None:
-    """Mean size of some of the training images' files, evenly spread."""
+    """Mean size of a sample of the training images' files, evenly spread; None if there are no files."""
     paths = [path for path, _ in getattr(data.splits.train, "samples", [])]
     chosen = paths[:: max(1, len(paths) // FILES_TO_WEIGH)]
     return sum(os.path.getsize(path) for path in chosen) / len(chosen) if chosen else None
 
 
 def rates_table(rates: DataRates, title: str) -> Table:
-    """The rates for a person."""
+    """A table of the rates."""
     table = Table(title=title, title_justify="left")
     for column in ("", "samples/s", "MB/s of tensors", "MB/s of files"):
         table.add_column(column, justify="right")
@@ -174,7 +174,7 @@ def rates_table(rates: DataRates, title: str) -> Table:
 
 
 def verdict(rates: DataRates) -> str:
-    """One sentence: whether the training will wait for its data, and what to do then."""
+    """A sentence that says whether the training will wait for data, and what to do then."""
     if rates.headroom >= 1.0:
         return f"The loader is {rates.headroom:.1f} times as fast as the training: the data are not the limit."
     return (

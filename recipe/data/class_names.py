@@ -1,4 +1,4 @@
-"""What the classes of a data set are called, in the order of their labels."""
+"""Names of the classes of a data set, in the order of their labels."""
 
 from pathlib import Path
 
@@ -18,14 +18,14 @@ _KNOWN = {
 
 
 def class_names(recipe: Recipe, data_dir: Path | None = None) -> tuple[str, ...]:
-    """The names; empty where nobody has given the classes any, or they are names of folders that are not here.
+    """Names of the classes; empty if they have none, or if they are names of folders that are not on this machine.
 
     Args:
-        recipe: names the data set.
-        data_dir: of `imagefolder`: its class folders are the names.
+        recipe: gives the data set.
+        data_dir: folder of an `imagefolder`, whose class folders give the names; None if it is not known.
 
     Raises:
-        InputError: that folder has other classes than the recipe.
+        InputError: the folder has no class folders, or not as many as the recipe has classes.
     """
     if recipe.dataset != "imagefolder" or data_dir is None:
         return _KNOWN.get(recipe.dataset, ())

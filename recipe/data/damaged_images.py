@@ -1,4 +1,4 @@
-"""A folder of images in which some files cannot be read: they are skipped, up to a limit, and named once each."""
+"""A folder of images in which some files cannot be read. They are skipped up to a limit, and each is logged once."""
 
 import logging
 import multiprocessing
@@ -13,17 +13,17 @@ from torchvision.datasets.folder import default_loader
 from recipe.errors import InputError, first_line
 
 LIMIT_FRACTION, LIMIT_LEAST, LIMIT_MOST = 0.01, 10, 100
-"""So many files of a folder may be damaged: 1 % of them, but 10 in a small folder, and never more than 100."""
+"""How many files of a folder may be damaged: 1 % of them, but 10 in a small folder, and never more than 100."""
 
 logger = logging.getLogger(__name__)
 
 
 class DamagedImage(InputError):  # noqa: N818 (reads as what happened)
-    """A file that holds no image, or half of one.
+    """A file that holds no image or only a part of one.
 
     Args:
-        path: of the file.
-        reason: what its decoder says.
+        path: the file.
+        reason: message of the decoder.
     """
 
     def __init__(self, path: str, reason: str) -> None:
@@ -32,13 +32,13 @@ class DamagedImage(InputError):  # noqa: N818 (reads as what happened)
 
 
 class ImagesByClass(ImageFolder):
-    """torchvision's `ImageFolder`, in which the next readable file stands in for one that cannot be read.
+    """torchvision's `ImageFolder`, with the next readable file in place of each one that cannot be read.
 
-    All peers with the same files therefore see the same samples. What the processes of a loader find is shared with the
-    one that made them, which tells a person of it and ends with too much of it: see `report`.
+    So all peers with the same files see the same samples. The processes of a loader share what they find with the
+    process that made them. That process logs it, and ends the training if there is too much: see `report`.
 
     Args:
-        folder: with a folder of images for each class.
+        folder: holds a folder of images for each class.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -50,7 +50,7 @@ class ImagesByClass(ImageFolder):
         """Names of the class folders, and their labels.
 
         Raises:
-            InputError: a name is not in UTF-8, as of an old archive: it can neither be compared nor shown everywhere.
+            InputError: a name is not in UTF-8, as in an old archive. It could be neither compared nor shown everywhere.
         """
         names, labels = super().find_classes(directory)
         for name in names:
@@ -60,14 +60,14 @@ class ImagesByClass(ImageFolder):
 
     @property
     def limit(self) -> int:
-        """So many damaged files are skipped; one more ends the training."""
+        """Number of damaged files that are skipped; one more ends the training."""
         share = int(LIMIT_FRACTION * len(self))
         return min(max(LIMIT_LEAST, min(share, LIMIT_MOST)), len(self) - 1)
 
     def __getitem__(self, index: int) -> tuple[Any, int]:
         """(PIL image, class) of the file, or of the next one that can be read.
 
-        Where there is none within `limit` files the image is black; `report` then raises before it is trained on.
+        If none of the next `limit` files can be read, the image is black. `report` then raises before it is trained on.
         """
         for place in range(index, index + self.limit + 1):
             try:
@@ -77,14 +77,14 @@ class ImagesByClass(ImageFolder):
         return Image.new("RGB", (1, 1)), self.targets[index]
 
     def is_damaged(self, index: int) -> bool:
-        """Whether another file stood in for this one when it was last asked for."""
+        """Whether this file could not be read when it was last asked for, so that another one stood in for it."""
         return bool(self._is_damaged[index])
 
     def report(self) -> None:
-        """Names the damaged files that have been found since the last report, in the log.
+        """Logs the damaged files that were found since the last report.
 
         Raises:
-            InputError: there are too many.
+            InputError: more than `limit` files are damaged.
         """
         marks = np.frombuffer(self._is_damaged, np.uint8)
         if np.count_nonzero(marks) == len(self._reported):
@@ -105,7 +105,7 @@ class ImagesByClass(ImageFolder):
 
 
 def damage(path: str) -> str:
-    """Why a file holds no image; empty if it holds one."""
+    """Why a file is not a readable image; empty if it is one."""
     try:
         open_image(path)
     except DamagedImage as error:
@@ -117,11 +117,11 @@ def open_image(path: str) -> Any:
     """A PIL image in RGB.
 
     Raises:
-        DamagedImage: the file is none, is cut off, or cannot be read.
+        DamagedImage: the file is no image, is cut off, or cannot be read.
     """
     try:
         return default_loader(path)
     except MemoryError:
         raise
-    except Exception as error:  # every format's decoder has its own
+    except Exception as error:  # the decoder of each format has its own errors
         raise DamagedImage(path, first_line(error)) from error

@@ -1,4 +1,4 @@
-"""Opens the recipe's images, split into training, validation and test parts that are the same on every machine."""
+"""Opens the recipe's images, split into training, validation and test parts that are equal on every machine."""
 
 import hashlib
 from collections.abc import Sequence
@@ -21,13 +21,13 @@ from recipe.glyphs.archive import FILE, GlyphArchive
 from recipe.glyphs.typefaces import PARTS
 from recipe.registry import DIGITS_FOLDS
 
-# The split belongs to the data set, not to a run: results with different recipe seeds stay comparable.
+# The split belongs to the data set and not to a run, so that results with different recipe seeds stay comparable.
 _SPLIT_SEED = 0
 _DIGITS_SPLIT = Path(__file__).parent / "digits_split.txt"
 ONE_EDITION = ("digits", *DIGITS_FOLDS, "cifar10", "synthetic")
-"""Data sets without a digest: everybody has the same."""
+"""Data sets without a digest: there is only one edition of each."""
 _SYNTHETIC_SAMPLES = {"train": 4096, "val": 512, "test": 512}
-_SYNTHETIC_BANK_FLOATS = 2**25  # 128 MiB per part; beyond it the same images come again
+_SYNTHETIC_BANK_FLOATS = 2**25  # 128 MiB per part; a larger part repeats its images
 
 
 class TensorImages(Dataset):
@@ -36,7 +36,7 @@ class TensorImages(Dataset):
     Args:
         images: tensor (num_images, channels, height, width), float in [0, 1], or bytes.
         labels: int64 tensor (num_images,).
-        length: samples to count; above num_images the images repeat.
+        length: number of samples; beyond num_images, the images repeat.
     """
 
     def __init__(self, images: torch.Tensor, labels: torch.Tensor, length: int | None = None) -> None:
@@ -56,7 +56,7 @@ class TensorImages(Dataset):
 
 
 def as_float(images: torch.Tensor) -> torch.Tensor:
-    """In [0, 1]; what is there as floats stays as it is."""
+    """The images as floats in [0, 1]; floats stay as they are."""
     return images if images.is_floating_point() else images / 255
 
 
@@ -72,7 +72,7 @@ def prepare(recipe: Recipe, data_dir: Path) -> None:
         data_dir.mkdir(parents=True, exist_ok=True)
         with FileLock(data_dir / ".download.lock"):
             CIFAR10(data_dir, download=True)
-    except Exception as error:  # urllib, tarfile, pickle and torchvision each have their own
+    except Exception as error:  # urllib, tarfile, pickle and torchvision each have their own errors
         if damaged := damaged_cifar10(data_dir):
             raise damaged from error
         raise InputError(
@@ -95,8 +95,8 @@ def open_splits(recipe: Recipe, data_dir: Path) -> Splits:
 def _digits(recipe: Recipe, _: Path) -> Splits:
     """1,797 handwritten digits of 8 x 8 pixels (UCI ML, bundled with scikit-learn): 1,257 / 270 / 270.
 
-    Scikit-learn itself stays unloaded: it takes two seconds that a volunteer waits for. `digits_split.txt` has what
-    `stratified` gives, a letter for each image: t(rain), v(alidation), (t)e(st).
+    Scikit-learn itself is not imported: that would make a volunteer wait for two seconds. `digits_split.txt` has the
+    result of `stratified`, a letter for each image: t(rain), v(alidation), (t)e(st).
     """
     file = Path(find_spec("sklearn").submodule_search_locations[0], "datasets", "data", "digits.csv.gz")
     table = torch.from_numpy(np.loadtxt(file, delimiter=",", dtype=np.int64))
@@ -111,7 +111,7 @@ def _digits(recipe: Recipe, _: Path) -> Splits:
 
 
 def _digits_parts(dataset: str, classes: np.ndarray) -> list[np.ndarray]:
-    """Indices of the three parts; a fold validates every fifth image of each class, and tests none."""
+    """Indices of the three parts; a fold validates every fifth image of each class and has no test part."""
     if dataset not in DIGITS_FOLDS:
         letters = np.array(list("".join(_DIGITS_SPLIT.read_text().split())))
         return [np.flatnonzero(letters == letter) for letter in "tve"]
@@ -121,7 +121,7 @@ def _digits_parts(dataset: str, classes: np.ndarray) -> list[np.ndarray]:
 
 
 def _glyphs(recipe: Recipe, data_dir: Path) -> Splits:
-    """62 characters of typefaces, as `python -m recipe.glyphs` has drawn them; a typeface is in one part alone."""
+    """62 characters of typefaces, as drawn by `python -m recipe.glyphs`; a typeface is in one part only."""
     archive = GlyphArchive.load(data_dir / FILE)
     parts = (
         TensorImages(_fitted(torch.from_numpy(images)[:, None], recipe), torch.from_numpy(labels).long())
@@ -131,7 +131,7 @@ def _glyphs(recipe: Recipe, data_dir: Path) -> Splits:
 
 
 def _fitted(images: torch.Tensor, recipe: Recipe) -> torch.Tensor:
-    """Grey images (num_images, 1, side, side) in the recipe's size and number of channels."""
+    """Grey images (num_images, 1, side, side), resized and repeated to the recipe's size and number of channels."""
     if recipe.image_size != images.shape[-1]:
         images = F.interpolate(images, size=recipe.image_size, mode="bilinear", antialias=True)
     return images.expand(-1, recipe.channels, -1, -1).contiguous()
@@ -139,7 +139,7 @@ def _fitted(images: torch.Tensor, recipe: Recipe) -> torch.Tensor:
 
 def stratified(labels: np.ndarray, second_share: float) -> tuple[np.ndarray, np.ndarray]:
     """Two sorted arrays of indices; every class has the same share in both."""
-    from sklearn.model_selection import train_test_split  # two seconds
+    from sklearn.model_selection import train_test_split  # takes two seconds
 
     everything = np.arange(len(labels))
     first, second = train_test_split(everything, test_size=second_share, stratify=labels, random_state=_SPLIT_SEED)
@@ -150,7 +150,7 @@ def _cifar10(_: Recipe, data_dir: Path) -> Splits:
     """CIFAR-10 (Krizhevsky 2009): 45,000 / 5,000 of the training batches, and the official 10,000 test images."""
     try:
         train, test = CIFAR10(data_dir, train=True), CIFAR10(data_dir, train=False)
-    except Exception as error:  # torchvision raises RuntimeError, unpickling anything
+    except Exception as error:  # torchvision raises RuntimeError, unpickling any exception
         if damaged := damaged_cifar10(data_dir):
             raise damaged from error
         raise InputError(
@@ -162,7 +162,7 @@ def _cifar10(_: Recipe, data_dir: Path) -> Splits:
 
 
 def damaged_cifar10(data_dir: Path) -> InputError | None:
-    """What to say of the first file whose checksum is not the published one; None if there is none."""
+    """The error about the first file whose checksum is not the published one; None if there is none."""
     batches = data_dir / CIFAR10.base_folder
     published = [(batches / name, md5) for name, md5 in (*CIFAR10.train_list, *CIFAR10.test_list)]
     published += [
@@ -179,7 +179,8 @@ def damaged_cifar10(data_dir: Path) -> InputError | None:
 
 
 def _imagefolder(recipe: Recipe, data_dir: Path) -> Splits:
-    """`train/<class>/*.jpg`, `val/<class>/*.jpg` and, if it is there, `test/<class>/*.jpg`: ImageNet's own layout."""
+    """Images by class: `train/<class>/*.jpg`, `val/<class>/*.jpg` and perhaps `test/<class>/*.jpg`, as ImageNet has
+    them."""
     parts = {name: _folder(data_dir / name) for name in ("train", "val", "test") if _needed(data_dir / name)}
     for name, part in parts.items():
         if part.classes != parts["train"].classes:
@@ -196,7 +197,7 @@ def _imagefolder(recipe: Recipe, data_dir: Path) -> Splits:
 
 
 def digest_of_classes(names: Sequence[str]) -> str:
-    """Of class folders, in the order of their labels."""
+    """Digest of the names of class folders, in the order of their labels."""
     return hashlib.sha256("/".join(names).encode()).hexdigest()[:16]
 
 
@@ -214,7 +215,7 @@ def _folder(folder: Path) -> ImagesByClass:
 
 
 def _synthetic(recipe: Recipe, _: Path) -> Splits:
-    """Noise over a coarse pattern per class: learnable, so that a benchmark's loss means something."""
+    """Noise over a coarse pattern for each class: learnable, so that a benchmark's loss is meaningful."""
     generator = torch.Generator().manual_seed(_SPLIT_SEED)
     patterns = torch.rand(recipe.num_classes, recipe.channels, 4, 4, generator=generator)
     parts = (_synthetic_part(recipe, patterns, samples, generator) for samples in _SYNTHETIC_SAMPLES.values())

@@ -1,4 +1,4 @@
-"""`PeerData`: data for Lightning in a peer's own order, whatever a sample is."""
+"""`PeerData`: data for Lightning in a peer's own order, for samples of any kind."""
 
 from abc import abstractmethod
 from itertools import islice
@@ -16,15 +16,15 @@ from recipe.errors import InputError
 
 
 class View(Protocol):
-    """A part of the data as the model sees it, asked for a micro-batch at a time.
+    """A part of the data as the model sees it, fetched one micro-batch at a time.
 
-    What is asked for are indices, or, where training samples change at random, (position, index): the position in the
-    peer's order seeds the changes.
+    The entries to fetch are indices. Where training samples change at random, they are (position, index): the position
+    in the peer's order seeds the changes.
     """
 
     gives_batches: bool
-    """It holds everything in memory, and `__getitems__` returns (inputs, labels) of a whole micro-batch. Else
-    `__getitem__` returns one input and its label, and processes may load them."""
+    """Whether all data are in memory, and `__getitems__` returns (inputs, labels) of a whole micro-batch. Else
+    `__getitem__` returns one input and its label, and loader processes may call it."""
 
     def __len__(self) -> int:
         """Number of samples."""
@@ -52,22 +52,22 @@ class StoredView(Dataset):
 
 
 class PeerData(L.LightningDataModule):
-    """Training, validation and test samples of a recipe. A task says how they are opened and what the model sees.
+    """Training, validation and test samples of a recipe. A task defines how they are opened and prepared for the model.
 
-    Batches are (inputs, labels), labels int64 (batch,).
-    The training loader never ends and its micro-batches are all of equal size; validation and test loaders pass over
-    their part once, in order. Under a trainer of several processes each of them gets its share: of the training order
-    every n-th micro-batch, of a pass every n-th sample, filled up with the label `PADDING` to equal lengths.
+    Batches are (inputs, labels), with labels int64 (batch,). The training loader never ends, and all its micro-batches
+    have the same size. Validation and test loaders pass over their part once, in order. Under a trainer of several
+    processes, each process gets its share. Of the training order it gets every n-th micro-batch; of a pass it gets
+    every n-th sample, padded with the label `PADDING` to equal lengths.
 
     Args:
-        recipe: names the data set and how samples are made ready for the model.
-        data_dir: folder of data that are not bundled; else unused.
+        recipe: gives the data set and how samples are prepared for the model.
+        data_dir: folder of data that are not bundled; unused for others.
         batch_size: micro-batch, in samples.
         identity: peers with different identities visit the samples in different orders.
-        num_workers: processes that load samples; data sets that lie in memory never use any.
+        num_workers: processes that load samples; data sets in memory never use any.
 
     Raises:
-        InputError: from `prepare_data` and `setup`, when the folder or the micro-batch cannot work.
+        InputError: from `prepare_data` and `setup`, if the folder or the micro-batch cannot work.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class PeerData(L.LightningDataModule):
         self.num_workers = num_workers
         self.samples_trained = 0
         self.first_position = 0
-        """Of the micro-batch that has left for training last, in this peer's order."""
+        """Position in this peer's order of the micro-batch that was handed to training last."""
         self._splits: Splits | None = None
         self._batches: PeerBatches | None = None
         self._dealt: tuple[int, int] | None = None
@@ -96,15 +96,15 @@ class PeerData(L.LightningDataModule):
         """Opens the data set; nothing is downloaded.
 
         Raises:
-            InputError: it is missing, damaged, or not what the recipe says.
+            InputError: the data set is missing, damaged, or not what the recipe says.
         """
 
     def view(self, part: Dataset, key: int | None) -> View:
-        """A part as the model sees it: as it is stored, unless a task makes more of it.
+        """A part as the model sees it: as it is stored, unless a task overrides this.
 
         Args:
             part: of the splits.
-            key: seed of the random changes of training samples; None for none, where indices are asked for.
+            key: seed of the random changes of training samples; None for no changes, with which entries are indices.
         """
         return StoredView(part, key)
 
@@ -127,7 +127,7 @@ class PeerData(L.LightningDataModule):
 
     @property
     def splits(self) -> Splits:
-        """The parts as they are stored."""
+        """The parts of the data set, as they are stored."""
         if self._splits is None:
             self.setup()
         return self._splits
@@ -139,11 +139,11 @@ class PeerData(L.LightningDataModule):
 
     @property
     def digest(self) -> str:
-        """Of what has to be the same on all peers of a run: see `Splits.digest`."""
+        """Digest of what all peers of a run must share: see `Splits.digest`."""
         return self.splits.digest
 
     def deal_out(self, rank: int, num_processes: int) -> None:
-        """Each of these processes trains on its share of this order, although its trainer knows of no other one."""
+        """Trains on the share of this process in the peer's order, although the trainer knows of no other process."""
         self._dealt = rank, num_processes
 
     def train_dataloader(self) -> DataLoader:
@@ -153,9 +153,9 @@ class PeerData(L.LightningDataModule):
         return self._loader(self._training_view(self.identity), self._batches)
 
     def micro_batch_of(self, identity: str, first_position: int, samples: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """(inputs, labels) that the peer of this identity has trained on, or will, from that position of its order on.
+        """(inputs, labels) that the peer of this identity trains on, beginning at that position of its order.
 
-        It is the same for everybody who has the data, however many loaders and whatever micro-batches that peer has.
+        The result is the same on every machine that has the data, whatever loaders and micro-batches that peer uses.
         """
         indices = islice(self._order(identity, first_position), samples)
         entries = [(first_position + number, index) for number, index in enumerate(indices)]
@@ -171,7 +171,7 @@ class PeerData(L.LightningDataModule):
         return self.view(self.splits.train, stable_seed(self.recipe.seed, identity, "augmentation"))
 
     def resize_micro_batch(self, samples: int) -> None:
-        """The training loader's next micro-batches are of another size; those that it has drawn ahead stay.
+        """Changes the size of the training loader's next micro-batches; those that it has drawn ahead stay.
 
         Samples keep their order and their random changes, which depend on their position alone.
         """
@@ -194,7 +194,8 @@ class PeerData(L.LightningDataModule):
         return self._pass_over(self.splits.test)
 
     def on_before_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
-        """Counts here, where a batch leaves for training: loaders draw ahead, so their own count says too much."""
+        """Counts the samples when a batch is handed to training. Loaders draw ahead, so their own count would be too
+        high."""
         if self.trainer is not None and self.trainer.training:
             rank, num_processes = self._dealt or self._share
             self.first_position = self.samples_trained + rank * len(batch[1])
@@ -202,11 +203,11 @@ class PeerData(L.LightningDataModule):
         return batch
 
     def state_dict(self) -> dict[str, int]:
-        """How many samples were trained on, by all processes together; Lightning keeps it in checkpoints."""
+        """The number of samples that all processes together trained on; Lightning keeps it in checkpoints."""
         return {"position": self.samples_trained}
 
     def load_state_dict(self, state_dict: dict[str, int]) -> None:
-        """The next training loader goes on after that many samples."""
+        """Makes the next training loader continue after that many samples."""
         self.samples_trained = state_dict["position"]
 
     @property
@@ -226,13 +227,13 @@ class PeerData(L.LightningDataModule):
             persistent_workers=workers > 0,
             pin_memory=torch.cuda.is_available(),
             collate_fn=_as_is if view.gives_batches else None,
-            # A loader draws a seed when it starts; not from the global generator, where dropout would notice.
+            # A loader draws a seed when it starts. It must not come from the global generator, which dropout uses.
             generator=torch.Generator().manual_seed(self.recipe.seed),
         )
 
 
 class _PaddedView(Dataset):
-    """A view without random changes that gives some sample and the label `PADDING` for the index `PADDING`."""
+    """A view without random changes; for the index `PADDING` it gives some sample with the label `PADDING`."""
 
     def __init__(self, view: View) -> None:
         self.view = view

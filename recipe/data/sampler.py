@@ -1,4 +1,4 @@
-"""The order in which a peer visits its training samples: endless, its own, and the same whenever it is asked again."""
+"""The order in which a peer visits its training samples: endless, its own, and reproducible."""
 
 import hashlib
 from collections.abc import Iterator
@@ -9,7 +9,7 @@ from torch.utils.data import Sampler
 
 
 def stable_seed(*parts: object) -> int:
-    """A 63-bit seed from the parts' text through SHA-256; Python's `hash` would differ from process to process."""
+    """A 63-bit seed from the parts' text through SHA-256. Python's `hash` would differ from process to process."""
     digest = hashlib.sha256("/".join(map(str, parts)).encode()).digest()
     return int.from_bytes(digest[:8], "big") >> 1
 
@@ -17,13 +17,13 @@ def stable_seed(*parts: object) -> int:
 class PeerSampler(Sampler[int]):
     """Endless indices 0..dataset_size-1: pass after pass, each pass a new permutation.
 
-    The order depends on nothing but (seed, identity, pass number), so peers with different identities draw different
-    samples at the same time, and a peer that restarts goes on where it was.
+    The order depends only on (seed, identity, pass number). So peers with different identities draw different samples
+    at the same time, and a peer that restarts goes on where it was.
 
     Args:
         dataset_size: number of samples.
         seed: the recipe's seed.
-        identity: what tells this peer from others, for example its public key.
+        identity: a text that is unique to this peer, for example its public key.
     """
 
     def __init__(self, dataset_size: int, seed: int, identity: str) -> None:
@@ -45,27 +45,27 @@ class PeerSampler(Sampler[int]):
         return torch.randperm(self.dataset_size, generator=generator).tolist()
 
     def state_dict(self) -> dict[str, int]:
-        """How many samples were drawn since the beginning."""
+        """The number of samples drawn since the beginning."""
         return {"position": self.position}
 
     def load_state_dict(self, state: dict[str, int]) -> None:
-        """Goes on after as many samples as the state says; takes effect at the next `iter()`."""
+        """Continue after the number of samples in the state; takes effect at the next `iter()`."""
         self.position = state["position"]
 
 
 class PeerBatches(Sampler[list[tuple[int, int]]]):
     """Endless micro-batches of equal size. Each entry is (position, index).
 
-    The position counts the samples this peer has drawn. It seeds a sample's augmentation, which therefore depends
-    neither on the micro-batch size nor on the number of loader processes. A peer of several training processes deals
-    the micro-batches of its one order out to them in turn: after each turn they have seen together what one process
+    The position counts the samples that this peer has drawn. It seeds a sample's augmentation, which therefore depends
+    neither on the micro-batch size nor on the number of loader processes. If a peer has several training processes,
+    they take the micro-batches of its one order in turn. After each turn, together they have seen what one process
     would have seen alone.
 
     Args:
         sampler: the peer's order.
         batch_size: samples per micro-batch.
-        rank: which of the peer's training processes this is, from 0.
-        num_processes: how many there are.
+        rank: number of this training process among those of the peer, from 0.
+        num_processes: number of the peer's training processes.
     """
 
     def __init__(self, sampler: PeerSampler, batch_size: int, rank: int = 0, num_processes: int = 1) -> None:
@@ -85,14 +85,14 @@ class PeerBatches(Sampler[list[tuple[int, int]]]):
 
 
 PADDING = -1
-"""Stands for no sample: an index that asks for none, and the label that metrics skip."""
+"""Stands for no sample, both as an index and as a label, which metrics skip."""
 
 
 class ShardBatches(Sampler[list[int]]):
-    """One process's share of a pass in order: every `num_processes`-th index, beginning at `rank`.
+    """One process's share of an ordered pass: every `num_processes`-th index, beginning at `rank`.
 
-    All processes get equally many indices, because under FSDP every forward pass is one of all processes; where the
-    data set does not divide, the last index of some is `PADDING`.
+    All processes get equally many indices, because under FSDP every forward pass involves all processes. If the data
+    set does not divide, the last index of some processes is `PADDING`.
     """
 
     def __init__(self, dataset_size: int, batch_size: int, rank: int, num_processes: int) -> None:
@@ -116,8 +116,8 @@ class ShardBatches(Sampler[list[int]]):
 def sample_randomness(key: int, positions: np.ndarray) -> np.ndarray:
     """One random 64-bit word per position, shape and order kept, computed without a loop.
 
-    This is SplitMix64 (Steele, Lea and Flood 2014, "Fast splittable pseudorandom number generators") used as a
-    counter-based generator: word n is its n-th output when it starts from `key`.
+    This is SplitMix64 (Steele, Lea and Flood 2014, "Fast splittable pseudorandom number generators"), used as a
+    counter-based generator: the word for position n is the n-th output, from 0, of a generator that starts from `key`.
     """
     with np.errstate(over="ignore"):
         z = np.uint64(key) + (positions.astype(np.uint64) + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)

@@ -15,8 +15,8 @@ from recipe.errors import InputError
 class VisionData(PeerData):
     """Training, validation and test images of a recipe.
 
-    Inputs are float32 (batch, channels, image_size, image_size), normalised. The folder is that of CIFAR-10 (downloaded
-    there if missing), of `glyphs.npz`, or of `train/`, `val/` and `test/`; else unused.
+    Inputs are float32 (batch, channels, image_size, image_size), normalised. The folder holds CIFAR-10 (downloaded
+    there if missing), `glyphs.npz`, or `train/`, `val/` and `test/`; other data sets do not use it.
     """
 
     def prepare_data(self) -> None:
@@ -25,7 +25,7 @@ class VisionData(PeerData):
 
     @property
     def missing_download(self) -> str:
-        """CIFAR-10, if it is needed and not there."""
+        """CIFAR-10, if the recipe needs it and it is missing; else empty."""
         if self.recipe.dataset != "cifar10" or damaged_cifar10(self.data_dir):
             return ""
         try:
@@ -35,15 +35,15 @@ class VisionData(PeerData):
         return ""
 
     def open(self) -> Splits:
-        """`TensorImages`, or data sets of (PIL image, class)."""
+        """Opens the images as `TensorImages`, or as data sets of (PIL image, class)."""
         return open_splits(self.recipe, self.data_dir)
 
     def view(self, part: Dataset, key: int | None) -> TensorView | ImageView:
-        """In the recipe's size, normalised, and changed at random as the recipe says."""
+        """The part in the recipe's size, normalised, and changed at random as the recipe says."""
         return (TensorView if isinstance(part, TensorImages) else ImageView)(part, self.recipe, key)
 
     def on_before_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
-        """Names files that hold no image, before what stands in for them is trained on.
+        """Logs files that hold no image, before the images that stand in for them are trained on.
 
         Raises:
             InputError: too many of a folder's images cannot be read.

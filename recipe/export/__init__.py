@@ -1,1 +1,1 @@
-"""What was trained, in the forms that other programs read: timm, the Hugging Face hub, ONNX."""
+"""Exports a trained model in forms that other programs read: timm, the Hugging Face hub, ONNX."""

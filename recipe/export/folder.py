@@ -1,4 +1,4 @@
-"""Everything of an exported model in one folder, which has all of it or nothing."""
+"""Exports a model into one folder: all files are made and checked in a temporary folder before any is moved there."""
 
 import os
 import tempfile
@@ -18,16 +18,17 @@ from recipe.export.trained import Trained, load_trained
 
 CARD = "README.md"
 FILES = (WEIGHTS, MODEL, f"{MODEL}.data", CARD, CONFIG)
-"""The second and the third only where they were asked for, and the third only for weights of 2 GB and more."""
+"""All files of an export, in the order in which they are put in place: without `CONFIG`, no program loads the others.
+`MODEL` is written only if it was asked for, and its `.data` only for weights of 2 GB and more."""
 
 
 @dataclass(frozen=True)
 class Exported:
-    """What was written.
+    """The result of an export.
 
     Args:
-        trained: the model.
-        files: their names.
+        trained: the model that was exported.
+        files: names of the files.
         onnx_difference: largest difference of ONNX Runtime's logits from torch's; None without an ONNX file.
     """
 
@@ -49,16 +50,16 @@ def export_model(
     """Writes the weights of a run folder or a checkpoint, and checks that they can be loaded.
 
     Args:
-        source: a run folder, or a checkpoint.
-        folder: where to; the model is called like it.
+        source: a run folder, or a checkpoint file.
+        folder: the target; the model gets its name.
         onnx: write an ONNX file as well.
-        overwrite: replace an earlier export; other files stay.
-        contributors: who agreed to be named.
-        license_name: as the hub has it.
-        data_dir: folder of images whose class folders give the names of the classes.
+        overwrite: replace an earlier export; other files in the folder stay.
+        contributors: names of the contributors who agreed to be named.
+        license_name: name of the licence on the hub.
+        data_dir: folder of images whose class folders give the names of the classes; None if there is none.
 
     Raises:
-        InputError: something is missing or in the way, or other programs do not load what was written.
+        InputError: something is missing or in the way, or another program does not load what was written.
     """
     name = model_name(folder)
     _check_free(folder, overwrite)
@@ -82,7 +83,7 @@ def export_model(
 
 
 def _check_free(folder: Path, overwrite: bool) -> None:
-    """Raises InputError: something is there that nobody said could go."""
+    """Raises InputError if the target is a file, or holds something and `overwrite` is not set."""
     if folder.exists() and not folder.is_dir():
         raise InputError(f"{folder} is a file: name a folder with --to.")
     if folder.exists() and any(folder.iterdir()) and not overwrite:
@@ -90,11 +91,14 @@ def _check_free(folder: Path, overwrite: bool) -> None:
 
 
 def _put_in_place(made: Path, folder: Path) -> tuple[str, ...]:
-    """Moves what was made; a file of an earlier export that was not made again would be of other weights."""
+    """Moves the new files into the folder. The files of an earlier export are deleted before.
+
+    So a kill in between leaves a folder that lacks files, and never new weights beside an old config or card.
+    """
     folder.mkdir(exist_ok=True)
-    for name in FILES:
-        if (made / name).exists():
-            os.replace(made / name, folder / name)
-        else:
-            (folder / name).unlink(missing_ok=True)
-    return tuple(name for name in FILES if (folder / name).exists())
+    for name in reversed(FILES):
+        (folder / name).unlink(missing_ok=True)
+    files = tuple(name for name in FILES if (made / name).exists())
+    for name in files:
+        os.replace(made / name, folder / name)
+    return files

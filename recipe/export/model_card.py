@@ -1,4 +1,4 @@
-"""`README.md` of an exported model: a model card, whose front matter the Hugging Face hub reads."""
+"""Writes the `README.md` of an exported model: a model card, whose front matter the Hugging Face hub reads."""
 
 import html
 from collections.abc import Sequence
@@ -35,15 +35,15 @@ def model_card(
     license_name: str | None = None,
     has_onnx: bool = False,
 ) -> str:
-    """The whole page.
+    """The text of the model card.
 
     Args:
-        trained: the model.
-        record: what its run folder says; None if there is no folder.
-        name: what the model is called.
-        contributors: who agreed to be named.
-        license_name: as the hub has it; None says nothing of it.
-        has_onnx: whether an ONNX file lies beside.
+        trained: the exported model.
+        record: the record of its run folder; None if there is none.
+        name: name of the model.
+        contributors: names of the contributors who agreed to be named.
+        license_name: name of the licence on the hub; None to leave it out.
+        has_onnx: whether the folder has an ONNX file.
     """
     sections = [
         f"---\n{_front_matter(trained.recipe, record, name, license_name)}\n---",
@@ -58,10 +58,10 @@ def model_card(
 
 
 def read_contributors(path: Path) -> list[str]:
-    """The names in a file, one a line; empty lines and those that begin with # say nothing.
+    """The names in a file, one per line; empty lines and lines that begin with # are skipped.
 
     Raises:
-        InputError: it cannot be read, or holds what cannot be shown as names.
+        InputError: the file cannot be read, has too many names, or has a line that is no name.
     """
     try:
         with open(path.expanduser(), encoding="utf-8") as file:
@@ -80,10 +80,10 @@ def read_contributors(path: Path) -> list[str]:
 
 
 def model_name(folder: Path) -> str:
-    """What the model is called: as its folder.
+    """The model's name, which is that of its folder.
 
     Raises:
-        InputError: that is no name for a model on the hub.
+        InputError: a model on the hub cannot have this name.
     """
     return check_name(folder.absolute().name, "--to")
 
@@ -113,7 +113,7 @@ def _front_matter(recipe: Recipe, record: RunRecord | None, name: str, license_n
 
 
 def _base_model(recipe: Recipe) -> str | None:
-    """Name on the hub of the weights with which the training began."""
+    """Name on the hub of the pretrained weights that the training started from; None without any."""
     weights = timm.get_pretrained_cfg(recipe.model) if recipe.pretrained else None
     return None if weights is None else weights.hf_hub_id
 
@@ -187,8 +187,8 @@ def _training(trained: Trained, record: RunRecord | None) -> str:
     if record is not None:
         peers = "one participant" if record.peers == 1 else f"{record.peers} peers"
         lines.append(
-            f"Run `{record.run_id}`: {record.updates:,} updates with {record.samples:,} samples of {peers}, as the "
-            "one recorded it whose weights these are."
+            f"Run `{record.run_id}`: {record.updates:,} updates with {record.samples:,} samples of {peers}, as "
+            "recorded in the run folder that these weights come from."
         )
     lines.append(f"Trained with swarm-vit; the recipe has the fingerprint `{recipe.fingerprint}`.\n")
     skipped = set() if record is None or record.peers > 1 else _RECIPE_OF_SWARMS
@@ -207,9 +207,11 @@ def _training(trained: Trained, record: RunRecord | None) -> str:
 def _contributors(names: Sequence[str]) -> str:
     if not names:
         return ""
-    return "\n".join(["## Contributors\n", "Who agreed to be named:\n", *(f"- {_escaped(name)}" for name in names)])
+    return "\n".join(
+        ["## Contributors\n", "These contributors agreed to be named:\n", *(f"- {_escaped(name)}" for name in names)]
+    )
 
 
 def _escaped(name: str) -> str:
-    """As text, whatever Markdown or HTML would make of it."""
+    """The name with the special letters of Markdown and HTML escaped."""
     return "".join(f"\\{letter}" if letter in r"\`*_[]|#" else letter for letter in html.escape(name, quote=False))

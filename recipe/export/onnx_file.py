@@ -1,4 +1,4 @@
-"""The model as an ONNX file, for programs without Python or torch."""
+"""Exports a model as an ONNX file, for programs without Python or torch."""
 
 from importlib.util import find_spec
 from pathlib import Path
@@ -14,27 +14,27 @@ IMAGES, LOGITS = "images", "logits"
 """Names of the input (batch, channels, image_size, image_size) and of the output (batch, num_classes)."""
 PACKAGES = ("onnx", "onnxscript", "onnxruntime")
 LARGEST_DIFFERENCE = 1e-4
-"""Of logits, against torch's: the same numbers are added up in another order."""
+"""Largest accepted difference of logits from torch's. They differ because sums are made in another order."""
 
 _ONE_FILE_BYTES = 2**31 - 2**24
-"""Protobuf ends at 2 GiB; larger weights lie in a file beside it."""
+"""Largest weights in the ONNX file itself. Protobuf is limited to 2 GiB; larger weights go to a file beside it."""
 
 
 def check_onnx_packages() -> None:
-    """Raises InputError: one is missing."""
+    """Raises InputError if one of `PACKAGES` is missing."""
     missing = [name for name in PACKAGES if find_spec(name) is None]
     if missing:
         raise InputError(f"--onnx needs packages that are missing: pip install {' '.join(missing)}.")
 
 
 def write_onnx(trained: Trained, path: Path) -> float:
-    """Writes the file, and asks ONNX Runtime for the logits of images in two batch sizes.
+    """Writes the file, and compares ONNX Runtime's logits with torch's in two batch sizes.
 
     Returns:
-        the largest difference from torch's
+        the largest difference from torch's logits
 
     Raises:
-        InputError: torch cannot export this model, or the file says something else.
+        InputError: torch cannot export this model, or the logits differ by more than `LARGEST_DIFFERENCE`.
         OSError: the file cannot be written.
     """
     images = trained.example
@@ -53,7 +53,7 @@ def write_onnx(trained: Trained, path: Path) -> float:
         )
     except OSError:
         raise
-    except Exception as error:  # its parts have their own
+    except Exception as error:  # its parts have their own errors
         raise InputError(
             f"torch cannot export {trained.recipe.model} to ONNX ({type(error).__name__}): leave out --onnx."
         ) from error

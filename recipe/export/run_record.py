@@ -1,4 +1,4 @@
-"""What a run folder says of a training: how long, with how many peers, and how good the weights are."""
+"""Reads from a run folder how long a training was, with how many peers, and how good the weights are."""
 
 import json
 from dataclasses import dataclass
@@ -9,15 +9,15 @@ from recipe.run_folder import RunFolder, read_metrics
 
 @dataclass(frozen=True)
 class Measured:
-    """A loss and accuracies on one part of the images.
+    """A loss and accuracies, measured on one part of the images.
 
     Args:
         part: "validation" or "test".
         step: global updates that the weights had seen.
         top1: share of right first guesses.
-        top5: share of right answers among the first five guesses; None if it was not written down.
-        loss: mean cross-entropy, without label smoothing; None likewise.
-        images: how many; None likewise.
+        top5: share of right answers among the first five guesses; None if it was not recorded.
+        loss: mean cross-entropy, without label smoothing; None if it was not recorded.
+        images: number of images; None if it was not recorded.
     """
 
     part: str
@@ -30,16 +30,16 @@ class Measured:
 
 @dataclass(frozen=True)
 class RunRecord:
-    """What one participant has seen of a run.
+    """What one participant recorded of a run.
 
     Args:
         run_id: name of the run.
-        outcome: why its training ended; None while it goes on.
-        updates: global updates that it took part in.
-        samples: of all participants in these.
-        peers: different ones among them; 1 for the baseline.
-        results: of the weights of one step, or of the nearest step that was tested before it.
-        versions: of packages, by name.
+        outcome: why its training ended; None while it is under way.
+        updates: global updates that the participant took part in.
+        samples: samples of all participants in these updates.
+        peers: number of different participants in these updates; 1 for the baseline.
+        results: results of the weights of one step, or of the nearest step that was tested before it.
+        versions: versions of packages, by name.
     """
 
     run_id: str
@@ -52,11 +52,11 @@ class RunRecord:
 
 
 def read_record(folder: RunFolder, step: int) -> RunRecord:
-    """What the files of a run folder say of the weights of this step; files that are missing say nothing."""
+    """Reads what the files of a run folder say about the weights of this step; missing files are allowed."""
     summary, environment = _json(folder.summary), _json(folder.environment)
     rounds = {line["step"]: line for line in _lines(folder.rounds) if _made_an_update(line, step)}
     members = {member for line in rounds.values() for member in line.get("members", ())}
-    global_batch = summary.get("global_batch")  # of the baseline, whose updates are all as large
+    global_batch = summary.get("global_batch")  # only of the baseline, whose updates are all equally large
     updates = int(step if global_batch else summary.get("steps", step))
     samples = int(step * global_batch if global_batch else summary.get("samples", 0))
     results = (_validated(folder, step), _tested(folder, step))
@@ -85,7 +85,7 @@ def _validated(folder: RunFolder, step: int) -> Measured | None:
 
 
 def _tested(folder: RunFolder, step: int) -> Measured | None:
-    """By a peer that evaluates, or by the baseline at its end."""
+    """The newest test result up to this step, by a peer that evaluates or by the baseline at its end."""
     lines = [line for line in _lines(folder.evaluations) if line.get("step", step + 1) <= step and "top1" in line]
     at_the_end = _json(folder.path / "test.json")
     if at_the_end.get("step") == step:
@@ -101,7 +101,7 @@ def _tested(folder: RunFolder, step: int) -> Measured | None:
 def _lines(path: Any) -> list[dict[str, Any]]:
     try:
         return read_metrics(path)
-    except OSError:  # another user's
+    except OSError:  # such as another user's file
         return []
 
 

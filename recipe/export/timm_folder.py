@@ -1,4 +1,5 @@
-"""`model.safetensors` and `config.json`, as `timm.create_model("local-dir:FOLDER", pretrained=True)` reads them."""
+"""Writes `model.safetensors` and `config.json`, as `timm.create_model("local-dir:FOLDER", pretrained=True)` reads
+them."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,19 +17,19 @@ from recipe.export.trained import Trained
 WEIGHTS, CONFIG = "model.safetensors", "config.json"
 
 _OF_OTHER_WEIGHTS = ("origin_url", "paper_name", "paper_ids", "notes", "description")
-"""What timm knows of the weights that it has itself for such a model."""
+"""Fields that describe timm's own weights of such a model; they are emptied."""
 
 
 def write_timm_folder(
     trained: Trained, folder: Path, class_names: Sequence[str] = (), license_name: str | None = None
 ) -> None:
-    """Writes both files, and loads them again: the same images have to give the same logits, bit for bit.
+    """Writes both files, and checks that timm loads them: the same images have to give the same logits, bit for bit.
 
     Args:
-        trained: what is written.
-        folder: there already.
-        class_names: in the order of their labels; empty if they are not known.
-        license_name: as the hub has it, such as "apache-2.0".
+        trained: the model to write.
+        folder: the target, which exists.
+        class_names: names of the classes in the order of their labels; empty if they are not known.
+        license_name: name of the licence on the hub, such as "apache-2.0".
 
     Raises:
         InputError: this version of timm does not load what it wrote.
@@ -47,7 +48,7 @@ def write_timm_folder(
 
 
 def preprocessing(recipe: Recipe) -> dict[str, Any]:
-    """How an image becomes what the model sees, in timm's words."""
+    """The preprocessing of images, as timm's configuration describes it."""
     mean, std = normalisation(recipe)
     return {
         "input_size": (recipe.channels, recipe.image_size, recipe.image_size),

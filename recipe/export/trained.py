@@ -1,4 +1,4 @@
-"""The model in a checkpoint, whoever trained it: a peer of a swarm or the baseline."""
+"""Loads the model in a checkpoint, of a peer of a swarm or of the baseline."""
 
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,18 +14,18 @@ from recipe.tasks.images import Images
 from recipe.training.checkpoint_io import BEST, checkpoint_recipe, load_weights, read_checkpoint
 
 PREFERRED = (BEST, "last.ckpt")
-"""Of a run folder: the checkpoint with the highest validation accuracy, or else the last one."""
+"""Checkpoints of a run folder in order of preference: that with the highest validation accuracy, then the last one."""
 
 
 @dataclass(frozen=True)
 class Trained:
-    """A model with its weights.
+    """A model with its trained weights.
 
     Args:
-        model: of timm, on the CPU, as it is evaluated.
-        recipe: what it was trained with.
+        model: timm's module, on the CPU, in evaluation mode.
+        recipe: the recipe that it was trained with.
         step: global updates that the weights have seen.
-        checkpoint: the file they come from.
+        checkpoint: the file that the weights come from.
     """
 
     model: nn.Module
@@ -35,19 +35,19 @@ class Trained:
 
     @property
     def run_folder(self) -> RunFolder | None:
-        """Where the checkpoint lies; None if it was moved out of its run folder."""
+        """The run folder of the checkpoint; None if it was moved out of one."""
         folder = RunFolder(self.checkpoint.absolute().parent.parent)
         return folder if folder.recipe.exists() else None
 
     @property
     def example(self) -> torch.Tensor:
-        """Two images that are always the same noise: (2, channels, image_size, image_size)."""
+        """Two images of noise, always the same: (2, channels, image_size, image_size)."""
         side = self.recipe.image_size
         generator = torch.Generator().manual_seed(0)
         return torch.randn(2, self.recipe.channels, side, side, generator=generator)
 
     def logits(self, images: torch.Tensor) -> torch.Tensor:
-        """What the model says: (batch, num_classes)."""
+        """The model's logits of images: (batch, num_classes)."""
         with torch.no_grad():
             return self.model(images)
 
@@ -56,10 +56,10 @@ def load_trained(path: Path) -> Trained:
     """Reads a checkpoint as plain data: no code of its author runs.
 
     Args:
-        path: a file, or a run folder, of which the best checkpoint is taken.
+        path: a checkpoint file, or a run folder, of which the best checkpoint is taken.
 
     Raises:
-        InputError: there is none, or it cannot be used.
+        InputError: there is no checkpoint, or it cannot be used.
     """
     path = chosen_checkpoint(path)
     content = read_checkpoint(path)
@@ -69,17 +69,17 @@ def load_trained(path: Path) -> Trained:
             f"{path} holds a model of {recipe.dataset}, and only models of images can be exported: read its weights "
             "with torch.load."
         )
-    # Neither needs the network or depends on chance: the weights are replaced.
+    # So building needs no network and no random state: the weights are replaced anyway.
     task = build_task(replace(recipe, pretrained=False, initialisation="timm", drop_path=0.0))
     load_weights(task, content, path)
     return Trained(task.model.eval(), recipe, content["global_step"], path)
 
 
 def chosen_checkpoint(path: Path) -> Path:
-    """The file itself, or the best checkpoint of a run folder, or else its last one.
+    """The checkpoint file itself, or of a run folder the best checkpoint, or else the last one.
 
     Raises:
-        InputError: there is none.
+        InputError: the folder has no checkpoint.
     """
     path = path.expanduser()
     if not path.is_dir():

@@ -1,4 +1,4 @@
-"""Makes the data set `glyphs` from installed fonts; installs nothing.
+"""Draws the data set `glyphs` with installed fonts; it installs nothing.
 
 python -m recipe.glyphs                         # data/glyphs.npz, where all programs look for it
 python -m recipe.glyphs --data-dir /data
@@ -25,7 +25,7 @@ from recipe.interrupts import status_of
 from recipe.run_folder import make_writable
 
 VARIATIONS = {"train": 2, "val": 1, "test": 1}
-"""Images of each character; the first one is the typeface's own."""
+"""Number of images of each character; the first one is drawn without variation."""
 
 
 @dataclass(frozen=True)
@@ -35,30 +35,30 @@ class GlyphOptions:
     data_dir: Annotated[Path, arg("FOLDER")] = Path("data")
     """Folder of the data set: glyphs.npz is written there."""
     fonts_dir: Annotated[Path, arg("FOLDER")] = FONTS_DIR
-    """Where the fonts are."""
+    """Folder of the fonts."""
 
 
 def check_fonts(typefaces: Sequence[ListedTypeface], fonts_dir: Path) -> None:
-    """Raises InputError if typefaces are missing, with the command that installs them."""
+    """Raises InputError if typefaces are missing; the message has the command that installs them."""
     missing = [typeface for typeface in typefaces if not (fonts_dir / typeface.file).is_file()]
     if missing:
         raise InputError(
             f"{len(missing)} of {len(typefaces)} typefaces are not in {fonts_dir}: install them, as root, with "
             f"`apt-get install --no-install-recommends {' '.join(packages_of(missing))}` (Debian 12 has them all), or "
-            f"take {FILE} from who leads the run."
+            f"take {FILE} from the run's organiser."
         )
 
 
 def other_versions(typefaces: Sequence[ListedTypeface], fonts_dir: Path) -> list[str]:
-    """Packages of which a file is not the listed one."""
+    """Packages with a file that differs from the listed one."""
     return packages_of([typeface for typeface in typefaces if not typeface.is_the_same(fonts_dir / typeface.file)])
 
 
 def draw(typefaces: Iterable[ListedTypeface], fonts_dir: Path) -> GlyphArchive:
-    """All images, in the order of the list.
+    """Draw all images, in the order of the list.
 
     Raises:
-        InputError: a file cannot be drawn.
+        InputError: a font file cannot be drawn.
     """
     images, labels = defaultdict(list), defaultdict(list)
     for listed in typefaces:
@@ -74,7 +74,7 @@ def draw(typefaces: Iterable[ListedTypeface], fonts_dir: Path) -> GlyphArchive:
 
 
 def summary(typefaces: Sequence[ListedTypeface], archive: GlyphArchive) -> Table:
-    """What is in each part."""
+    """A table of the numbers of families, typefaces and images in each part."""
     table = Table()
     for column in ("part", "families", "typefaces", "images"):
         table.add_column(column, justify="left" if column == "part" else "right")
@@ -86,7 +86,7 @@ def summary(typefaces: Sequence[ListedTypeface], archive: GlyphArchive) -> Table
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Returns the exit status: 0, 2 for input that cannot work, 130 after Ctrl-C."""
+    """Runs the program; returns the exit status: 0, 2 for input that cannot work, 130 after Ctrl-C."""
 
     def run() -> None:
         options = read_options(GlyphOptions, arguments, "python -m recipe.glyphs")
@@ -108,7 +108,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def verdict(digest: str) -> str:
-    """Whether these are the images that everybody has."""
+    """A sentence that says whether these are the published images."""
     if digest == REFERENCE_DIGEST:
         return f"Its digest {digest} is the published one."
     return (

@@ -1,4 +1,4 @@
-"""The file of the data set: images and labels of three parts, and a digest that tells one edition from another."""
+"""The file of the data set: images and labels of three parts, and a digest that identifies the edition."""
 
 import hashlib
 import zipfile
@@ -17,16 +17,17 @@ FILE = "glyphs.npz"
 """Name of the file in the folder of data sets."""
 
 REFERENCE_DIGEST = "de2fdb2d58407781"
-"""Of the archive that the committed list gives, with the fonts and the Pillow of `constraints.txt`."""
+"""Digest of the archive that results from the committed list, with the listed fonts and the Pillow of
+`constraints.txt`."""
 
 
 @dataclass(frozen=True)
 class GlyphArchive:
-    """All images by part.
+    """All images and labels, by part.
 
     Args:
-        images: of each part: uint8 (num_images, SIDE, SIDE), 255 is white.
-        labels: of each part: uint8 (num_images,), places in `CHARACTERS`.
+        images: for each part uint8 (num_images, SIDE, SIDE), 255 is white.
+        labels: for each part uint8 (num_images,), positions in `CHARACTERS`.
     """
 
     images: dict[str, np.ndarray]
@@ -54,7 +55,7 @@ class GlyphArchive:
         """Reads what `save` wrote.
 
         Raises:
-            InputError: there is no such file, or it holds something else.
+            InputError: the file does not exist, or holds something else.
         """
         try:
             with np.load(path, allow_pickle=False) as file:
@@ -63,8 +64,8 @@ class GlyphArchive:
                 )
         except FileNotFoundError:
             raise InputError(
-                f"There is no {path}: make it with `python -m recipe.glyphs --data-dir {path.parent}`, or ask who "
-                "leads the run for the file."
+                f"There is no {path}: make it with `python -m recipe.glyphs --data-dir {path.parent}`, or ask "
+                "the run's organiser for the file."
             ) from None
         except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error) as error:
             raise _not_an_archive(path, str(error)) from error

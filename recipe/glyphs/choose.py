@@ -1,11 +1,11 @@
-"""Writes the list of typefaces anew, from installed packages. For maintainers: the data set changes with it.
+"""Writes the list of typefaces anew, from installed packages. For maintainers: the data set changes with the list.
 
     python -m recipe.glyphs.choose
 
-It reads the names of the packages from `packages.csv`. Left out are typefaces that lack a character, in which two look
-the same or many look alike (such as capitals in place of small letters), that resemble a kept one, and pictures: a
-nearest-neighbour search among other families recognises less than a fifth of their characters. A family is what comes
-from one package, and whatever resembles that.
+It reads the names of the packages from `packages.csv`. It leaves out typefaces that lack a character, that have two
+equal or many similar characters (such as capitals in place of small letters), or that resemble a kept one. It also
+leaves out pictures: a nearest-neighbour search among other families recognises less than a fifth of their characters. A
+family is all that comes from one package, and all that resembles these.
 """
 
 import csv
@@ -25,22 +25,22 @@ from recipe.glyphs.typefaces import FONTS_DIR, PACKAGES, TYPEFACES, ListedTypefa
 from recipe.interrupts import status_of
 
 SIMILAR = 0.97
-"""Cosine of two images, or of all images of two typefaces: above it they are taken for the same."""
+"""Cosine of two images, or of all images of two typefaces, above which they count as equal."""
 
 MOST_ALIKE = 5
-"""Pairs of characters of a typeface that may be similar, such as l and I."""
+"""Largest number of pairs of similar characters in a typeface, such as l and I."""
 
 PICTURES = 0.2
-"""A typeface of which fewer characters are recognised is none for reading."""
+"""Share of recognised characters below which a typeface counts as pictures and not as letters."""
 
 HELD_OUT = 0.1
-"""Share of the typefaces that are for validation, and for testing."""
+"""Share of the typefaces in the validation part, and in the test part."""
 
 LARGEST_HELD_OUT = 6
-"""Families of more typefaces are for training, so that what is held out is of many families."""
+"""Largest family that is held out, in typefaces. Larger ones are for training, so that many families are held out."""
 
 MANY_FAMILIES = "fonts-aenigma"
-"""A package of hundreds of families by one author: those whose files have the same beginning belong together."""
+"""A package of hundreds of families by one author. Files whose names begin alike are taken for one family."""
 _BEGINNING = 5
 
 
@@ -54,7 +54,7 @@ class Candidate:
 
     @property
     def origin(self) -> str:
-        """What belongs together by its name."""
+        """Name of the family, as far as package and file name tell it."""
         return f"aenigma-{self.path.stem[:_BEGINNING].lower()}" if self.package == MANY_FAMILIES else self.package
 
 
@@ -72,7 +72,7 @@ def candidates(packages: Sequence[str]) -> Iterator[Candidate]:
 
 
 def vectors(found: Sequence[Candidate]) -> np.ndarray:
-    """(typeface, character, pixel), with half the resolution."""
+    """The images as vectors, shape (typeface, character, pixel), at half the resolution."""
     images = np.stack([candidate.images for candidate in found]).astype(np.float32)
     halved = images.reshape(len(found), len(CHARACTERS), SIDE // 2, 2, SIDE // 2, 2).mean((3, 5))
     return halved.reshape(len(found), len(CHARACTERS), -1)
@@ -86,7 +86,10 @@ def similarities(images: np.ndarray) -> np.ndarray:
 
 
 def families(found: Sequence[Candidate], similarity: np.ndarray) -> np.ndarray:
-    """A number per typeface: equal where they come from one place, or resemble each other, or one that does."""
+    """A number for each typeface, equal within a family.
+
+    Typefaces of one origin are in one family, and so are two that resemble each other, directly or through others.
+    """
     origins = np.array([candidate.origin for candidate in found])
     return connected_components((origins[:, None] == origins[None]) | (similarity > SIMILAR), directed=False)[1]
 
@@ -111,7 +114,7 @@ def num_alike(images: np.ndarray) -> np.ndarray:
 
 
 def without_repetitions(similarity: np.ndarray) -> list[int]:
-    """The first of those that resemble each other."""
+    """Positions of the typefaces to keep: of those that resemble each other, the first one."""
     kept: list[int] = []
     for place in range(len(similarity)):
         if not (similarity[place, kept] > SIMILAR).any():
@@ -120,7 +123,7 @@ def without_repetitions(similarity: np.ndarray) -> list[int]:
 
 
 def split(members: dict[str, list[int]]) -> dict[str, str]:
-    """The part of each family, dealt out in an order that depends on nothing but their names."""
+    """The part of each family. Families are assigned in an order that depends on nothing but their names."""
     wanted = HELD_OUT * sum(map(len, members.values()))
     parts, counts = {}, {"val": 0, "test": 0}
     for name in sorted(members, key=lambda name: hashlib.sha256(name.encode()).digest()):

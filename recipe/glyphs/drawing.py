@@ -15,15 +15,15 @@ CHARACTERS = string.digits + string.ascii_uppercase + string.ascii_lowercase
 """The classes, in the order of their labels."""
 
 SIDE = 32
-"""Of an image, in pixels."""
+"""Width and height of an image, in pixels."""
 
-_OVERSAMPLING = 4  # each pixel is the mean of 4 x 4: whole numbers alone, so that every machine rounds alike
+_OVERSAMPLING = 4  # each pixel is the mean of 4 x 4: in whole numbers, so that every machine rounds alike
 _WINDOW = SIDE * _OVERSAMPLING
 _CANVAS = 4 * _WINDOW
 _ORIGIN = (_CANVAS // 2, _CANVAS // 2)
 _TALLEST, _WIDEST = 24 * _OVERSAMPLING, 28 * _OVERSAMPLING
 _MEASURED_SIZE = 96.0
-_ABSENT = "\uffff"  # no character: fonts draw their box for what they lack
+_ABSENT = "\uffff"  # not a character: fonts draw their box for missing characters here
 _LEAST_INK_LEFT = 0.5
 
 _SIZES = (0.85, 0.95, 1.0, 1.05)
@@ -32,21 +32,21 @@ _LARGEST_SHIFT = _OVERSAMPLING  # one pixel of the image
 
 
 class UnusableTypeface(InputError):  # noqa: N818 (reads as what happened)
-    """A font file in which there are no outlines of the characters."""
+    """A font file that has no outlines of the characters, or cannot be read."""
 
 
 @dataclass(frozen=True)
 class Variation:
-    """How one image differs from the typeface's own."""
+    """How an image differs from the typeface's own drawing of the character."""
 
     size: float = 1.0
-    """Times as large."""
+    """Factor of the size."""
     weight: int = 0
-    """-1 thinner, 1 bolder: by a quarter of a pixel on each side of a stroke."""
+    """-1 is thinner, 1 is bolder, by a quarter of a pixel on each side of a stroke."""
     right: int = 0
-    """Shift, in quarters of a pixel."""
+    """Shift to the right, in quarters of a pixel."""
     down: int = 0
-    """Shift, in quarters of a pixel."""
+    """Shift downwards, in quarters of a pixel."""
 
     @classmethod
     def of(cls, name: str, number: int) -> "Variation":
@@ -63,10 +63,10 @@ class Typeface:
     """A font file whose characters can be drawn.
 
     Args:
-        path: of the file.
+        path: the font file.
 
     Raises:
-        UnusableTypeface: it cannot be read, or draws nothing.
+        UnusableTypeface: the file cannot be read, or draws nothing for a character.
     """
 
     def __init__(self, path: Path) -> None:
@@ -80,7 +80,10 @@ class Typeface:
         self._scale = min(_TALLEST / (self._bottom - self._top), _WIDEST / widest)
 
     def draw(self, character: str, variation: Variation = Variation()) -> np.ndarray:
-        """A uint8 array (SIDE, SIDE); 255 is white. The ink is centred from left to right, the typeface up and down."""
+        """Draw a character: a uint8 array (SIDE, SIDE) in which 255 is white.
+
+        The ink of the character is centred horizontally, and the whole typeface vertically.
+        """
         scale = self._scale * variation.size
         ink = self._ink(character, _MEASURED_SIZE * scale)
         left, _, right, _ = ink.getbbox() or (*_ORIGIN, *_ORIGIN)
@@ -96,24 +99,24 @@ class Typeface:
 
     @property
     def is_complete(self) -> bool:
-        """Whether it has every character, and no two that look the same: a box for what it lacks would repeat."""
+        """Whether the typeface has every character and no two equal ones; its box for missing ones would repeat."""
         absent = self.draw(_ABSENT).tobytes()
         return len({absent, *(image.tobytes() for image in self.images)}) == len(CHARACTERS) + 1
 
     def _ink(self, character: str, size: float) -> Image.Image:
-        """The character on a canvas, its baseline beginning at `_ORIGIN`."""
+        """The character on a canvas; its baseline begins at `_ORIGIN`."""
         canvas = Image.new("L", (_CANVAS, _CANVAS))
         try:
             if size not in self._fonts:
                 self._fonts[size] = ImageFont.truetype(self.path, size, layout_engine=ImageFont.Layout.BASIC)
             ImageDraw.Draw(canvas).text(_ORIGIN, character, fill=255, font=self._fonts[size], anchor="ls")
-        except (OSError, ValueError) as error:  # Pillow's words for what FreeType refuses
+        except (OSError, ValueError) as error:  # Pillow raises these for what FreeType refuses
             raise UnusableTypeface(f"{self.path} cannot be drawn ({error}): install its package again.") from error
         return canvas
 
 
 def _weighted(window: Image.Image, weight: int) -> Image.Image:
-    """Bolder or thinner; a hairline that would vanish stays as it is."""
+    """The drawing, made bolder or thinner; a hairline that would vanish stays as it is."""
     if weight == 0:
         return window
     changed = window.filter(ImageFilter.MaxFilter(3) if weight > 0 else ImageFilter.MinFilter(3))

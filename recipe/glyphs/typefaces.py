@@ -1,4 +1,4 @@
-"""Which typefaces the data set is made of: two committed lists, and where their files are on this machine."""
+"""The typefaces of the data set: two committed lists, and where their files are on this machine."""
 
 import csv
 import hashlib
@@ -8,14 +8,14 @@ from pathlib import Path
 from typing import Literal
 
 PACKAGES = Path(__file__).with_name("packages.csv")
-"""Debian packages: name, the version whose files are listed, and the licence that its `copyright` names."""
+"""List of Debian packages: name, the version whose files are listed, and the licence that its `copyright` names."""
 
 TYPEFACES = Path(__file__).with_name("typefaces.csv")
 
 PARTS = ("train", "val", "test")
 
 FONTS_DIR = Path("/usr/share/fonts")
-"""Where Debian and Ubuntu put the files of their font packages."""
+"""Folder of the files of font packages on Debian and Ubuntu."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,37 +23,37 @@ class ListedTypeface:
     """A line of `typefaces.csv`, which `python -m recipe.glyphs.choose` writes."""
 
     part: Literal["train", "val", "test"]
-    """Where all its images belong."""
+    """The part that all its images belong to."""
     family: str
-    """Typefaces that resemble each other have the same, and the same part."""
+    """Name of the family. Typefaces that resemble each other are of one family, and a family is in one part."""
     package: str
     file: str
     """Its path below the folder of fonts."""
     sha256: str
-    """First 16 hex digits, of the file."""
+    """The first 16 hex digits of the file's SHA-256."""
 
     def is_the_same(self, path: Path) -> bool:
-        """Whether this file is the one that was listed."""
+        """Whether this file is equal to the listed one."""
         return file_digest(path) == self.sha256
 
 
 def listed_typefaces() -> list[ListedTypeface]:
-    """In the order of the list, which is that of the images."""
+    """The listed typefaces, in the order of the list, which is also that of the images."""
     with TYPEFACES.open(encoding="utf-8", newline="") as file:
         return [ListedTypeface(**row) for row in csv.DictReader(file)]
 
 
 def listed_versions() -> dict[str, str]:
-    """The version of each package."""
+    """The listed version of each package."""
     with PACKAGES.open(encoding="utf-8", newline="") as file:
         return {row["package"]: row["version"] for row in csv.DictReader(file)}
 
 
 def file_digest(path: Path) -> str:
-    """As in the list."""
+    """The digest of a file, as it is in the list."""
     return hashlib.sha256(path.read_bytes()).hexdigest()[:16]
 
 
 def packages_of(typefaces: Sequence[ListedTypeface]) -> list[str]:
-    """Their packages, each once."""
+    """The packages of these typefaces, each once."""
     return sorted({typeface.package for typeface in typefaces})

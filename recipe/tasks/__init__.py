@@ -1,1 +1,1 @@
-"""What can be learned: each task is a model, data and metrics behind one interface."""
+"""Tasks that can be learned: each is a model, data and metrics behind one interface."""

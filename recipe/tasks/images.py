@@ -1,4 +1,4 @@
-"""The task of images: timm's models, and data sets of squares."""
+"""The task of classifying images, with timm's models."""
 
 import re
 from functools import cache
@@ -17,23 +17,23 @@ if TYPE_CHECKING:
     from recipe.data.vision_data import VisionData
 
 KNOWN_MODELS = frozenset({"vit_tiny_patch16_224", "vit_base_patch32_224", "vit_small_patch16_224"})
-"""The presets' models. They need no look-up, because importing timm (and torch) takes seconds."""
+"""The presets' models. They are not looked up, because importing timm (and torch) takes seconds."""
 
 _NUM_CLASSES = {"cifar10": 10, "glyphs": 62, **dict.fromkeys(("digits", *DIGITS_FOLDS), 10)}
-_MAX_PATCHES_PER_SIDE = 128  # 16,384 tokens: beyond it attention fits into no volunteer's memory
+_MAX_PATCHES_PER_SIDE = 128  # 16,384 tokens: for more, attention needs too much memory
 
 
 class Images(TaskKind):
-    """Tells classes of images apart."""
+    """Classifies images."""
 
     def check(self, recipe: "Recipe") -> None:
-        """Refuses models that timm does not have, shapes that do not fit, and what the data set does not allow."""
+        """Refuses models that timm lacks, shapes that do not fit, and settings that the data set does not allow."""
         _check_model(recipe)
         _check_model_shape(recipe)
         _check_data(recipe)
 
     def build_model(self, recipe: "Recipe") -> "nn.Module":
-        """timm's model, from images (batch, channels, image_size, image_size) to logits (batch, num_classes)."""
+        """timm's model: it maps images (batch, channels, image_size, image_size) to logits (batch, num_classes)."""
         from recipe.timm_model import build_timm_model
 
         return build_timm_model(recipe)
@@ -53,12 +53,13 @@ class Images(TaskKind):
         return torch.randn(num_samples, recipe.channels, recipe.image_size, recipe.image_size)
 
     def inputs_in_words(self, recipe: "Recipe") -> str:
-        """Their size in pixels."""
+        """The size of an image in pixels."""
         return f"images of {recipe.image_size} px"
 
 
 def _check_model(recipe: "Recipe") -> None:
-    # timm also loads code-free but foreign weights from "hf-hub:" and "local-dir:"; a recipe from the network must not.
+    # timm also loads weights from "hf-hub:" and "local-dir:". They hold no code, but a recipe from the network must not
+    # choose them.
     if not re.fullmatch(r"[A-Za-z0-9_]{1,80}(\.[A-Za-z0-9_]{1,80})?", recipe.model) or not _is_timm_model(recipe.model):
         raise InputError(
             f"{shown(recipe.model)} is no timm model{_similar_models(recipe.model)}: choose another --model."
@@ -117,7 +118,7 @@ def _check_data(recipe: "Recipe") -> None:
         raise InputError(
             f"{recipe.dataset} has {classes} classes, not {recipe.num_classes}: set --num-classes {classes}."
         )
-    # Mirrored characters are others, and synthetic images have no content that more augmentation would keep.
+    # A mirrored character is another character, and synthetic images have no content that more augmentation would keep.
     if recipe.dataset not in ("cifar10", "imagefolder") and recipe.augmentation not in ("none", "light"):
         raise InputError(
             f"{recipe.dataset} images cannot use augmentation {recipe.augmentation}: set --augmentation none or light."

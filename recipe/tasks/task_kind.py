@@ -1,4 +1,4 @@
-"""`TaskKind`: what a task has to say about itself, so that everything else trains it like any other."""
+"""`TaskKind`: the interface of a task, through which all other code trains it."""
 
 from abc import ABC, abstractmethod
 from pathlib import Path
@@ -14,17 +14,17 @@ if TYPE_CHECKING:
 
 
 class TaskKind(ABC):
-    """A model, its data and its metrics. It has no state of its own.
+    """A task: a model, its data and its metrics. It has no state of its own.
 
-    A recipe is checked before torch is needed, so a task's module imports torch inside of its methods.
+    A recipe is checked before torch is needed, so the module of a task imports torch inside its methods.
     """
 
     @abstractmethod
     def check(self, recipe: "Recipe") -> None:
-        """Refuses a recipe that contradicts itself; types and bounds of its fields have been checked.
+        """Refuses a recipe that contradicts itself; types and bounds of its fields have been checked before.
 
         Raises:
-            InputError: what is wrong and what to do, in one sentence.
+            InputError: says in one sentence what is wrong and what to do.
         """
 
     @abstractmethod
@@ -32,25 +32,25 @@ class TaskKind(ABC):
         """A module that maps inputs (batch, ...) to logits (batch, num_classes), equal on every machine.
 
         Raises:
-            InputError: it cannot be built.
+            InputError: the model cannot be built.
         """
 
     @abstractmethod
     def build_data(
         self, recipe: "Recipe", data_dir: str | Path, batch_size: int, identity: str, num_workers: int
     ) -> "PeerData":
-        """The data; arguments as for `PeerData`."""
+        """The task's data; arguments as for `PeerData`."""
 
     @abstractmethod
     def random_inputs(self, recipe: "Recipe", num_samples: int) -> "torch.Tensor":
-        """Inputs of the largest size that training will see, to measure time and memory with."""
+        """Random inputs of the largest size that training uses, to measure time and memory with."""
 
     @abstractmethod
     def inputs_in_words(self, recipe: "Recipe") -> str:
-        """What one sample is and how large, such as "images of 32 px"."""
+        """Kind and size of the samples, such as "images of 32 px"."""
 
     def build_task(self, recipe: "Recipe", channels_last: bool = False) -> "ClassificationTask":
-        """The model with loss and metrics: cross-entropy, accuracy, macro F1, precision and recall.
+        """The model with its loss and metrics: cross-entropy, accuracy, macro F1, precision and recall.
 
         A task with other metrics returns a subclass.
         """

@@ -1,4 +1,4 @@
-"""The task of texts: a small transformer encoder or DistilBERT, and data sets of classified texts."""
+"""The task of classifying texts, with a small transformer encoder or DistilBERT."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,16 +15,17 @@ if TYPE_CHECKING:
 
 OWN, DISTILBERT = "transformer-encoder", "distilbert-base-uncased"
 KNOWN_TEXT_MODELS = frozenset({OWN, DISTILBERT})
-"""No others: a recipe comes from strangers, and a hub has anybody's files."""
+"""The models that a recipe may name. No others are allowed: a recipe comes from strangers, and anyone can put files on
+a model hub."""
 
 _NUM_CLASSES = {"docstrings": 4, "ag-news": 4}
 
 
 class Texts(TaskKind):
-    """Tells classes of texts apart."""
+    """Classifies texts."""
 
     def check(self, recipe: "Recipe") -> None:
-        """Refuses other models, shapes that do not fit, and fields that are for images."""
+        """Refuses unknown models, shapes that do not fit, and fields that are for images."""
         if recipe.model not in KNOWN_TEXT_MODELS:
             raise InputError(
                 f"{shown(recipe.model)} is no model for {recipe.dataset}, which has texts: set --model {OWN} or "
@@ -47,7 +48,7 @@ class Texts(TaskKind):
         _check_model(recipe)
 
     def build_model(self, recipe: "Recipe") -> "nn.Module":
-        """From tokens (batch, length) to logits (batch, num_classes)."""
+        """A model that maps tokens (batch, length) to logits (batch, num_classes)."""
         if recipe.model == DISTILBERT:
             from recipe.text.distilbert import build_distilbert
 
@@ -59,13 +60,13 @@ class Texts(TaskKind):
     def build_data(
         self, recipe: "Recipe", data_dir: str | Path, batch_size: int, identity: str, num_workers: int
     ) -> "TextData":
-        """Tokens of texts, and their classes."""
+        """Texts as tokens, and their classes."""
         from recipe.text.text_data import TextData
 
         return TextData(recipe, data_dir, batch_size, identity, num_workers)
 
     def random_inputs(self, recipe: "Recipe", num_samples: int) -> "torch.Tensor":
-        """Texts of the greatest length (num_samples, max_tokens)."""
+        """Random texts of the greatest length (num_samples, max_tokens)."""
         import torch
 
         from recipe.text.tokens import VOCABULARY
@@ -73,7 +74,7 @@ class Texts(TaskKind):
         return torch.randint(1, VOCABULARY, (num_samples, recipe.max_tokens))
 
     def inputs_in_words(self, recipe: "Recipe") -> str:
-        """Their length in tokens."""
+        """The greatest length of a text in tokens."""
         return f"texts of {recipe.max_tokens} tokens"
 
 

@@ -1,1 +1,1 @@
-"""Texts: how they are read, cut into tokens and classified."""
+"""Texts: how they are read, split into tokens and classified."""

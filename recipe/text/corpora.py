@@ -1,4 +1,4 @@
-"""Opens the recipe's texts, split into training, validation and test parts that are the same on every machine."""
+"""Opens the recipe's texts, split into training, validation and test parts that are equal on every machine."""
 
 import csv
 import hashlib
@@ -28,7 +28,8 @@ VALIDATION_SHARE = 20
 """Without a `val.csv`, every 20th training text of each class is held out for validation."""
 
 MANY_LINES = 100
-"""A row of so many is told of: two quotation marks that belong to different rows make one text of all between them."""
+"""A row of this many lines is logged as a warning. Two quotation marks of different rows turn all that lies between
+them into one text."""
 
 csv.field_size_limit(2**20)
 
@@ -39,7 +40,7 @@ class Texts(Dataset):
     """Texts and their classes, in memory.
 
     Args:
-        texts: of the part.
+        texts: the texts of one part.
         labels: int64 tensor (num_texts,).
     """
 
@@ -66,7 +67,7 @@ def prepare(recipe: Recipe, data_dir: Path) -> None:
         with FileLock(data_dir / ".download.lock"):
             for name, md5 in AG_NEWS_MD5.items():
                 download_url(AG_NEWS_URL + name, str(_ag_news_folder(data_dir)), name, md5)
-    except Exception as error:  # urllib and torchvision each have their own
+    except Exception as error:  # urllib and torchvision each have their own errors
         raise InputError(
             f"AG News cannot be downloaded into {_ag_news_folder(data_dir)} ({type(error).__name__}: {error}): connect "
             f"this machine to the network, or put train.csv and test.csv from {AG_NEWS_URL} into that folder."
@@ -84,7 +85,8 @@ def open_splits(recipe: Recipe, data_dir: Path) -> Splits:
 
 
 def _docstrings(_: Recipe, __: Path) -> Splits:
-    """Docstrings of four libraries, bundled; all of a module are in one part: see `recipe.text.docstrings`."""
+    """The bundled docstrings of four libraries. All docstrings of a module are in one part: see
+    `recipe.text.docstrings`."""
     rows = read_rows()
     classes = {library: label for label, library in enumerate(sorted({library for _, library, _ in rows}))}
     parts = (_texts([(classes[library], text) for part, library, text in rows if part == wanted]) for wanted in PARTS)
@@ -92,7 +94,8 @@ def _docstrings(_: Recipe, __: Path) -> Splits:
 
 
 def _ag_news(_: Recipe, data_dir: Path) -> Splits:
-    """120,000 news in four classes, every 20th of which is held out for validation, and the official 7,600 to test."""
+    """120,000 news in four classes, every 20th of which is held out for validation; the official 7,600 are the test
+    part."""
     folder = _ag_news_folder(data_dir)
     for name, md5 in AG_NEWS_MD5.items():
         if (folder / name).is_file() and not check_md5(folder / name, md5):
@@ -106,7 +109,8 @@ def _ag_news(_: Recipe, data_dir: Path) -> Splits:
 
 
 def _own_files(recipe: Recipe, data_dir: Path) -> Splits:
-    """`train.csv`, and `val.csv` and `test.csv` if they are there: in each row the class, then one or more texts."""
+    """The user's `train.csv`, and `val.csv` and `test.csv` if they exist: a row is the class, then one or more
+    texts."""
     train = _read(data_dir / "train.csv")
     names = sorted({label for label, _ in train})
     if len(names) != recipe.num_classes:
@@ -149,9 +153,10 @@ def _every_20th(places: Sequence[int]) -> Sequence[int]:
 
 
 def _of_each_class(rows: list[tuple[str, str]]) -> list[int]:
-    """Places of the rows to validate: every 20th of a class, and its last one where it has fewer, but not its only one.
+    """Places of the rows held out for validation.
 
-    Whatever the order of the rows is, the classes have nearly the same shares in both parts.
+    Of each class every 20th row is held out, or its last one where it has fewer than 20, but never its only one. So the
+    classes have nearly equal shares in both parts, whatever the order of the rows is.
     """
     places: dict[str, list[int]] = defaultdict(list)
     for place, (label, _) in enumerate(rows):
@@ -160,21 +165,21 @@ def _of_each_class(rows: list[tuple[str, str]]) -> list[int]:
 
 
 def _divided(rows: list[tuple[str, str]], places: Sequence[int]) -> tuple[list[tuple[str, str]], list[tuple[str, str]]]:
-    """Rows to train on, and those at the places."""
+    """The rows to train on, and the rows at the given places, which are held out."""
     chosen = set(places)
     kept = [row for place, row in enumerate(rows) if place not in chosen]
     return kept, [row for place, row in enumerate(rows) if place in chosen]
 
 
 def _read(path: Path, strict: bool = True) -> list[tuple[str, str]]:
-    """(class, text) of each row; several columns of text are joined.
+    """(class, text) of each row; several columns of text are joined with spaces.
 
     Args:
-        strict: what stands in quotation marks has them twice within, and nothing behind it; else one mark that is never
-            closed takes all rows behind it for a text.
+        strict: whether a quoted text must have its quotation marks doubled and nothing after the closing one. Without
+            this check, a mark that is never closed makes one text of all rows after it.
     """
     try:
-        with path.open(encoding="utf-8-sig", newline="") as file:  # Excel writes a mark at the beginning
+        with path.open(encoding="utf-8-sig", newline="") as file:  # Excel writes a byte order mark
             rows = [(row[0], " ".join(row[1:]).replace("\\", " ")) for row in _rows(file, strict) if row]
     except OSError as error:
         raise InputError(
@@ -192,7 +197,8 @@ def _read(path: Path, strict: bool = True) -> list[tuple[str, str]]:
 
 
 def _rows(file: TextIO, strict: bool) -> Iterator[list[str]]:
-    """Raises csv.Error, which names the line in which the row begins: an open quotation mark is far from the end."""
+    """The rows of a file; csv.Error names the line in which the row begins. An open quotation mark is far from the
+    end."""
     reader, line = csv.reader(file, strict=strict), 1
     try:
         for row in reader:

@@ -1,4 +1,4 @@
-"""DistilBERT with a classifier, whole or with LoRA adapters: from `transformers` and `peft`."""
+"""DistilBERT with a classifier, trained as a whole or through LoRA adapters: from `transformers` and `peft`."""
 
 import torch
 from torch import nn
@@ -8,12 +8,12 @@ from recipe.errors import InputError, first_line
 from recipe.text.tokens import DISTILBERT_HUB, PAD, import_transformers
 
 LORA_MODULES = ("q_lin", "v_lin")
-"""Layers of attention that get adapters, as in Hu et al. 2021, "LoRA"."""
+"""Attention layers that get adapters, as in Hu et al. 2021, "LoRA"."""
 CLASSIFIER = ("pre_classifier", "classifier")
 
 
 class DistilBert(nn.Module):
-    """Logits of tokens; what fills up shorter texts is masked.
+    """Classifies texts given as tokens; padding is masked.
 
     Args:
         network: transformers' `DistilBertForSequenceClassification`, with or without adapters.
@@ -29,10 +29,10 @@ class DistilBert(nn.Module):
 
 
 def build_distilbert(recipe: Recipe) -> nn.Module:
-    """The recipe's DistilBERT; what is not pretrained depends on `recipe.seed` alone.
+    """The recipe's DistilBERT; weights that are not pretrained depend on `recipe.seed` alone.
 
     Raises:
-        InputError: a library is missing, or the weights cannot be had.
+        InputError: a library is missing, or the weights cannot be loaded.
     """
     transformers = import_transformers()
     with torch.random.fork_rng(devices=[]):
@@ -51,7 +51,7 @@ def _pretrained(transformers, recipe: Recipe) -> nn.Module:
         return transformers.DistilBertForSequenceClassification.from_pretrained(
             DISTILBERT_HUB, num_labels=recipe.num_classes, use_safetensors=True
         )
-    except Exception as error:  # the hub's client and transformers each have their own
+    except Exception as error:  # the hub's client and transformers each have their own errors
         raise InputError(
             f"The pretrained weights of {recipe.model} cannot be loaded ({first_line(error)}): connect this machine to "
             "the network, or add --pretrained False."
@@ -71,7 +71,7 @@ def _with_adapters(network: nn.Module, rank: int) -> nn.Module:
         import peft
     except ImportError as error:
         raise InputError(f"LoRA needs peft ({error}): pip install -e '.[text]', or leave out --lora-rank.") from error
-    # Twice the rank, so that adapters of every rank change the weights alike.
+    # `lora_alpha` is twice the rank, so that adapters of every rank change the weights alike.
     options = peft.LoraConfig(
         r=rank, lora_alpha=2 * rank, target_modules=list(LORA_MODULES), modules_to_save=list(CLASSIFIER)
     )

@@ -7,23 +7,23 @@ from recipe.config import Recipe
 from recipe.text.tokens import PAD, VOCABULARY
 
 WIDTH, DEPTH, HEADS = 128, 4, 4
-"""Where a recipe gives no shape."""
+"""Shape of the encoder where a recipe gives none."""
 DROPOUT = 0.1
 
 
 class TextEncoder(nn.Module):
     """Embeddings of tokens and positions, pre-norm transformer blocks, and the mean over a text's tokens.
 
-    What fills up the shorter texts of a batch (`PAD`) is in no attention and in no mean: the logits of a text do not
-    depend on the texts beside it.
+    Padding (`PAD`) takes part in no attention and in no mean: the logits of a text do not depend on the texts beside
+    it.
 
     Args:
-        num_classes: of the logits.
-        max_tokens: longest text.
+        num_classes: number of logits.
+        max_tokens: length of the longest text.
         width: features per token.
         depth: number of blocks.
-        num_heads: attention heads of each.
-        dropout: in the blocks.
+        num_heads: attention heads of each block.
+        dropout: dropout probability in the blocks.
     """
 
     def __init__(
@@ -44,7 +44,10 @@ class TextEncoder(nn.Module):
         nn.init.normal_(self.positions, std=0.02)
 
     def no_weight_decay(self) -> set[str]:
-        """What the optimizer spares, as in timm's models: embeddings of words that a batch lacks have no gradient."""
+        """Names of the parameters without weight decay, as timm's models name them.
+
+        Embeddings of words that a batch lacks have no gradient, and decay alone would shrink them.
+        """
         return {"positions", "tokens.weight"}
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:

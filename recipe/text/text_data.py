@@ -16,21 +16,21 @@ from recipe.text.corpora import Texts, open_splits, prepare
 from recipe.text.tokens import HashedWords, Tokenizer, WordPieces
 
 HIDDEN_SHARE = 0.1
-"""Augmentation light hides so many words of a training text."""
+"""Share of the words of a training text that augmentation "light" hides."""
 DISTILBERT_TOKENS = 30_522
 """Size of the published vocabulary, and of the model's embedding."""
 MOST_TOKENS = 512
-"""More than this no recipe allows; it tells the random words of one sample from the next one's."""
+"""Largest `max_tokens` that a recipe allows. It spaces the random numbers of samples, so that no two share one."""
 
 
 class TextView(Dataset):
-    """A part of the data, cut into tokens a micro-batch at a time.
+    """A part of the data, split into tokens one micro-batch at a time.
 
     Args:
         source: texts and their classes.
-        tokenizer: cuts them.
-        recipe: its `max_tokens` and augmentation.
-        key: seed of the random changes; None for none.
+        tokenizer: splits them into tokens.
+        recipe: gives `max_tokens` and the augmentation.
+        key: seed of the random changes; None for no changes.
     """
 
     gives_batches = True
@@ -56,7 +56,8 @@ class TextView(Dataset):
         return self.tokenizer(texts, self.max_tokens), self.source.labels[indices]
 
     def _hidden(self, tokens: torch.Tensor, positions: np.ndarray) -> torch.Tensor:
-        """Depends on the position in the peer's order alone, as images' changes do."""
+        """Tokens with some words hidden. The choice depends on the position in the peer's order alone, as for
+        images."""
         words = sample_randomness(self.key, positions[:, None] * MOST_TOKENS + np.arange(tokens.shape[1]))
         is_chosen = torch.from_numpy(words < np.uint64(HIDDEN_SHARE * 2**64))
         is_special = torch.isin(tokens, torch.tensor(sorted(self.tokenizer.special)))
@@ -66,9 +67,9 @@ class TextView(Dataset):
 class TextData(PeerData):
     """Training, validation and test texts of a recipe.
 
-    Inputs are tokens, int64 (batch, length): as long as the longest text of the batch, the others filled up. The folder
-    has `ag_news_csv/` (downloaded there if missing), or `train.csv` and perhaps `val.csv` and `test.csv`; for
-    DistilBERT it may have a `vocab.txt`, which is taken in place of the published one.
+    Inputs are tokens, int64 (batch, length): as long as the longest text of the batch, the others padded. The folder
+    has `ag_news_csv/` (downloaded there if missing), or `train.csv` and perhaps `val.csv` and `test.csv`. For
+    DistilBERT it may have a `vocab.txt`, which replaces the published one.
     """
 
     def __init__(self, recipe: Recipe, *arguments: Any, **options: Any) -> None:
@@ -81,14 +82,14 @@ class TextData(PeerData):
 
     @property
     def missing_download(self) -> str:
-        """AG News, if it is needed and not there."""
+        """AG News, if the recipe needs it and it is missing; else empty."""
         if self.recipe.dataset != "ag-news":
             return ""
         folder = self.data_dir / "ag_news_csv"
         return "" if all((folder / name).is_file() for name in ("train.csv", "test.csv")) else "AG News (31 MB)"
 
     def open(self) -> Splits:
-        """`Texts`; the digest also tells another vocabulary."""
+        """Opens the texts as `Texts`. The digest also covers DistilBERT's vocabulary."""
         splits = open_splits(self.recipe, self.data_dir)
         if self.recipe.model == "transformer-encoder":
             return splits
@@ -102,5 +103,5 @@ class TextData(PeerData):
         return replace(splits, digest=splits.digest + tokenizer.digest)
 
     def view(self, part: Texts, key: int | None) -> TextView:
-        """Tokens, some of which are hidden as the recipe says."""
+        """The part as tokens, some of which are hidden as the recipe says."""
         return TextView(part, self.tokenizer, self.recipe, key)

@@ -1,4 +1,4 @@
-"""From texts to tokens: by hashing words, which needs no file, or as DistilBERT was trained."""
+"""Splits texts into tokens: by hashing words, which needs no file, or with DistilBERT's own vocabulary."""
 
 import hashlib
 import re
@@ -13,10 +13,10 @@ from torch.nn.utils.rnn import pad_sequence
 from recipe.errors import InputError, first_line
 
 PAD = 0
-"""Token behind the end of a text, in all tokenizers; models leave it out."""
+"""Token that fills up shorter texts, in all tokenizers; models ignore it."""
 
 VOCABULARY = 8192
-"""Different tokens of `HashedWords`, `PAD` and `HIDDEN` among them."""
+"""Number of tokens of `HashedWords`, `PAD` and `HIDDEN` included."""
 HIDDEN = 1
 
 _WORD = re.compile(r"[^\W\d_]+|\d|[^\w\s]|_")
@@ -24,21 +24,22 @@ DISTILBERT_HUB = "distilbert/distilbert-base-uncased"
 
 
 class Tokenizer(Protocol):
-    """Cuts texts into tokens."""
+    """Splits texts into tokens."""
 
     hidden: int
-    """Stands for a word that augmentation hides."""
+    """Token that stands for a word that augmentation hides."""
     special: frozenset[int]
     """Tokens that augmentation leaves alone."""
 
     def __call__(self, texts: Sequence[str], max_tokens: int) -> torch.Tensor:
-        """int64 (num_texts, length): cut off at `max_tokens`, filled up with `PAD` to the longest of these texts."""
+        """Tokens, int64 (num_texts, length): cut off at `max_tokens`, padded with `PAD` to the longest of these
+        texts."""
 
 
 class HashedWords:
-    """Words, digits and signs, each by its CRC-32 modulo the vocabulary (Weinberger et al. 2009, "Feature hashing").
+    """Words, digits and signs, each as its CRC-32 modulo the vocabulary (Weinberger et al. 2009, "Feature hashing").
 
-    Peers with different texts therefore agree on every token without a common vocabulary; a few words share one.
+    So peers with different texts agree on every token without a common vocabulary. A few words share a token.
     """
 
     hidden = HIDDEN
@@ -59,10 +60,10 @@ class WordPieces:
     """DistilBERT's own tokens, with `transformers`.
 
     Args:
-        vocabulary: file with a token in each line; None for the published one, which is downloaded once.
+        vocabulary: file with one token per line; None for the published one, which is downloaded once.
 
     Raises:
-        InputError: it cannot be had.
+        InputError: the vocabulary cannot be loaded.
     """
 
     def __init__(self, vocabulary: Path | None) -> None:
@@ -72,7 +73,7 @@ class WordPieces:
                 self._tokenizer = transformers.AutoTokenizer.from_pretrained(DISTILBERT_HUB)
             else:
                 self._tokenizer = transformers.DistilBertTokenizerFast(str(vocabulary), do_lower_case=True)
-        except Exception as error:  # the hub's client, tokenizers and transformers each have their own
+        except Exception as error:  # the hub's client, tokenizers and transformers each have their own errors
             raise InputError(
                 f"The tokenizer of distilbert-base-uncased cannot be loaded ({first_line(error)}): connect this "
                 "machine to the network, or put its vocab.txt into --data-dir."
@@ -82,7 +83,7 @@ class WordPieces:
 
     @property
     def digest(self) -> str:
-        """Of all tokens and their numbers, as 16 hex digits."""
+        """Digest of all tokens and their numbers, 16 hex digits."""
         tokens = sorted(self._tokenizer.get_vocab().items(), key=lambda item: item[1])
         return hashlib.sha256(repr(tokens).encode()).hexdigest()[:16]
 
@@ -98,10 +99,10 @@ class WordPieces:
 
 
 def import_transformers():
-    """The library, if it is installed.
+    """Imports `transformers` and silences it.
 
     Raises:
-        InputError: it is not.
+        InputError: the library is not installed.
     """
     try:
         import transformers

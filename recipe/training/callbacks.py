@@ -16,35 +16,38 @@ from recipe.training.pacing import Pace, computed_samples
 
 
 class Gauge(Protocol):
-    """Something that is measured in every process at every global update."""
+    """A quantity that is measured in every process at every global update."""
 
     per_process: bool
-    """Log a value per process, as "rank0/TAG" and so on, instead of the mean over processes."""
+    """Whether to log a value per process, as "rank0/TAG" and so on, instead of the mean over processes."""
 
     def start(self) -> None:
-        """Begins to measure an update."""
+        """Begin to measure an update."""
 
     def take(self, seconds: float) -> dict[str, float]:
-        """The values since `start`, always of the same tags; NaN is not logged. `seconds` of training have passed."""
+        """The values since `start`, always with the same tags; NaN is not logged. `seconds` is the training time since
+        then."""
 
 
 class StepMetrics(L.Callback):
     """Logs one line per global update, at `trainer.global_step`, to all of the trainer's loggers.
 
-    `train/loss`, `train/top1` and `train/top5` are means over the trainer's samples since the last update, `train/lr`
-    is the learning rate of that update, `perf/samples_per_second` counts its training samples over its training time,
-    and `perf/step_seconds` is that time, a mean over the trainer's processes. Validation counts for neither, nor do the
-    checkpoints that are written after one.
+    `train/loss`, `train/top1` and `train/top5` are means over the trainer's samples since the last update. `train/lr`
+    is the learning rate of that update. `perf/samples_per_second` is its training samples over its training time, and
+    `perf/step_seconds` is that time, a mean over the trainer's processes. Time of validations, and of checkpoints
+    written after one, does not count.
 
-    Several processes exchange their values while the next update is computed, so that logging costs them no round trip;
-    the line is written when that update ends, or before a validation or checkpoint.
+    Several processes exchange their values while the next update is computed, so logging costs them no round trip. The
+    line is written when that update ends, or before a validation or checkpoint.
 
-    It needs a module with `train_metrics` ("loss", "top1", "top5"), such as `recipe.training.task.ClassificationTask`.
+    It needs a module that has `train_metrics` ("loss", "top1", "top5"), such as
+    `recipe.training.task.ClassificationTask`.
 
     Args:
-        gauges: what else to log.
-        wants_to_stop: asked in every process at every update; if one says yes, all stop together at the next.
-        times: processes that compute as much as this one, of which the trainer does not know.
+        gauges: further quantities to log.
+        wants_to_stop: called in every process at every update. If one process says yes, all stop together at the next
+            update.
+        times: number of processes that compute as much as this one, if the trainer does not know of the others.
     """
 
     def __init__(
@@ -60,15 +63,17 @@ class StepMetrics(L.Callback):
         self._finish: Callable[[], None] = _nothing
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Begins to measure; a run that goes on from a checkpoint does not log its last step again."""
+        """Begins to measure; a run that resumes from a checkpoint does not log its last step again."""
         self.logged_step, self.paused_at = trainer.global_step, None
         self._restart(pl_module)
 
     def on_train_batch_start(
         self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int
     ) -> None:
-        """Lets the clock go on after a validation. Notes the learning rate: when the batch ends, the scheduler has
-        already set the next update's."""
+        """Lets the clock go on after a validation, and notes the learning rate.
+
+        When the batch ends, the scheduler has already set the learning rate of the next update.
+        """
         if self.paused_at is not None:
             self.started_at += time.perf_counter() - self.paused_at
             self.paused_at = None
@@ -77,13 +82,13 @@ class StepMetrics(L.Callback):
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """Measures if this micro-batch completed an update, and writes the line of the one before."""
+        """Measures, if this micro-batch completed an update, and writes the line of the update before."""
         self.samples += len(batch[1])
         if trainer.global_step == self.logged_step:
             return
         self._flush()
         self.logged_step = trainer.global_step
-        if pl_module.device.type == "cuda":  # what the GPU still has to do belongs to this update
+        if pl_module.device.type == "cuda":  # work that the GPU still has to do belongs to this update
             torch.cuda.current_stream(pl_module.device).synchronize()
         seconds = time.perf_counter() - self.started_at
         self._exchange(trainer, pl_module, seconds)
@@ -97,7 +102,7 @@ class StepMetrics(L.Callback):
         self.paused_at = time.perf_counter()
 
     def on_save_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
-        """A run that goes on from this checkpoint has the line of its step."""
+        """Writes the line of this step, so that a run that resumes from the checkpoint has it."""
         self._flush()
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
@@ -105,7 +110,7 @@ class StepMetrics(L.Callback):
         self._flush()
 
     def _exchange(self, trainer: L.Trainer, pl_module: L.LightningModule, seconds: float) -> None:
-        """Sends this process's values to the others, and prepares what to do once theirs are here."""
+        """Sends this process's values to the others, and sets `_finish`, which writes the line once theirs are here."""
         measured = [(gauge, gauge.take(seconds)) for gauge in self.gauges]
         means = torch.stack([metric.compute().float() for metric in pl_module.train_metrics.values()])
         others = [seconds, float(self.wants_to_stop()), *(value for _, values in measured for value in values.values())]
@@ -148,16 +153,16 @@ class StepMetrics(L.Callback):
 
 
 def _nothing() -> None:
-    """Nothing is on its way."""
+    """Stands for `_finish` when no line is pending."""
 
 
 def _mean(values: list[float]) -> float:
-    """All processes train on equally many samples, so the mean of their means is the mean over all samples."""
+    """The mean over processes. All train on equally many samples, so it is the mean over all samples."""
     return sum(values) / len(values)
 
 
 def _tagged(tag: str, values: list[float], per_process: bool) -> dict[str, float]:
-    """What is logged of a gauge's tag "kind/name", given the value of each process."""
+    """The entries to log for a gauge's tag "kind/name", given the value of each process."""
     if not per_process:
         return {tag: _mean(values)}
     kind, name = tag.split("/")
@@ -165,13 +170,15 @@ def _tagged(tag: str, values: list[float], per_process: bool) -> dict[str, float
 
 
 class ValidateEverySteps(L.Callback):
-    """Validates after every `every` global updates and after the last one, whatever micro-batches an update takes.
+    """Validates after every `every` global updates and after the last one, however many micro-batches an update takes.
 
-    Which one is the last may be known only after it was made: a run can be ended where it stands.
+    Sometimes it is known only afterwards that an update was the last one, because a run can be ended at its current
+    step.
 
     Lightning counts micro-batches instead: it validates when the number of those in this epoch is a multiple of
-    `trainer.val_check_batch`. So that is set to their current number, or to infinity, after each one. A peer that
-    catches up with its swarm may jump over a multiple of `every`; it then validates where it lands.
+    `trainer.val_check_batch`. So this callback sets that to their current number, or to infinity, after each
+    micro-batch. A peer that catches up with its swarm may jump over a multiple of `every`; then it validates at the
+    step that it reaches.
     """
 
     def __init__(self, every: int) -> None:
@@ -187,11 +194,11 @@ class ValidateEverySteps(L.Callback):
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """Schedules a validation right after this micro-batch, or none."""
+        """Schedules a validation right after this micro-batch if one is due, or none."""
         step, last_step, self.last_step = trainer.global_step, self.last_step, trainer.global_step
         is_due = step // self.every > last_step // self.every
         is_last = 0 < trainer.max_steps <= step != self.ended_step
-        if is_last:  # once, also at a step that was validated before anybody knew that it is the last one
+        if is_last:  # once, also if the step was validated before it was known to be the last
             self.ended_step = step
         trainer.val_check_batch = batch_idx + 1 if is_due or is_last else float("inf")
 
@@ -200,7 +207,7 @@ class StopAtAccuracy(L.Callback):
     """Stops the training once a validation has reached the accuracy.
 
     Args:
-        target: lowest `val/top1` that is enough, 0 to 1.
+        target: the `val/top1` to reach, 0 to 1.
     """
 
     def __init__(self, target: float) -> None:
@@ -208,7 +215,7 @@ class StopAtAccuracy(L.Callback):
         self.reached = False
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Asks the trainer to stop; the first process decides for all."""
+        """Asks the trainer to stop if the accuracy was reached; the first process decides for all."""
         if trainer.sanity_checking:
             return
         if trainer.strategy.broadcast(bool(trainer.callback_metrics["val/top1"] >= self.target)):
@@ -217,24 +224,25 @@ class StopAtAccuracy(L.Callback):
 
 
 class PacedCompute(L.Callback):
-    """Makes a module's `training_step` take its share of the time before the backward pass begins.
+    """Makes each micro-batch of a module take its share of a pretended device's time, before the backward pass begins.
 
-    DDP's averaging, which begins within the backward pass, therefore overlaps with no more than the few samples' own.
+    DDP's averaging begins within the backward pass, so it overlaps only with the backward pass of the few samples that
+    are computed.
 
     Args:
-        samples_per_second: speed of the device.
+        samples_per_second: speed of the pretended device.
     """
 
     def __init__(self, samples_per_second: float) -> None:
         self.pace = Pace(samples_per_second)
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        """Puts the pace around `training_step`, once."""
+        """Wraps `training_step` in the pace, once."""
         if "training_step" not in vars(pl_module):
             pl_module.training_step = self._paced(pl_module.training_step)
 
     def on_after_backward(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Corrects the next micro-batch, unless DDP has averaged in this one."""
+        """Notes how late this micro-batch ended, which corrects the next one, unless DDP averaged in it."""
         self.pace.end_backward(averaged=getattr(trainer.model, "require_backward_grad_sync", False))
 
     def _paced(self, training_step: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Checkpoints that a reader sees whole or not at all, whatever happens while they are written; and how to read them."""
+"""Writes checkpoints so that a reader sees each one whole or not at all, and reads them."""
 
 import contextlib
 import io
@@ -19,17 +19,20 @@ from recipe.run_folder import RunFolder, whole_file
 logger = logging.getLogger(__name__)
 
 BEST = "best.ckpt"
-"""The one with the highest validation accuracy. Test images do not choose: their accuracy would then say too much."""
+"""File name of the checkpoint with the highest validation accuracy.
+
+Test images do not choose it: their accuracy would be biased upwards then.
+"""
 
 
 class AtomicCheckpointIO(TorchCheckpointIO):
     """Writes a checkpoint beside the old one and then puts it in its place.
 
-    A full or lost disk costs the checkpoint and not the training: the old one stays, and the next one is tried when it
-    is due. That is said once, until one could be written again.
+    If the disk is full or gone, this checkpoint is lost and the training goes on. The old checkpoint stays, and the
+    next one is tried when it is due. One warning says so, and no more until a checkpoint could be written again.
 
     Args:
-        on_saved: called with the path of each checkpoint that was written; None for nothing.
+        on_saved: called with the path of each checkpoint after it was written; None for no call.
     """
 
     def __init__(self, on_saved: Callable[[Path], None] | None = None) -> None:
@@ -38,9 +41,9 @@ class AtomicCheckpointIO(TorchCheckpointIO):
         self._outdated: list[Path] = []
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any = None) -> None:
-        """Called by Lightning in the first process."""
+        """Writes a checkpoint; Lightning calls it in the first process."""
         path = Path(path)
-        content = io.BytesIO()  # the disk's own error, not the one that torch's writer makes of it
+        content = io.BytesIO()  # so that writing raises the disk's own error, not that of torch's writer
         torch.save(checkpoint, content)
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -53,7 +56,7 @@ class AtomicCheckpointIO(TorchCheckpointIO):
             self.failed(path, error)
 
     def remove_checkpoint(self, path: str | Path) -> None:
-        """Called by Lightning for one that is outdated; it stays until a newer one could be written."""
+        """Removes an outdated checkpoint, for Lightning. It stays until a newer one could be written."""
         self._outdated.append(Path(path))
         if not self._has_warned:
             for outdated in self._outdated:
@@ -62,33 +65,33 @@ class AtomicCheckpointIO(TorchCheckpointIO):
             self._outdated.clear()
 
     def failed(self, path: Path, error: OSError) -> None:
-        """The checkpoint could not be written; the one before is untouched."""
+        """Warns that a checkpoint could not be written; the previous one is untouched."""
         if not self._has_warned:
             logger.warning(f"No checkpoint could be written to {path} ({error.strerror}): make room; training goes on.")
         self._has_warned = True
 
 
 def best_checkpoint(folder: Path) -> ModelCheckpoint:
-    """The callback that keeps `BEST`.
+    """The callback that writes the checkpoint `BEST`.
 
     Args:
-        folder: where it goes.
+        folder: folder of the checkpoint.
     """
     return ModelCheckpoint(
         folder,
         BEST.removesuffix(".ckpt"),
         monitor="val/top1",
         mode="max",
-        save_on_train_epoch_end=False,  # the loader never ends: at validations
+        save_on_train_epoch_end=False,  # the loader never ends, so save at validations
         enable_version_counter=False,
     )
 
 
 def read_checkpoint(path: Path) -> dict[str, Any]:
-    """A Lightning checkpoint of a `ClassificationTask`, as plain data: loading it runs no code of its author.
+    """Reads a Lightning checkpoint of a `ClassificationTask` as plain data: loading it runs no code of its author.
 
     Raises:
-        InputError: it is missing, damaged, or of something else.
+        InputError: the file is missing, damaged, or no checkpoint of a training.
     """
     try:
         checkpoint = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
@@ -106,10 +109,10 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
 
 
 def checkpoint_recipe(checkpoint: dict[str, Any], path: Path) -> Recipe:
-    """The recipe in the checkpoint, or in the run folder that it lies in.
+    """The recipe in the checkpoint, or else that of the run folder that holds the checkpoint.
 
     Raises:
-        InputError: there is none.
+        InputError: neither has a recipe.
     """
     beside = RunFolder(path.absolute().parent.parent).recipe
     if isinstance(text := checkpoint.get("recipe"), str):
@@ -120,15 +123,15 @@ def checkpoint_recipe(checkpoint: dict[str, Any], path: Path) -> Recipe:
 
 
 def load_weights(task: nn.Module, checkpoint: dict[str, Any], path: Path) -> None:
-    """Puts the weights of a checkpoint into a task, whoever trained them.
+    """Loads the weights of a checkpoint, of a swarm or of the baseline, into a task.
 
     Args:
         task: a `ClassificationTask`.
-        checkpoint: of `read_checkpoint`.
-        path: of its file, for messages.
+        checkpoint: as `read_checkpoint` returns it.
+        path: its file, for messages.
 
     Raises:
-        InputError: they are those of another model, or not finite.
+        InputError: the weights are of another model, or not finite.
     """
     try:
         task.load_state_dict(checkpoint["state_dict"])

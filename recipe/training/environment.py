@@ -1,4 +1,4 @@
-"""What a run ran on: versions, hardware, commit and command line, without the machine's name and without secrets."""
+"""Describes what a run ran on: versions, hardware, commit and command line, without the machine's name and secrets."""
 
 import importlib.metadata
 import os
@@ -19,7 +19,7 @@ _PACKAGES = ("torch", "torchvision", "hivemind", "timm", "lightning", "torchmetr
 
 
 def describe_environment() -> dict[str, Any]:
-    """Everything a reader needs to judge or repeat a measurement, as JSON values; memory in GiB, time in UTC."""
+    """The environment as JSON values, to judge or repeat a measurement by; memory in GiB, time in UTC."""
     return {
         "python": platform.python_version(),
         "os": f"{platform.system()} {platform.release().partition('-')[0]} {platform.machine()}",
@@ -45,7 +45,7 @@ def _cpu_name() -> str:
 
 
 def _available_cores() -> int:
-    """Cores this process may use, which in a container can be fewer than the machine has."""
+    """Cores that this process may use; in a container these can be fewer than the machine has."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
@@ -57,7 +57,7 @@ def _version(package: str) -> str | None:
 
 
 def _git_commit() -> str | None:
-    """Commit of the code, with "+" when files differ from it; None where there is no git or no checkout."""
+    """Commit of the code, with "+" if files differ from it; None without git or outside a checkout."""
     here = Path(__file__).parent
     try:
         described = subprocess.run(

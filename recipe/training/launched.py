@@ -1,4 +1,4 @@
-"""The processes that torchrun starts: who this one is, which device is its own, and where they meet."""
+"""The processes that torchrun starts: the rank of this one, its device, and the store where all meet."""
 
 import os
 import threading
@@ -12,6 +12,14 @@ import torch
 import torch.distributed as dist
 
 from recipe.errors import InputError
+
+_VARIABLES = {
+    "rank": "RANK",
+    "size": "WORLD_SIZE",
+    "local_rank": "LOCAL_RANK",
+    "local_size": "LOCAL_WORLD_SIZE",
+    "restarts": "TORCHELASTIC_RESTART_COUNT",
+}
 
 
 @dataclass(frozen=True)
@@ -27,18 +35,22 @@ class Launched:
 
     @classmethod
     def from_environment(cls) -> Self:
-        """What RANK, WORLD_SIZE, LOCAL_RANK and LOCAL_WORLD_SIZE say; without them, one process.
+        """Reads RANK, WORLD_SIZE, LOCAL_RANK and LOCAL_WORLD_SIZE; without them there is one process.
 
         Raises:
-            InputError: they contradict each other.
+            InputError: the variables are not numbers, or contradict each other.
         """
-        names = {"rank": "RANK", "size": "WORLD_SIZE", "local_rank": "LOCAL_RANK", "local_size": "LOCAL_WORLD_SIZE"}
-        found = {name: int(os.environ[variable]) for name, variable in names.items() if variable in os.environ}
-        processes = cls(**found, restarts=int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0)))
-        if not processes.rank < processes.size or processes.size % processes.local_size:
+        given = {name: os.environ[variable] for name, variable in _VARIABLES.items() if variable in os.environ}
+        try:
+            processes = cls(**{name: int(value) for name, value in given.items()})
+            fits = 0 <= processes.rank < processes.size and processes.local_rank >= 0 and processes.local_size >= 1
+            fits = fits and processes.size % processes.local_size == 0
+        except ValueError:
+            fits = False
+        if not fits:
+            said = ", ".join(f"{_VARIABLES[name]}={value}" for name, value in given.items())
             raise InputError(
-                f"The variables RANK={processes.rank}, WORLD_SIZE={processes.size} and LOCAL_WORLD_SIZE="
-                f"{processes.local_size} contradict each other: let torchrun start the processes."
+                f"The variables {said} are not numbers, or contradict each other: let torchrun start the processes."
             )
         return processes
 
@@ -49,17 +61,17 @@ class Launched:
 
     @property
     def is_first(self) -> bool:
-        """Whether this process speaks and writes for all."""
+        """Whether this process prints and writes files on behalf of all."""
         return self.rank == 0
 
     def device(self, wanted: str) -> torch.device:
-        """This process's device.
+        """The device of this process.
 
         Args:
             wanted: auto, cpu or cuda.
 
         Raises:
-            InputError: there are too few GPUs.
+            InputError: the machine has fewer GPUs than processes.
         """
         if wanted == "cpu" or (wanted == "auto" and not torch.cuda.is_available()):
             return torch.device("cpu")
@@ -73,17 +85,17 @@ class Launched:
 
 
 def meet(rank: int, size: int, seconds: float) -> dist.Store:
-    """The store at the master address, where no earlier attempt has written.
+    """Connect to the store at the master address; returns a part of it that no earlier attempt has written to.
 
-    In a thread: torch waits for ever where a stranger takes the connection.
+    It runs in a thread, because torch waits for ever if another program accepts the connection.
 
     Args:
-        rank: of this process.
+        rank: rank of this process.
         size: number of processes.
-        seconds: for which the others are waited for.
+        seconds: longest wait for the other processes.
 
     Raises:
-        RuntimeError, TimeoutError: nobody answers, or somebody else does.
+        RuntimeError, TimeoutError: there is no answer, or another program answers.
     """
     found: list[dist.Store | BaseException] = []
 
@@ -107,13 +119,14 @@ def meet(rank: int, size: int, seconds: float) -> dist.Store:
 def store_of_this_attempt(store: dist.Store, rank: int, size: int) -> dist.Store:
     """A part of the store that no earlier attempt has written to; all processes get the same one.
 
-    torchrun keeps one store for all attempts, so that restarted workers would read each other's old addresses there.
-    The restart count does not tell attempts apart, because nodes whose own workers did not fail do not count. So the
-    first process names the attempt, and answers each other process by a word that this one has just made up.
+    torchrun keeps one store for all attempts, so restarted workers would read each other's old addresses there. The
+    restart count does not tell attempts apart, because a node whose own workers did not fail does not count. So the
+    first process names the attempt with a random word. It confirms the name to each other process under a random word
+    that this process has just made up. A stale name of an earlier attempt is therefore never confirmed.
 
     Args:
-        store: shared by all processes.
-        rank: of this one.
+        store: the store that all processes share.
+        rank: rank of this process.
         size: number of processes.
     """
     if rank == 0:

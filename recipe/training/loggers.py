@@ -1,4 +1,4 @@
-"""Files with a line of JSON for each event, and loggers that a full disk does not stop."""
+"""Files of JSON lines, and Lightning loggers that go on when the disk is full."""
 
 import json
 import os
@@ -16,12 +16,12 @@ from recipe.run_folder import finite_or_null
 
 
 class JsonlFile:
-    """Appends lines of JSON; each is on its way to the disk before the call returns.
+    """Appends lines of JSON; each one is handed to the operating system before the call returns.
 
-    When the disk is full, it warns once and drops lines: training is worth more than its log.
+    When the disk is full, it warns once and drops the line: the training matters more than its log.
 
     Args:
-        path: made when the first line is written.
+        path: the file; it is created with the first line.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -40,10 +40,10 @@ class JsonlFile:
 
 
 class JsonlLogger(Logger):
-    """Lightning logger of lines {"time": Unix seconds, "step": global step, tag: value, ...}.
+    """Lightning logger that writes lines {"time": Unix seconds, "step": global step, tag: value, ...}.
 
     Args:
-        path: as of `JsonlFile`.
+        path: as for `JsonlFile`.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -58,7 +58,7 @@ class JsonlLogger(Logger):
 
     @property
     def version(self) -> str:
-        """There is one version."""
+        """Empty: a run has one log."""
         return ""
 
     @rank_zero_only
@@ -72,23 +72,23 @@ class JsonlLogger(Logger):
 
 
 class PatientTensorBoardLogger(TensorBoardLogger):
-    """Lightning's logger, except that a full disk ends what it shows and not the training."""
+    """Lightning's TensorBoard logger, except that a full disk ends the logging and not the training."""
 
     _is_broken = False
 
     @rank_zero_only
     def log_metrics(self, metrics: Any, step: int | None = None) -> None:
-        """As Lightning's."""
+        """Logs as Lightning does, until the disk is full."""
         self._attempt(super().log_metrics, metrics, step)
 
     @rank_zero_only
     def save(self) -> None:
-        """As Lightning's."""
+        """Saves as Lightning does, until the disk is full."""
         self._attempt(super().save)
 
     @rank_zero_only
     def finalize(self, status: str) -> None:
-        """As Lightning's."""
+        """Ends the log as Lightning does, unless the disk is full."""
         self._attempt(super().finalize, status)
 
     def _attempt(self, write: Callable[..., None], *arguments: Any) -> None:
@@ -105,7 +105,8 @@ class PatientTensorBoardLogger(TensorBoardLogger):
 
 
 def append_line(path: Path, line: str) -> None:
+    """Append a line to a file, on a line of its own."""
     with open(path, "a+b") as file:
-        # A process that was killed may have left half a line; it must not swallow this one.
+        # A process that was killed may have left half a line. It must not merge with this one.
         is_torn = file.tell() > 0 and os.pread(file.fileno(), 1, file.tell() - 1) != b"\n"
         file.write((b"\n" if is_torn else b"") + line.encode() + b"\n")

@@ -1,7 +1,7 @@
-"""Micro-batches that can be computed again: all that is random in one follows from (seed, identity, position).
+"""Recomputes micro-batches: all randomness in one follows from (seed, identity, position).
 
-The order of a peer's samples and their augmentation follow from these as it is (`recipe.data`). Here the generators
-from which a model draws while it computes (dropout, stochastic depth) begin anew for each micro-batch.
+The order of a peer's samples and their augmentation already follow from these three (`recipe.data`). This module also
+seeds the generators from which a model draws while it computes (dropout, stochastic depth), anew for each micro-batch.
 """
 
 import contextlib
@@ -22,11 +22,11 @@ from recipe.training.task import Batch, ClassificationTask
 
 
 class Replay:
-    """Of one peer, whose trainer has this task and these data.
+    """Recomputes micro-batches on one peer, whose trainer has this task and these data.
 
     Args:
-        task: its model draws from torch's global generators alone.
-        data: in this peer's order.
+        task: the task; its model draws from torch's global generators only.
+        data: the data, in this peer's order.
     """
 
     def __init__(self, task: ClassificationTask, data: PeerData) -> None:
@@ -34,17 +34,20 @@ class Replay:
 
     @property
     def is_shared(self) -> bool:
-        """Whether everybody who trains this recipe has the same samples."""
+        """Whether all peers that train this recipe have the same samples."""
         return self._data.recipe.dataset not in OWN_DATA
 
     @property
     def is_mixed(self) -> bool:
-        """Whether devices that can compute with bfloat16."""
+        """Whether the recipe computes with bfloat16 on devices that can."""
         return self._data.recipe.precision != "32"
 
     @property
     def kind(self) -> str:
-        """Of device, where it decides what dropout leaves out, as it does for two kinds of GPUs, too; else empty."""
+        """The kind of device, if it decides which elements dropout zeroes; else empty.
+
+        Even two kinds of GPUs draw different numbers from one seed.
+        """
         device = self._task.device
         name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine()
         return f"{device.type} {name}"[:64] if self._has_dropout else ""
@@ -55,34 +58,37 @@ class Replay:
 
     @property
     def has_slices(self) -> bool:
-        """Whether a micro-batch computed in slices gives the same: not what dropout draws, nor what BatchNorm sees."""
+        """Whether a micro-batch gives the same result when it is computed in slices.
+
+        Dropout draws other numbers for a slice, and BatchNorm sees other samples.
+        """
         normed = any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in self._task.modules())
         return not (self._has_dropout or normed) and computes_all()
 
     @property
     def micro_batch(self) -> int:
-        """Samples of those that this peer computes."""
+        """Samples of the micro-batches that this peer computes."""
         return self._data.batch_size
 
     @property
     def identity(self) -> str:
-        """Of this peer."""
+        """This peer's identity in the order of samples."""
         return self._data.identity
 
     @property
     def first_position(self) -> int:
-        """Of the micro-batch that this peer computes."""
+        """Position of the first sample of the micro-batch that this peer computes."""
         return self._data.first_position
 
     def begin(self) -> None:
-        """This peer computes the micro-batch that has left for training last."""
+        """Seed the generators for the micro-batch that was handed to training last."""
         self._seed(self.identity, self.first_position)
 
     @contextlib.contextmanager
     def of(self, identity: str, first_position: int, samples: int) -> Iterator[Batch]:
-        """A micro-batch of any peer, on this device, to be computed in here as that peer has; nothing of that remains.
+        """Yields a micro-batch of any peer, on this device, to be computed inside the block as that peer computed it.
 
-        Metrics, running statistics and generators are afterwards as they were.
+        After the block, metrics, running statistics and generators are as they were before.
         """
         with self._slice(identity, first_position, samples, 0, samples) as batch:
             yield batch
@@ -90,7 +96,8 @@ class Replay:
     def slices_of(
         self, identity: str, first_position: int, samples: int, most: int
     ) -> Iterator[contextlib.AbstractContextManager[Batch]]:
-        """The same, in slices of at most so many samples: contexts as of `of`, to be entered one after the other."""
+        """The same micro-batch in slices of at most `most` samples: contexts as of `of`, to be entered one after the
+        other."""
         for first in range(0, samples, most):
             yield self._slice(identity, first_position, samples, first, min(most, samples - first))
 
@@ -119,15 +126,15 @@ class Replay:
 
     @contextlib.contextmanager
     def _uncompiled(self) -> Iterator[None]:
-        """To compile for another size of a micro-batch would keep the others waiting.
+        """Computes without compiled code: compiling for another micro-batch size would keep other peers waiting.
 
-        A stance counts as soon as it is made, so it is made in here.
+        `set_stance` takes effect when it is called, so it is called inside this block.
         """
         with torch.compiler.set_stance("force_eager") if self._task.is_compiled else contextlib.nullcontext():
             yield
 
     def _seed(self, identity: str, position: int) -> None:
         seed = stable_seed(self._data.recipe.seed, identity, position, "model")
-        torch.default_generator.manual_seed(seed)  # torch.manual_seed looks for all kinds of devices, for 0.7 ms
+        torch.default_generator.manual_seed(seed)  # torch.manual_seed takes 0.7 ms: it looks for all kinds of devices
         if self._task.device.type == "cuda":
             torch.cuda.manual_seed(seed)

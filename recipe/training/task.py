@@ -25,26 +25,25 @@ from recipe.training.compiler import try_compiler
 Batch = tuple[torch.Tensor, torch.Tensor]
 
 _OF_ONE_PROCESS = {"sync_on_compute": False}
-"""By themselves, metrics would make a collective call or two for each number that they hold."""
+"""Turns off the metrics' own synchronisation, which would make a collective call or two for each of their numbers."""
 _OF_LABELS = {"ignore_index": PADDING, "validate_args": False, **_OF_ONE_PROCESS}
 
 
 class ClassificationTask(L.LightningModule):
-    """Tells classes apart, of images, texts or anything else: `recipe.registry.build_task` makes it.
+    """A classifier of images, texts or other samples: `recipe.registry.build_task` builds it.
 
-    `training_step` only adds to running metrics, which `recipe.training.callbacks.StepMetrics` reads and resets
-    once per global update. Validation logs `val/loss`, `val/top1`, `val/top5`, `val/macro_f1`, `val/precision` and
-    `val/recall` (the last three are means over classes) at the global step at which it ran; testing the same under
-    `test/`.
-    With fewer than five classes, "top5" counts the best `num_classes` guesses. Samples with the label `PADDING` count
-    for nothing. Metrics of a pass are over all processes.
+    `training_step` only adds to running metrics, which `recipe.training.callbacks.StepMetrics` reads and resets once
+    per global update. Validation logs `val/loss`, `val/top1`, `val/top5`, `val/macro_f1`, `val/precision` and
+    `val/recall` at the global step at which it ran. The last three are means over classes. Testing logs the same under
+    `test/`. With fewer than five classes, "top5" counts the best `num_classes` guesses. Samples with the label
+    `PADDING` count for nothing. Metrics of a pass are over all processes.
 
     After testing, `confusion` holds the int64 counts (num_classes, num_classes), true classes in rows. Checkpoints also
     hold the recipe as JSON, under "recipe".
 
     Args:
-        recipe: what is trained.
-        model: maps inputs to logits (batch, num_classes).
+        recipe: the recipe that is trained.
+        model: a module that maps inputs to logits (batch, num_classes).
         channels_last: compute on images in torch's channels-last memory format, which is faster for convolutions on
             GPUs.
     """
@@ -55,7 +54,7 @@ class ClassificationTask(L.LightningModule):
         self.memory_format = torch.channels_last if channels_last else torch.contiguous_format
         self.model = model.to(memory_format=self.memory_format)
         self.divide: Callable[[L.LightningModule], None] = _leave_whole
-        """Divides the parameters among processes, once these are connected."""
+        """Shards the parameters over the processes; called once these are connected."""
         self.train_metrics = _running_metrics(recipe.num_classes)
         self.val_metrics = evaluation_metrics(recipe.num_classes)
         self.test_metrics = evaluation_metrics(recipe.num_classes)
@@ -65,15 +64,15 @@ class ClassificationTask(L.LightningModule):
         self.is_compiled = False
 
     def compile_model(self, device: torch.device) -> None:
-        """Compute with `torch.compile` from now on, with the random numbers that are drawn without it.
+        """Compute with `torch.compile` from now on, with the same random numbers as without it.
 
         The parameters keep their names.
 
         Args:
-            device: on which it will be computed.
+            device: the device that computes.
 
         Raises:
-            InputError: nothing can be compiled for it here.
+            InputError: this machine cannot compile for that device.
         """
         try_compiler(device)
         self.model.compile(options={"fallback_random": True})
@@ -91,15 +90,15 @@ class ClassificationTask(L.LightningModule):
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
         """Logits (batch, num_classes) of inputs (batch, ...)."""
-        is_images = inputs.ndim == 4  # the only shape that has such a format
+        is_images = inputs.ndim == 4  # only batches of images have this format
         return self.model(inputs.contiguous(memory_format=self.memory_format) if is_images else inputs)
 
     def configure_model(self) -> None:
-        """Called by Lightning once the processes are connected."""
+        """Shards the model; Lightning calls it once the processes are connected."""
         self.divide(self)
 
     def configure_optimizers(self) -> dict[str, Any]:
-        """The scheduler advances once per optimizer step, which is one global update."""
+        """The optimizer and its scheduler, which advances once per optimizer step, that is once per global update."""
         optimizer = build_optimizer(self.model, self.recipe)
         scheduler = {"scheduler": build_scheduler(optimizer, self.recipe), "interval": "step"}
         return {"optimizer": optimizer, "lr_scheduler": scheduler}
@@ -134,7 +133,7 @@ class ClassificationTask(L.LightningModule):
         self._log_evaluation("test", self.test_loss, self.test_metrics)
 
     def take_test_results(self) -> dict[str, float | int]:
-        """What the test steps so far have found, which begin anew; for passes that Lightning's `test` does not make."""
+        """Results of the test steps so far; resets their metrics. For passes that Lightning's `test` does not make."""
         images = int(self.test_confusion.compute().sum())
         computed = {"loss": self.test_loss.compute(), **self.test_metrics.compute()}
         for metric in (self.test_confusion, self.test_loss, self.test_metrics):
@@ -149,7 +148,7 @@ class ClassificationTask(L.LightningModule):
         inputs, labels = batch
         logits = self(inputs)
         num_samples = (labels != PADDING).sum()
-        # Without smoothing: a validation loss that can be compared between recipes.
+        # Without smoothing, so that validation losses can be compared between recipes.
         total = F.cross_entropy(logits, labels, ignore_index=PADDING, reduction="sum")
         loss.update(total / num_samples.clamp(min=1), weight=num_samples)
         metrics.update(logits, labels)
@@ -163,14 +162,14 @@ class ClassificationTask(L.LightningModule):
         metrics.reset()
         self.log_dict(values, logger=False)
         if not self.trainer.sanity_checking:
-            # Lightning would log at the number of micro-batches; every curve of ours is over global steps.
+            # Lightning would log at the number of micro-batches; all our curves are over global steps.
             for logger in self.trainer.loggers:
                 logger.log_metrics({tag: value.item() for tag, value in values.items()}, step=self.trainer.global_step)
 
     def _sum_over_processes(self, metrics: Iterable[Metric]) -> None:
-        """Makes the metrics those of all processes, in one collective call: over a long line each takes a round trip.
+        """Sums the metrics over all processes in one collective call: over a long line each call takes a round trip.
 
-        All that these metrics hold are sums, of numbers that float64 has exactly or nearly so.
+        The states of these metrics are sums of numbers that float64 represents exactly or nearly so.
         """
         if self.trainer.world_size == 1:
             return
@@ -183,7 +182,7 @@ class ClassificationTask(L.LightningModule):
 
 
 def _leave_whole(task: L.LightningModule) -> None:
-    """Every process has all parameters."""
+    """Leaves all parameters on every process."""
 
 
 def _running_metrics(num_classes: int) -> nn.ModuleDict:
@@ -201,9 +200,10 @@ def _running_metrics(num_classes: int) -> nn.ModuleDict:
 
 
 def evaluation_metrics(num_classes: int) -> MetricCollection:
-    """Of logits (batch, num_classes) against labels (batch), `PADDING` left out; three are means over classes.
+    """Metrics of logits (batch, num_classes) against labels (batch); `PADDING` is ignored; three are means over
+    classes.
 
-    They are of this process's samples alone.
+    They count this process's samples only.
     """
     return MetricCollection(
         {

@@ -1,4 +1,4 @@
-"""The one place that makes a Lightning Trainer from a recipe; the swarm and the baseline both call it."""
+"""Builds the Lightning Trainer for a recipe, for the swarm and for the baseline."""
 
 import logging
 import re
@@ -20,7 +20,7 @@ from recipe.training.pacing import paced_samples_per_second
 
 _QUIET_LINES = re.compile(r"[GTH]PU available|💡|`Trainer.fit` stopped|LOCAL_RANK|Using bfloat16|Tensor Cores")
 _QUIET_WARNINGS = (
-    ".*does not have many workers.*",  # small images lie in memory
+    ".*does not have many workers.*",  # small images are in memory
     ".*`isinstance\\(treespec, LeafSpec\\)` is deprecated.*",  # Lightning's own use of torch
 )
 
@@ -39,15 +39,15 @@ def build_trainer(
     """A trainer that logs to the run folder and counts, validates and stops in global updates.
 
     Args:
-        recipe: gives precision, clipping, validation interval and length.
-        folder: where TensorBoard files and `metrics.jsonl` go.
-        callbacks: further callbacks; checkpoints are written only if there is one that does it.
+        recipe: gives precision, clipping, validation interval and length of the training.
+        folder: run folder for TensorBoard files and `metrics.jsonl`.
+        callbacks: further callbacks; checkpoints are written only if one of these does it.
         max_steps: global updates after which to stop; None for the recipe's `total_steps`.
-        target_accuracy: `val/top1` from 0 to 1 at which to stop; None for none.
-        loggers: beside `metrics.jsonl`; None for TensorBoard in the run folder.
-        step_metrics: what logs each update; None for the standard metrics alone.
-        lightning: what else Lightning's Trainer takes, such as `strategy`, `devices` or `plugins`; it counts more
-            than the recipe, unless it is None. Strategies that accumulate by themselves leave
+        target_accuracy: `val/top1` from 0 to 1 at which to stop; None for no such limit.
+        loggers: loggers beside `metrics.jsonl`; None for TensorBoard in the run folder.
+        step_metrics: the callback that logs each update; None for one with the standard metrics.
+        lightning: further arguments of Lightning's Trainer, such as `strategy`, `devices` or `plugins`. One that is not
+            None takes precedence over the recipe. Strategies that accumulate by themselves leave
             `accumulate_grad_batches` out.
 
     Raises:
@@ -81,7 +81,12 @@ def build_trainer(
 
 
 def tensorboard_logger(folder: RunFolder, resumed_step: int | None = None) -> PatientTensorBoardLogger:
-    """Lightning's logger for the run folder; what was logged after the step that a run resumes from is not shown."""
+    """Lightning's TensorBoard logger for the run folder.
+
+    Args:
+        folder: the run folder.
+        resumed_step: the step from which the run resumes; lines of later steps are not shown. None for a new run.
+    """
     again = {} if resumed_step is None else {"purge_step": resumed_step + 1}
     return PatientTensorBoardLogger(folder.tensorboard, name="", version="", default_hp_metric=False, **again)
 
@@ -99,7 +104,7 @@ def _checked_accuracy(target: float) -> float:
 
 
 def _silence_lightning() -> None:
-    """Hides what Lightning says in every run and nobody acts on; everything else it says stays."""
+    """Hides messages of Lightning that come in every run and need no action; all others stay."""
     for name in ("lightning.pytorch.utilities.rank_zero", "lightning.pytorch.accelerators.cuda"):
         logger = logging.getLogger(name)
         if _is_worth_reading not in logger.filters:

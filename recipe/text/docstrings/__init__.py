@@ -1,1 +1,1 @@
-"""The data set `docstrings`: which of four Python libraries a docstring is from."""
+"""The data set `docstrings`: the task is to tell from which of four Python libraries a docstring is."""

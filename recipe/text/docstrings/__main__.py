@@ -1,4 +1,4 @@
-"""Makes the bundled data set `docstrings` again, from the libraries that it was made from.
+"""Builds the bundled data set `docstrings` again, from the libraries that it was built from.
 
 python -m recipe.text.docstrings               # says whether it is the bundled one
 python -m recipe.text.docstrings --write       # and puts it in its place
@@ -25,7 +25,7 @@ class DocstringOptions:
 
 
 def counts(docstrings: list[Docstring]) -> Iterator[str]:
-    """A line for each part."""
+    """One line for each part: its number of texts, and how many are of each library."""
     for part in PARTS:
         found = [one.library for one in docstrings if one.part == part]
         shares = ", ".join(f"{found.count(library)} of {library}" for library in sorted(set(found)))
@@ -33,10 +33,13 @@ def counts(docstrings: list[Docstring]) -> Iterator[str]:
 
 
 def make(write: bool, archive: Path = ARCHIVE) -> int:
-    """Returns the exit status: 0, or 1 if the texts differ from the bundled ones and are not written.
+    """Extracts the texts, and compares or writes them.
+
+    Returns:
+        The exit status: 0, or 1 if the texts differ from the bundled ones and are not written.
 
     Raises:
-        InputError: a library is missing, or of another version.
+        InputError: a library is missing, or has another version.
     """
     docstrings = extract()
     content = as_csv(docstrings)
@@ -51,7 +54,7 @@ def make(write: bool, archive: Path = ARCHIVE) -> int:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Returns the exit status."""
+    """Runs the program; returns its exit status."""
     prog = "python -m recipe.text.docstrings"
     return exit_status(lambda: make(read_options(DocstringOptions, arguments, prog).write))
 

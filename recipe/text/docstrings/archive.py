@@ -1,4 +1,4 @@
-"""The bundled file: a gzipped CSV of part, library and text."""
+"""The bundled file: a gzipped CSV with the columns part, library and text."""
 
 import csv
 import gzip
@@ -12,16 +12,16 @@ from recipe.errors import InputError
 ARCHIVE = Path(__file__).parent / "docstrings.csv.gz"
 
 REFERENCE_DIGEST = "62052f1eb71948d0"
-"""Of the bundled texts: what all peers of a run have in common."""
+"""Digest of the bundled texts, which all peers of a run must share."""
 
 
 def digest_of(content: bytes) -> str:
-    """First 16 hex digits of the SHA-256 of the CSV."""
+    """The first 16 hex digits of the SHA-256 of the CSV."""
     return hashlib.sha256(content).hexdigest()[:16]
 
 
 def bundled(archive: Path = ARCHIVE) -> bytes:
-    """The CSV, as it was written.
+    """The CSV in an archive, uncompressed.
 
     Raises:
         InputError: the file is missing or damaged.
@@ -33,10 +33,10 @@ def bundled(archive: Path = ARCHIVE) -> bytes:
 
 
 def read_rows() -> list[tuple[str, str, str]]:
-    """(part, library, text) of each docstring.
+    """(part, library, text) of each bundled docstring.
 
     Raises:
-        InputError: the file is missing, damaged, or another one.
+        InputError: the file is missing, damaged, or not the published one.
     """
     content = bundled()
     if digest_of(content) != REFERENCE_DIGEST:

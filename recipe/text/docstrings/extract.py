@@ -1,4 +1,4 @@
-"""Reads docstrings from the source of installed libraries, which it never imports."""
+"""Reads docstrings from the source of installed libraries, without importing them."""
 
 import ast
 import csv
@@ -14,9 +14,9 @@ from pathlib import Path
 from recipe.errors import InputError
 
 VERSIONS = {"matplotlib": "3.11.2", "networkx": "3.6.1", "scikit-learn": "1.9.1", "sympy": "1.14.0"}
-"""Libraries about drawing, graphs, learning and algebra: all come with torch or with this project."""
+"""Versions of the libraries, about drawing, graphs, learning and algebra. All come with torch or with this project."""
 PACKAGES = {"matplotlib": "matplotlib", "networkx": "networkx", "scikit-learn": "sklearn", "sympy": "sympy"}
-"""What they are imported as."""
+"""Names under which the libraries are imported."""
 
 PARTS = ("train", "val", "test")
 TEXTS_PER_LIBRARY = 1300
@@ -26,7 +26,7 @@ _SECTION = re.compile(
     r"\n\s*(?:Parameters|Args|Arguments|Returns?|Examples?|Notes|See Also|Attributes|Raises|References)\b"
     r"|>>>|\n\s*\.\. "
 )
-"""Where the prose ends: headings and their style would give a library away."""
+"""Where the prose of a docstring ends: headings and their style would give a library away."""
 
 
 @dataclass(frozen=True)
@@ -39,10 +39,10 @@ class Docstring:
 
 
 def extract(libraries: Iterable[str] = tuple(VERSIONS)) -> list[Docstring]:
-    """All parts; of each library equally many texts, chosen and ordered by their hash.
+    """The docstrings of all parts: equally many texts of each library, chosen and ordered by their hash.
 
     Raises:
-        InputError: a library is missing, or of another version.
+        InputError: a library is missing, or has another version.
     """
     found = []
     for library in libraries:
@@ -55,7 +55,7 @@ def extract(libraries: Iterable[str] = tuple(VERSIONS)) -> list[Docstring]:
 
 
 def as_csv(docstrings: list[Docstring]) -> bytes:
-    """A row of part, library and text for each."""
+    """The docstrings as CSV: one row of part, library and text for each."""
     writer = csv.writer(file := io.StringIO(), lineterminator="\n")
     writer.writerows((one.part, one.library, one.text) for one in docstrings)
     return file.getvalue().encode()
@@ -72,9 +72,9 @@ def _check_version(library: str, wanted: str) -> None:
 
 
 def _prose(package: Path) -> Iterator[tuple[str, str]]:
-    """(module, text) of what is documented in a package, but for its tests.
+    """(module, text) of each documented class and function of a package, except its tests.
 
-    A text that names its own library is left out.
+    Texts that name their own library are left out.
     """
     for path in sorted(package.rglob("*.py")):
         module = path.relative_to(package.parent).as_posix()
@@ -93,7 +93,8 @@ def _prose(package: Path) -> Iterator[tuple[str, str]]:
 
 
 def _part(module: str) -> str:
-    """All texts of a module are in one part: what is held out is of files that training has not seen."""
+    """The part of a module's texts. It is the same for all of them, so held-out texts are from files unseen in
+    training."""
     twentieth = int(_hash(module), 16) % 20
     return "train" if twentieth < 14 else "val" if twentieth < 17 else "test"
 

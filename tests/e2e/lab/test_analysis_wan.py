@@ -255,6 +255,28 @@ def test_a_lab_that_could_not_be_made_is_in_no_other_ones_way(tmp_path):
     assert done.returncode == 0, done.stderr
 
 
+_MOUNTS = """
+import sys
+from pathlib import Path
+from analysis.wan.lab import Lab
+from analysis.wan.topology import uniform
+mounts = Path("/proc/self/mounts")
+before = mounts.read_text()
+with Lab(uniform(2, 0, 100), Path(sys.argv[1])) as lab:
+    Path("/dev/shm/of-a-killed-process").touch()
+    assert mounts.read_text() != before
+assert mounts.read_text() == before, mounts.read_text()
+assert not Path("/dev/shm/of-a-killed-process").exists()
+"""
+
+
+@needs_namespaces
+def test_no_mount_of_a_lab_is_left(tmp_path):
+    command = sandbox.wrapped([sys.executable, "-c", _MOUNTS, str(tmp_path)])
+    done = subprocess.run(command, env=sandbox.environment(), cwd=ROOT, timeout=60, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
 def test_what_cannot_work_is_said_in_one_sentence():
     for arguments, problem in [
         (["run", "--hosts", "2"], "There is no command"),

@@ -1,10 +1,14 @@
 """What a peer costs beside the training: how it is measured, and how the report shows it."""
 
+import contextlib
 import json
+from types import SimpleNamespace
 
 import pytest
+from rich.console import Console
 
 from analysis.endurance import footprint
+from analysis.endurance.footprint import FootprintOptions
 from analysis.reporting.fault_sections import footprint_section
 from tests.helpers.cli import Program, reaping
 
@@ -38,6 +42,59 @@ def test_a_peer_beside_a_plain_process(tmp_path):
     section = footprint_section(tmp_path / "footprint-2.json", tmp_path / "report")
     assert len(section["tables"][0][1]) == len(rows)
     assert (tmp_path / "report" / "footprint-2.json").exists()
+
+
+class FakeProcess:
+    """A process with some processor seconds and megabytes."""
+
+    def __init__(self, cpu_seconds: float = 0.0, megabytes: float = 0.0) -> None:
+        self.cpu_seconds, self.megabytes = cpu_seconds, megabytes
+
+    def cpu_times(self) -> SimpleNamespace:
+        return SimpleNamespace(user=self.cpu_seconds, system=0.0)
+
+    def memory_maps(self, grouped: bool) -> list[SimpleNamespace]:
+        return [SimpleNamespace(path="[heap]", pss=self.megabytes * 1e6)]
+
+
+class FakePeer:
+    """A peer whose processes change while it is measured.
+
+    Args:
+        looks: its processes at the beginning and the end of each window.
+    """
+
+    def __init__(self, *looks: dict[str, FakeProcess]) -> None:
+        self.looks = iter(looks)
+
+    def children(self) -> list[str]:
+        return ["a process"]
+
+
+def test_processes_that_are_not_always_there_count_where_they_are(tmp_path, monkeypatch):
+    """In the first of two windows the first peer starts git, which has ended in the second window."""
+    old, new = {"training": FakeProcess(10.0, 100.0)}, {"training": FakeProcess(14.0, 100.0)}
+    git = {"git": FakeProcess(2.0, 50.0)}
+    peers = [FakePeer(old, new | git, old, new), FakePeer(old, new, old, new)]
+    processes = {1: SimpleNamespace(children=lambda: peers), 2: FakePeer(old, old, old, old)}
+    pids = iter(processes)
+    clock = iter([0.0, 0.0, 1.0, 1.0, 2.0])
+    monkeypatch.setattr(footprint, "started", lambda *_: contextlib.nullcontext(SimpleNamespace(pid=next(pids))))
+    monkeypatch.setattr(footprint, "steps_done", lambda folder: 99)
+    monkeypatch.setattr(footprint, "has_ended", lambda process, seconds: False)
+    monkeypatch.setattr(footprint, "parts", lambda peer: next(peer.looks).items())
+    monkeypatch.setattr(footprint, "psutil", SimpleNamespace(Process=processes.get, NoSuchProcess=ProcessLookupError))
+    monkeypatch.setattr(footprint, "time", SimpleNamespace(monotonic=lambda: next(clock)))
+    found = footprint.measure(FootprintOptions(repeat=2, output_dir=tmp_path), [], Console(quiet=True))
+    rows = {row["process"]: (row["cores"], row["mb"]) for row in found["rows"]}
+    assert rows == {
+        "training": (4.0, 100.0),
+        "git": (0.5, 12.5),
+        "all": (4.5, 112.5),
+        "plain process": (0.0, 100.0),
+        "beside the training": (4.5, 12.5),
+    }
+    assert list(rows)[-3:] == ["all", "plain process", "beside the training"]
 
 
 def test_windows_of_one_run_have_no_interval(tmp_path):

@@ -20,6 +20,9 @@ pytestmark = pytest.mark.timeout(700)
 MOMENTS = {"h1": [*range(1, 11), *range(14, 31)], "h2": [*range(1, 11), *range(20, 31)]}
 """Times of updates, one in a second; none from 10 to 14, and the victim is back at 20."""
 
+END = 30.0
+"""The peers were told to leave right after the last update."""
+
 
 @pytest.fixture
 def runs(tmp_path) -> Path:
@@ -47,7 +50,7 @@ def test_what_a_swarm_lost_by_a_fault(runs, calm):
         '{"step": 10, "val/top1": 0.8}\n{"step": 20, "val/top1": 1.0}\n{"step": 99, "val/top1": 1.0}\n'
     )
     event, next_one = Event("killed", ["h2"], began=10.5, mended=13.5), Event("frozen", ["h1"], began=13.8, mended=15.0)
-    found = summarise(runs, [event, next_one], 27, {"h1": "a", "h2": "a"}, [], [calm, calm], [], {"calm_runs": 2})
+    found = summarise(runs, [event, next_one], 27, {"h1": "a", "h2": "a"}, [], [calm, calm], [], {"calm_runs": 2}, END)
     assert [event["stall_seconds"] for event in found["events"]] == [3, 0], "the later one met a swarm that stood still"
     assert found["events"][0]["back_seconds"] == pytest.approx(6.5)
     assert (found["updates"], found["usual_seconds"], found["problems"]) == (27, 1, [])
@@ -57,7 +60,7 @@ def test_what_a_swarm_lost_by_a_fault(runs, calm):
     alone = {row["fault"]: row["of these, begun when all were there"] for row in rows(found)}
     assert alone == {"killed": "1", "frozen": "0"}, "the victim of the first one was not back"
     divided = Event("network divided", ["h1", "h2"], began=10.5, mended=13.5)
-    found = summarise(runs, [divided], 27, {"h1": "a", "h2": "a"}, [], [calm, calm], [], options={})
+    found = summarise(runs, [divided], 27, {"h1": "a", "h2": "a"}, [], [calm, calm], [], options={}, ended=END)
     assert found["problems"] == ["network divided (h1, h2): not back"], "they only trained with each other"
 
 
@@ -66,12 +69,36 @@ def test_a_swarm_that_stood_still_for_long_hung():
     assert hangs(stalls) == ["frozen (h1): no new update for 127 s"]
 
 
+def test_a_fault_that_stops_the_swarm_for_good_is_a_hang(runs):
+    first, last = Event("killed", ["h2"], began=10.5, mended=13.5), Event("frozen", ["h1"], began=30.5, mended=40.0)
+    found = summarise(runs, [first, last], 0, {}, [], [], [], {}, ended=200.0)
+    assert [event["stall_seconds"] for event in found["events"]] == [3, 169]
+    stock = summarise_stock({name: RunFolder(runs / name) for name in MOMENTS}, [first, last], [], [], {}, ended=200.0)
+    hang = "frozen (h1): no new update for 169 s"
+    assert hang in found["problems"]
+    assert hang in stock["problems"]
+
+
+@pytest.mark.parametrize("updates", [0, 1])
+def test_a_swarm_with_hardly_an_update_has_a_result_too(tmp_path, updates):
+    folder = RunFolder.create(tmp_path, "soak", "h1")
+    folder.metrics.write_text('{"time": 10, "step": 1, "swarm/peers": 2, "swarm/own_samples": 9}\n' * updates)
+    event = Event("killed", ["h1"], began=10.5, mended=13.5)
+    for found in (
+        summarise(folder.path.parent, [event], 0, {}, [], [], [], {}, ended=200.0),
+        summarise_stock({"h1": folder}, [event], [], [], {}, ended=200.0),
+    ):
+        assert "killed (h1): not back" in found["problems"]
+        assert found["events"][0]["stall_seconds"] == 190 * updates
+        assert (found["updates"], table(found).row_count) == (updates, 1)
+
+
 def test_what_is_not_good_is_said_and_compared_with_hiveminds(tmp_path, runs, calm):
     calm.metrics.write_text("".join(f'{{"step": {step}, "val/top1": 0.95}}\n' for step in range(11, 21)))
     event = Event("killed", ["h3"], began=10.5, mended=13.5)
-    found = summarise(runs, [event], 27, {"h1": "a", "h2": "b"}, ["h1"], [calm], [], options={})
+    found = summarise(runs, [event], 27, {"h1": "a", "h2": "b"}, ["h1"], [calm], [], options={}, ended=END)
     assert len(found["problems"]) == 4, "not back, other weights, processes left, less accurate"
-    lost = summarise(runs, [event], 0, {}, [], [], ["they never trained again"], options={})
+    lost = summarise(runs, [event], 0, {}, [], [], ["they never trained again"], options={}, ended=END)
     assert lost["problems"][0] == "they never trained again"
 
     (tmp_path / "soak.json").write_text(json.dumps(found | {"options": vars(soak.SoakOptions()) | {"output_dir": ""}}))
@@ -102,7 +129,7 @@ def test_accuracies_are_judged_where_there_are_enough_of_them(runs, calm, valida
     lines = [f'{{"step": {step}, "val/top1": 0.95}}\n' for step in range(1, validations + 1)]
     calm.metrics.write_text("".join(lines))
     event = Event("killed", ["h2"], began=10.5, mended=13.5)
-    found = summarise(runs, [event], 27, {}, [], [calm], [], options={"calm_runs": 1})
+    found = summarise(runs, [event], 27, {}, [], [calm], [], options={"calm_runs": 1}, ended=END)
     assert len(found["problems"]) == len(problems)
     assert all(one.startswith(begin) for one, begin in zip(found["problems"], problems, strict=True))
     assert table(found).title.endswith(said)
@@ -110,7 +137,7 @@ def test_accuracies_are_judged_where_there_are_enough_of_them(runs, calm, valida
 
 def test_a_victim_of_hiveminds_swarm_that_is_not_back_is_a_problem(runs):
     event = Event("killed", ["h3"], began=10.5, mended=13.5)
-    found = summarise_stock({name: RunFolder(runs / name) for name in MOMENTS}, [event], [], [], options={})
+    found = summarise_stock({name: RunFolder(runs / name) for name in MOMENTS}, [event], [], [], options={}, ended=END)
     assert found["problems"] == ["killed (h3): not back"]
     assert found["usual_seconds"] == 1
     assert table(found).row_count == 1

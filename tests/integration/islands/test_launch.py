@@ -119,6 +119,19 @@ def test_more_processes_than_gpus_are_refused(environment):
         Launched.from_environment().device("auto")
 
 
+@pytest.mark.parametrize(
+    "variables",
+    [{"RANK": "x"}, {"RANK": "2"}, {"RANK": "-1"}, {"LOCAL_WORLD_SIZE": "0"}, {"LOCAL_WORLD_SIZE": "3"}],
+)
+def test_variables_that_torchrun_would_not_set_are_refused(environment, variables):
+    from recipe.training.launched import Launched
+
+    for name, value in variables.items():
+        environment.setenv(name, value)
+    with pytest.raises(InputError, match="=".join(*variables.items())):
+        Launched.from_environment()
+
+
 def test_an_island_that_torchrun_starts_again_is_the_same_peer(environment, tmp_path):
     options = replace(PeerOptions(), machine=replace(PeerOptions().machine, output_dir=tmp_path))
     first, again = launch.settled(options), launch.settled(options)

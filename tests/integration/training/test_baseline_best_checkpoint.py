@@ -130,6 +130,26 @@ def test_giving_up_says_why_and_keeps_the_old_file(tmp_path):
     assert (tmp_path / "best.ckpt").read_bytes() == b"the one before"
 
 
+@pytest.mark.parametrize(("written_before", "content"), [(0, b"the one before"), (1, b"new")])
+def test_a_checksum_never_names_other_content(written_before, content, tmp_path, monkeypatch):
+    """The disk is full before the first writing of the checksum, or after it."""
+    remote = RemoteFile(f"file://{tmp_path}/best.ckpt", OPTION)
+    before = remote.write(io.BytesIO(b"the one before"))
+    write, left = remote.filesystem.pipe_file, [None] * written_before
+
+    def write_or_fail(path, value):
+        if not left:
+            raise OSError(28, "No space left on device")
+        left.pop()
+        write(path, value)
+
+    monkeypatch.setattr(remote.filesystem, "pipe_file", write_or_fail)
+    with pytest.raises(OSError, match="No space left"):
+        remote.write(io.BytesIO(b"new"))
+    assert (tmp_path / "best.ckpt").read_bytes() == content
+    assert (tmp_path / "best.ckpt.sha256").read_text() == ("" if written_before else f"{before}  best.ckpt\n")
+
+
 def test_training_does_not_wait_and_only_the_newest_is_copied(tmp_path):
     written, begins, may_end = [], threading.Event(), threading.Event()
 

@@ -310,11 +310,11 @@ def test_a_cell_that_nobody_watched_is_invalid(tmp_path):
     write_run(tmp_path, CELL)
     (tmp_path / "watch.jsonl").unlink()
     found = measure(tmp_path, CELL, rounds_of(tmp_path, CELL))
-    assert found["problems"] == ["nobody watched the machine meanwhile"]
+    assert found["problems"] == ["the machine was not watched meanwhile"]
     write_run(tmp_path, CELL)
     (tmp_path / "router.jsonl").write_text("")
     found = measure(tmp_path, CELL, rounds_of(tmp_path, CELL))
-    assert found["problems"] == ["nobody watched the router meanwhile"]
+    assert found["problems"] == ["the router was not watched meanwhile"]
 
 
 @pytest.mark.parametrize("target", [None, 0.95])

@@ -31,7 +31,7 @@ def test_pairs_of_honest_trainings_say_what_clipping_costs():
     rows += [row("honest", "clip", seconds, number=number) for number, seconds in enumerate((60.0, 50.0, 80.0))]
     rows += [row("reverse", "clip", 1.0)]
     # ratios 1, 1 and 0.5; Student's 4.303 for two degrees of freedom
-    assert cost(rows) == "Updates/s with clip over off, where nobody lies: 0.833 ± 0.717 (n = 3)"
+    assert cost(rows) == "Updates/s with clip over off, without lies: 0.833 ± 0.717 (n = 3)"
     assert cost(rows[:3]) == ""
 
 
@@ -40,7 +40,7 @@ def test_a_training_that_failed_leaves_the_other_pairs_as_they_are():
     rows = [row("honest", "off", 60.0, number=1)]
     for number, seconds in ((2, 90.0), (3, 120.0)):
         rows += [row("honest", where, seconds, number=number) for where in ("off", "clip")]
-    assert cost(rows) == "Updates/s with clip over off, where nobody lies: 1.000 (n = 2)"
+    assert cost(rows) == "Updates/s with clip over off, without lies: 1.000 (n = 2)"
 
 
 def test_two_pairs_of_swarms_have_no_interval():
@@ -69,7 +69,7 @@ def test_another_system_has_an_accuracy_and_no_more():
     [
         ({"peers": 1}, "peers"),
         ({"liars": 0}, "liars"),
-        ({"updates": 0}, "updates"),
+        ({"updates": 5}, "updates"),
         ({"paced_samples_per_second": 0.0}, "more than 0"),
     ],
 )

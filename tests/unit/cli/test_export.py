@@ -1,6 +1,7 @@
 """What was trained, as timm, the hub and ONNX Runtime read it."""
 
 import json
+import os
 from dataclasses import replace
 
 import numpy as np
@@ -194,6 +195,26 @@ def test_an_earlier_export_is_replaced_only_when_asked_and_as_a_whole(tmp_path, 
     assert (tmp_path / "m" / "model.safetensors").read_bytes() != before
     assert names_in(tmp_path / "m") == ["README.md", "config.json", "mine.txt", "model.safetensors"]
     assert names_in(tmp_path) == ["m", "runs"], "nothing half is left"
+
+
+@pytest.mark.parametrize("fails_at", ["model.safetensors", "README.md", "config.json"])
+def test_an_export_that_breaks_off_leaves_no_mixture_of_two_models(fails_at, tmp_path, monkeypatch, refusal):
+    given = [str(run_of(tmp_path, small("digits")).path), "--to", str(tmp_path / "m"), "--overwrite"]
+    assert export.main([*given, "--onnx"]) == 0
+    earlier = {path.name: path.stat().st_ino for path in (tmp_path / "m").iterdir()}
+    replace_file = os.replace
+
+    def replace_or_fail(source, target):
+        if target == tmp_path / "m" / fails_at:
+            raise OSError(5, "Input/output error")
+        replace_file(source, target)
+
+    with monkeypatch.context() as broken:
+        broken.setattr("os.replace", replace_or_fail)
+        assert "Input/output error" in refusal(export.main, given)
+    assert not any(path.stat().st_ino == earlier[path.name] for path in (tmp_path / "m").iterdir())
+    assert not (tmp_path / "m" / "config.json").exists()
+    assert export.main(given) == 0
 
 
 def test_class_folders_give_the_names_of_classes(tmp_path, refusal):

@@ -137,7 +137,7 @@ def test_missing_fonts_are_one_sentence_that_names_their_packages_alone(tmp_path
     assert glyphs.main(arguments) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith(f"error: {len(listed_typefaces())} of {len(listed_typefaces())} typefaces are not in ")
-    assert line.endswith("fonts-yrsa-rasa` (Debian 12 has them all), or take glyphs.npz from who leads the run.")
+    assert line.endswith("fonts-yrsa-rasa` (Debian 12 has them all), or take glyphs.npz from the run's organiser.")
     assert "`apt-get install --no-install-recommends fonts-adf-accanthis " in line
     assert not (tmp_path / "data").exists()
     for typeface in listed_typefaces():
