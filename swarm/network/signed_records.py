@@ -332,7 +332,7 @@ def read_key(path: Path) -> RSAPrivateKey:
 
 @lru_cache(maxsize=8)
 def _key_in(identity: bytes) -> RSAPrivateKey:
-    """The private key in this identity. Checking it takes 40 ms, so each process does it once, not in all five places."""
+    """The private key in this identity. Checking it takes 40 ms, so each process does it once, not in five places."""
     return private_key_in(crypto_pb2.PrivateKey.FromString(identity).data)
 
 
