@@ -1,10 +1,12 @@
-"""Where a search in the DHT believes that peers stand, whatever those say whom it asks.
+"""Which places of peers in the DHT a search believes, whatever the asked nodes say.
 
-A search looks at the nodes that are nearest to a key, and a store calls five of them. A node that named itself under
-twenty places next to the key, or twenty peers that do not exist, was all that a search looked at: it took all five
-copies of a record, and newcomers found no run. So a peer stands where this node's table has it; who is in no table
-stands in two places of a search at most, so that one false word about it does not hide it; and no answer fills more
-than half of what a search looks at.
+A search looks at the nodes that are nearest to a key, and a store calls five of them. A node could name itself under
+twenty places next to the key, or name twenty peers that do not exist. Then a search looked at nothing else, the node
+took all five copies of a record, and newcomers found no run. So there are three rules:
+
+- A peer in this node's routing table has its place there, and no other.
+- Any other peer has at most two places in a search. With only one, the first false answer about a peer would hide it.
+- No answer fills more than half of the nodes that a search looks at.
 """
 
 from __future__ import annotations
@@ -18,26 +20,31 @@ from hivemind.dht.routing import DHTID
 from hivemind.p2p import PeerID
 
 PLACES = 2
-"""Of a peer that is not in the table, in one search."""
+"""Places in one search of a peer that is not in the routing table."""
 NEW_PEERS = 10
-"""That one answer adds to a search; it looks at the 20 nodes that are nearest."""
+"""New peers that one answer adds to a search, which looks at the 20 nearest nodes."""
 
 
 class Places:
-    """What one search believes.
+    """The places of peers that one search believes.
 
     Args:
-        node: that searches
+        node: the node that searches
     """
 
     def __init__(self, node: DHTNode):
         self._node, self._table = node, node.protocol.routing_table
         self._before = dict(self._table.peer_id_to_uid)
-        """Of the table as it was when the search began: a peer that is asked can move in it."""
+        """Places in the routing table when the search began. An asked peer can change its place in the table."""
         self._heard: defaultdict[PeerID, set[DHTID]] = defaultdict(set)
+        """Places of other peers that this search has believed so far."""
 
     def believed(self, said: dict[DHTID, PeerID]) -> dict[DHTID, PeerID]:
-        """What counts of one answer about one key, which begins with the nearest."""
+        """The part of one answer about one key that is believed.
+
+        Args:
+            said: peers by their claimed places, the nearest to the key first
+        """
         believed: dict[DHTID, PeerID] = {}
         num_new = 0
         for place, peer in said.items():
@@ -52,7 +59,7 @@ class Places:
         return believed
 
     def _may_stand(self, peer: PeerID, place: DHTID) -> bool:
-        """Nobody stands in this node's own place, or in that of another that it knows."""
+        """Whether the claimed place of a peer is believed: never this node's own, or that of another known peer."""
         if place == self._node.node_id or peer == self._node.peer_id:
             return False
         if self._table.get(node_id=place) not in (None, peer):
@@ -64,11 +71,11 @@ class Places:
 
 
 _search: ContextVar[Places] = ContextVar("search")
-"""That goes on in this context."""
+"""The search that goes on in this context."""
 
 
 def of_a_search(search):
-    """Wraps a method of `DHTNode` that searches."""
+    """Wrap a method of `DHTNode` that searches, so that its calls share one `Places`."""
 
     @wraps(search)
     async def repaired(self: DHTNode, *args, **kwargs):
@@ -82,7 +89,7 @@ def of_a_search(search):
 
 
 def without_false_places(choose):
-    """Wraps what takes those who do not answer out of an answer."""
+    """Wrap the method that removes silent peers from an answer, so that it removes false places as well."""
 
     @wraps(choose)
     def repaired(self: DHTNode, said: dict[DHTID, PeerID]) -> dict[DHTID, PeerID]:
