@@ -63,7 +63,7 @@ CHECKED_AT_ONCE = 64
 BYTES_AT_ONCE = 2**18
 """Bytes of records that are checked before other calls get their turn."""
 VAIN_CHECK_RECORDS = 64
-"""Records that a record with a wrong signature, or an unreadable dictionary, costs its caller."""
+"""Number of records that a wrong signature, or an unreadable dictionary, counts as in its caller's limit."""
 RECORD_BYTES = 2**11
 """Bytes of a dictionary that count as one record, where it has fewer records than that. All of it has to be read."""
 
@@ -437,7 +437,7 @@ def _store_one(
 
 
 def _is_valid(protocol: DHTProtocol, record: DHTRecord, allowance: Allowance) -> bool:
-    """Whether a record is valid. A wrong signature costs the caller `VAIN_CHECK_RECORDS`.
+    """Whether a record is valid. A wrong signature counts as `VAIN_CHECK_RECORDS` in the caller's limit.
 
     Otherwise a stranger could send wrong signatures in the names of known peers, whose records are always checked.
     """

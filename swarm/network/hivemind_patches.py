@@ -18,10 +18,10 @@ Without them:
   first answer that claims to stay for ever. It would never end after an answer that cannot be sorted, or if a node
   names further nodes without end.
 - A node would store anything from any caller, and would discard a whole answer for one invalid record in it.
-- A message of 2 kB would end the process that decodes it. A node could take any number of places in the DHT, be given
-  all records again and again, use up the calls that a process answers, and keep a peer that calls it first from
-  starting. A question could have any number of keys. Names under which no peer answers would be remembered for good
-  (all these: `swarm.network.dht_bounds`).
+- A message of 2 kB would end the process that decodes it. A node could take any number of places in the DHT, and be
+  given all records again and again. It could use up the calls that a process answers, and keep a peer that calls it
+  first from starting. A question could have any number of keys. Names under which no peer answers would be remembered
+  for good (all these: `swarm.network.dht_bounds`).
 - Each peer would need torch's manager process for its shared memory (some 60 MB). If a peer were killed together with
   it, files would stay in shared memory until the machine is switched off.
 """

@@ -75,8 +75,8 @@ class Admission:
             shown: the message as it was sent
             peer: its sender, as libp2p proves it, or as the peer that passes it on claims
             role: roles of which the sender needs one
-            late_seconds: time for which an ended certificate, or a removal that this process has heard of, does not
-                count yet, since other peers may not know of it
+            late_seconds: time for which the end of a certificate, or a removal that was just heard of, does not count
+                yet, since other peers may not know it
 
         Raises:
             NotAMember: the sender may not do that

@@ -268,8 +268,8 @@ class Ticket:
         work: name of the list of what it has computed (`swarm.protocol.work`); empty if other members cannot compute it
             again
         doubts: name of a member whose work gave other results when this peer computed it again; empty if there is none
-        nonce: 8 random bytes where averages are checked. They keep a round from having the name of an earlier one,
-            whatever its leader does, so this peer never signs two averages under one name
+        nonce: 8 random bytes where averages are checked. With them no leader can give a round the name of an earlier
+            one, so this peer never signs two averages under one name
     """
 
     step: int
