@@ -9,7 +9,8 @@ Without them:
 - A result that cannot be pickled for another process would leave that process waiting for good.
 - To write down a peer id of a megabyte would take a quarter of an hour, in which nothing else would run.
 - A node that names the asker among its neighbours would keep records from being stored. One that claims the places of
-  other nodes would get their records. One that names itself in many places would be all that a search looks at.
+  other nodes would get their records. One that names itself in many places would be all that a search looks at, as
+  would twenty nodes that stand next to the key.
 - An answer that is no message would raise an error that no caller expects, and so end more than this call.
 - A message could have any length, and a caller could have any number of streams and calls.
 - p2pd would relay strangers' traffic, and would have the router open a port unasked, another one each time.
@@ -41,7 +42,7 @@ import torch.multiprocessing
 from google.protobuf.message import DecodeError
 from hivemind.dht.node import Blacklist, DHTNode, _SearchState
 from hivemind.dht.protocol import DHTProtocol
-from hivemind.dht.routing import DHTID
+from hivemind.dht.routing import DHTID, RoutingTable
 from hivemind.dht.storage import DictionaryDHTValue
 from hivemind.p2p import P2P, P2PContext, P2PHandlerError, PeerID
 from hivemind.p2p.p2p_daemon_bindings.control import ControlClient
@@ -315,9 +316,10 @@ def repair_hivemind() -> None:
     DHTProtocol.create = classmethod(_with_bounded_storage(DHTProtocol.create.__func__))
     DHTProtocol.rpc_store = _store_some
     DHTProtocol._validate_dictionary = _drop_invalid
+    RoutingTable.get_nearest_neighbors = places.and_met_peers(RoutingTable.get_nearest_neighbors)
     DHTNode._filter_blacklisted = places.without_false_places(DHTNode._filter_blacklisted)
     DHTNode.find_nearest_nodes = places.of_a_search(DHTNode.find_nearest_nodes)
-    DHTNode.get_many_by_id = places.of_a_search(DHTNode.get_many_by_id)
+    DHTNode.get_many_by_id = places.of_a_search(DHTNode.get_many_by_id, asks_met=True)
     PeerID.__init__ = _of_bounded_length(PeerID.__init__)
     MPFuture._send_update = _send_what_can_be_sent(MPFuture._send_update)
     DHTProtocol.update_routing_table = nodes.update_routing_table

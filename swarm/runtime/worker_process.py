@@ -85,6 +85,13 @@ class WorkerProcess(mp.get_context("fork").Process):
             InputError: it died on the way
         """
         self.start()
+        try:
+            self._wait_until_ready()
+        except BaseException:
+            self._end_answering()
+            raise
+
+    def _wait_until_ready(self) -> None:
         while not self._is_ready.done():
             with contextlib.suppress(TimeoutError):
                 self._is_ready.exception(timeout=0.5)
@@ -109,7 +116,11 @@ class WorkerProcess(mp.get_context("fork").Process):
         if self.is_alive():
             logger.debug("the averaging process does not end by itself")
             self.terminate()
-        self._inner.send(None)  # nobody will ask for the state any more
+        self._end_answering()
+
+    def _end_answering(self) -> None:
+        """End the thread that answers for the state: this process will not ask any more."""
+        self._inner.send(None)
 
     # ---- in the worker process ------------------------------------------------------------------------------------
 

@@ -4,8 +4,8 @@ Hivemind goes on as long as an answer names a node that is nearer to the key. A 
 end, each a little nearer, would keep it asking for good. Nothing would be stored or found any more, and new searches
 would pile up. So a search has a limit of calls and of time. At the limit it asks the nearest nodes that this node knows
 itself, all at once, and ends with what it has. So named nodes cannot hide the known ones. It asks them as well when
-several named nodes have not answered: made-up nodes could fill all places that it looks at. The peers whose addresses a
-newcomer was given are among the nodes that it knows.
+several named nodes have not answered: made-up nodes could fill all places that it looks at. A search for records asks
+the peers that this peer has met in any case, as soon as it begins.
 
 Made-up names cost a liar nothing, and Hivemind would remember for good that they have not answered. So this is bounded,
 too.
@@ -23,6 +23,8 @@ from hivemind.dht.routing import DHTID
 from hivemind.p2p import PeerID
 from hivemind.utils import get_logger
 
+from swarm.network.dht_bounds.places import met_of_the_search
+
 logger = get_logger(__name__)
 
 MAX_CALLS = 128
@@ -39,6 +41,8 @@ MAX_SILENT = 4096
 
 Neighbours = dict[DHTID, tuple[Collection[DHTID], bool]]
 """An answer: by key, the nodes that it names, and whether the search for the key ends."""
+NOTHING: tuple[Collection[DHTID], bool] = ((), False)
+"""What an answer says of a key, if it says nothing."""
 
 
 class Search:
@@ -48,6 +52,7 @@ class Search:
         ask: asks one node for some keys
         known: nodes that this node knows itself
         keys: keys that are searched for
+        met: the known nodes that are asked in any case, at once
     """
 
     def __init__(
@@ -55,11 +60,13 @@ class Search:
         ask: Callable[[DHTID, Collection[DHTID]], Awaitable[Neighbours]],
         known: Collection[DHTID],
         keys: Collection[DHTID],
+        met: Collection[DHTID] = (),
     ):
         self._ask, self._keys = ask, list(keys)
-        self._known, self._not_asked = frozenset(known), dict.fromkeys(known)
+        self._known, self._not_asked = frozenset(known), dict.fromkeys(node for node in known if node not in met)
         self._calls, self._ends = 0, time.monotonic() + SEARCH_SECONDS
         self._unanswered = 0
+        self._met = {node: asyncio.ensure_future(self._answer(node, self._keys)) for node in met}
         self._last: asyncio.Task[None] | None = None
 
     async def neighbours(self, node: DHTID, keys: Collection[DHTID]) -> Neighbours:
@@ -68,9 +75,9 @@ class Search:
         if self._calls < MAX_CALLS and seconds > 0:
             self._calls += 1
             self._not_asked.pop(node, None)
-            asked = asyncio.ensure_future(self._answer(node, keys))
+            asked = self._met.get(node) or asyncio.ensure_future(self._answer(node, keys))
             if (await asyncio.wait([asked], timeout=seconds))[0]:
-                said = asked.result()
+                said = {key: asked.result().get(key, NOTHING) for key in keys}
                 if node not in self._known and not any(named or ends for named, ends in said.values()):
                     self._unanswered += 1
                     if self._unanswered >= MAX_UNANSWERED:
@@ -78,6 +85,11 @@ class Search:
                 return said
         await self._others_asked()
         return {key: ((), True) for key in keys}
+
+    async def met_have_answered(self) -> None:
+        """Return when the met peers have answered, or have had time enough."""
+        if self._met:
+            await asyncio.wait(self._met.values(), timeout=LAST_SECONDS)
 
     async def _others_asked(self) -> None:
         """Ask the known nodes that were not asked yet, once in a search; wait until that is over."""
@@ -95,7 +107,7 @@ class Search:
             return await self._ask(node, keys)
         except Exception as error:
             logger.debug(f"an answer that ends no search: {error!r}")
-            return {key: ((), False) for key in keys}
+            return dict.fromkeys(keys, NOTHING)
 
 
 _register_failure = Blacklist.register_failure
@@ -114,8 +126,19 @@ def with_an_end(traverse):
     """Wrap Hivemind's `traverse_dht`, which all searches use, so that it ends."""
 
     @wraps(traverse)
-    async def repaired(queries, initial_nodes, *, get_neighbors, **kwargs):
-        search = Search(get_neighbors, initial_nodes, queries)
-        return await traverse(queries, initial_nodes, get_neighbors=search.neighbours, **kwargs)
+    async def repaired(queries, initial_nodes, *, get_neighbors, found_callback=None, **kwargs):
+        search = Search(get_neighbors, initial_nodes, queries, met_of_the_search())
+
+        async def found(*result) -> None:
+            await search.met_have_answered()
+            await found_callback(*result)
+
+        return await traverse(
+            queries,
+            initial_nodes,
+            get_neighbors=search.neighbours,
+            found_callback=found_callback and found,
+            **kwargs,
+        )
 
     return repaired
