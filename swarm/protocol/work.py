@@ -11,7 +11,7 @@ import hashlib
 import math
 import struct
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Annotated
 
@@ -63,19 +63,19 @@ _NUMBERS = struct.Struct(f"<{NUM_PLACES}f")
 class Line:
     """A micro-batch, or several of equal size that follow each other.
 
-    On the wire, `micro_batches` comes before `numbers`, which are `4 * NUM_PLACES` bytes of little-endian float32.
+    On the wire, `numbers` are `4 * NUM_PLACES` bytes of little-endian float32.
 
     Args:
         first_position: position of its first sample, in the order of the peer that has computed it
         samples: number of its samples
-        numbers: sum of the samples' gradients at the places of this step, `NUM_PLACES` numbers
         micro_batches: number of micro-batches that it was computed in
+        numbers: sum of the samples' gradients at the places of this step, `NUM_PLACES` numbers
     """
 
     first_position: int
     samples: int
+    micro_batches: int = field(default=1, kw_only=True)
     numbers: tuple[float, ...]
-    micro_batches: int = 1
 
     def with_next(self, other: Line) -> Line | None:
         """This line and the next in one; None if they are not adjacent, differ in micro-batch size, or are too many."""
@@ -86,24 +86,22 @@ class Line:
         micro_batches = self.micro_batches + other.micro_batches
         if micro_batches > MAX_MICRO_BATCHES:
             return None
-        return Line(self.first_position, self.samples + other.samples, numbers, micro_batches)
+        return Line(self.first_position, self.samples + other.samples, numbers, micro_batches=micro_batches)
 
 
 @dataclass(frozen=True)
 class WorkList:
     """What one member has computed for one round.
 
-    On the wire, `num_before` comes before `lines`.
-
     Args:
         kind: kind of device, where other kinds draw other numbers for dropout; empty where that does not matter
-        lines: its lines, in the order in which they were computed
         num_before: number of the first lines that were computed on the weights before the latest update
+        lines: its lines, in the order in which they were computed
     """
 
     kind: str
+    num_before: int = field(default=0, kw_only=True)
     lines: Sequence[Line]
-    num_before: int = 0
 
     @property
     def samples(self) -> int:
@@ -149,8 +147,11 @@ class WorkList:
             raise ValueError("another list than the one of its ticket")
         found = cls(
             kind,
-            [Line(first, count, _NUMBERS.unpack(numbers), times) for first, count, times, numbers in lines],
-            num_before,
+            [
+                Line(first, count, _NUMBERS.unpack(numbers), micro_batches=times)
+                for first, count, times, numbers in lines
+            ],
+            num_before=num_before,
         )
         if found.samples != samples:
             raise ValueError("a list of other samples than its ticket claims")
