@@ -227,7 +227,7 @@ class OrderBook:
 
     @property
     def _number(self) -> int:
-        """A number that grows with the orders and revocations in the book, so that peers can compare two lists."""
+        """A number that changes with the orders and revocations in the book; it nearly always grows."""
         # An order adds more if its time is earlier. So the number also grows where, at a limit, an earlier order takes
         # the place of a later one. A revocation adds more than it removes. The number shrinks in one case: a deputy
         # with an earlier warrant takes the place of another deputy, which has given more orders.
