@@ -221,6 +221,7 @@ class BoundedStorage(DHTLocalStorage):
         return stored
 
     def store_subkey(self, key: DHTID, subkey: Any, value: bytes, expiration_time: float) -> bool:
+        self._forget_older_list(key)
         if not self.may_store(key, subkey, len(value), expiration_time):
             return False
         entries, num_bytes, num_records = self._entries(key), len(subkey) + len(value) + ENTRY_BYTES, 1
@@ -242,6 +243,15 @@ class BoundedStorage(DHTLocalStorage):
         if key in self:
             del self[key]
         self._bytes.pop(key, None)
+
+    def _forget_older_list(self, key: DHTID) -> None:
+        """Remove the copies of a list that is not the newest one any more. All copies are equal."""
+        records = self.known.records
+        if records.kind_of_list(key.to_bytes()) is None or (entries := self._entries(key)) is None:
+            return
+        for subkey, (value, expiration_time) in list(entries.items())[:1]:
+            if not records.has_newest_list(DHTRecord(key.to_bytes(), subkey, value, expiration_time)):
+                self.forget(key)
 
     def may_store(self, key: DHTID, subkey: Any, num_bytes: int, expiration_time: float) -> bool:
         """Whether there would be room for such a record. This is cheaper than checking its signature.
@@ -421,15 +431,9 @@ def _store_one(
         return False
     record, records = DHTRecord(key, tag, value, expiration_time), records_of(protocol)
     storage = protocol.storage
-    if records is not None and records.kind_of_list(key) is not None:
-        # The check makes a list count on this node, even where there is no room. A newer list replaces all older ones.
-        before = records.number_of_list(key)
-        if not _is_valid(protocol, record, allowance):
-            return False
-        if records.number_of_list(key) > before:
-            storage.forget(key_id)
-        return storage.store_subkey(key_id, subkey, value, expiration_time)
-    if not storage.may_store(key_id, subkey, len(value), expiration_time):
+    # A list is checked even where there is no room: the check makes it count on this node.
+    is_list = records is not None and records.kind_of_list(key) is not None
+    if not is_list and not storage.may_store(key_id, subkey, len(value), expiration_time):
         return False
     if not _is_valid(protocol, record, allowance):
         return False

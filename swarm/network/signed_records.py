@@ -143,6 +143,8 @@ class OwnedRecords(RSASignatureValidator):
         if owner is None or admission.is_removed(owner):
             return False
         digest = hashlib.sha256(MSGPackSerializer.dumps(astuple(record))).digest()
+        if kind is not None and self._checked.get(digest) and not self.has_newest_list(record):
+            del self._checked[digest]  # when it was checked, another list was the newest one
         if digest not in self._checked:  # the same record comes from several nodes, and is read again and again
             if not self._may_be_checked(record, owner, admission):
                 return False
@@ -193,9 +195,10 @@ class OwnedRecords(RSASignatureValidator):
         """The kind of list that is stored under this key; None if it is no key of a list."""
         return self._list_keys.get(key)
 
-    def number_of_list(self, key: bytes) -> int:
-        """Number of the newest list under this key that this node has heard of."""
-        return self._admissions.get(key, OPEN).lists.number(self._list_keys[key])
+    def has_newest_list(self, record: DHTRecord) -> bool:
+        """Whether a checked record under the key of a list has the newest list that this node has heard of."""
+        newest = self._admissions.get(record.key, OPEN).lists.signed(self._list_keys[record.key])
+        return plain(self.strip_value(record)) == newest
 
     def forget_admission(self, key: bytes) -> None:
         """Forget which peers may write under this key, unless it belongs to this peer's own run."""
