@@ -16,7 +16,7 @@ import contextlib
 import ipaddress
 import os
 import socket
-import statistics
+from collections import Counter
 from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -33,7 +33,7 @@ from msgspec import Meta
 from recipe.errors import InputError
 from swarm.network.addresses import household, is_public
 from swarm.network.hivemind_internals import connect
-from swarm.network.home.interfaces import every_host
+from swarm.network.home.interfaces import every_host, own_addresses
 from swarm.network.home.open_ports import OpenPorts, open_port
 from swarm.network.home.router import RouterRefuses
 from swarm.network.known_peers import peer_of_address
@@ -71,7 +71,7 @@ class Reachability:
     Args:
         mode: a server-mode peer can be called; a client-mode peer only calls
         reason: the end of a sentence
-        host: the IP address at which other peers see this machine, or None if no peer told it
+        host: the IP address at which most asked peers see this machine, or None if there is none
         router: a sentence about what the home router did; empty if it was not asked
         opened: ports that the router keeps open for this peer
     """
@@ -217,7 +217,7 @@ async def offer_call_backs(_dht: hivemind.DHT, node: hivemind.dht.DHTNode) -> No
 def measure_reachability(
     initial_peers: Sequence[str], port: int, identity_path: Path | None = None, ask_router: bool = False
 ) -> Reachability:
-    """Ask up to three peers to call this machine. It is reachable if all peers that answer could call it.
+    """Ask up to three peers to call this machine. It is reachable if all that answer could, most at the same address.
 
     Takes one to two seconds, and starts and ends a p2pd of its own with another identity. Peers are asked over IPv4
     first, and over IPv6 if that does not find this machine reachable.
@@ -354,9 +354,12 @@ def conclusion(answers: list[Called], port: int) -> Reachability:
         return Reachability("client-mode", "because no peer answered whether it can call this machine")
     hosts = [answer.host for answer in answers if answer.reached] or [answer.host for answer in answers]
     # A peer in the same home calls this machine at a local address, where peers outside cannot: prefer a public one.
-    host = statistics.mode([host for host in hosts if ipaddress.ip_address(host).is_global] or hosts)
+    hosts = [host for host in hosts if ipaddress.ip_address(host).is_global] or hosts
+    host, times = Counter(hosts).most_common(1)[0]
     reached = sum(answer.reached for answer in answers)
     asked = f"{len(answers)} peer{'s' * (len(answers) != 1)}"
+    if 2 * times <= len(hosts) and not {*hosts} <= {*own_addresses()}:  # one lies, and other peers would call in vain
+        return Reachability("client-mode", f"because {asked} see this machine at different addresses")
     mode = "server-mode" if reached == len(answers) else "client-mode"
     count = asked if mode == "server-mode" else f"{reached} of {asked}"
     return Reachability(mode, f"because {count} could call this machine at {host} port {port}", host)
