@@ -94,9 +94,9 @@ class OpenPorts:
 
     def close(self) -> None:
         """Close all ports, in a few seconds at most. Never raises: a port that stays open ends with its lease."""
+        self._closed.set()
         if self._keeper.is_alive():
-            self._closed.set()
-            self._keeper.join(CALL_SECONDS)
+            self._keeper.join(2 * CALL_SECONDS)  # it ends with the request that it is making
         asyncio.run(self.close_all())
 
     async def close_all(self) -> None:
@@ -117,6 +117,8 @@ class OpenPorts:
                 continue
             renewed_at = seconds_since_boot()
             for port, (outside, _) in list(self._opened.items()):
+                if self._closed.is_set():
+                    return
                 try:
                     got, _ = asyncio.run(self._call(self._router.open(port, outside, LEASE_SECONDS)))
                     trouble = "" if got == outside else f"it opened port {got}"
