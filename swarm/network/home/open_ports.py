@@ -97,7 +97,10 @@ class OpenPorts:
         self._closed.set()
         if self._keeper.is_alive():
             self._keeper.join(2 * CALL_SECONDS)  # it ends with the request that it is making
-        asyncio.run(self.close_all())
+        # In a thread of its own: this one may have an event loop, as in a notebook, and `asyncio.run` refuses that.
+        closing = threading.Thread(target=lambda: asyncio.run(self.close_all()), name="close-ports")
+        closing.start()
+        closing.join()
 
     async def close_all(self) -> None:
         """As `close`, where `keep` was not called yet."""

@@ -278,6 +278,23 @@ def test_no_port_is_opened_again_once_closing_has_begun(monkeypatch):
     assert renewals == [PORT]
 
 
+def test_ports_are_closed_where_an_event_loop_runs():
+    """As in a notebook."""
+    closed = []
+
+    class Notes(Obeys):
+        async def close(self, port: int, external_port: int) -> None:
+            closed.append(port)
+
+    async def use() -> None:
+        opened = OpenPorts(Notes())
+        await opened.open(PORT)
+        opened.close()
+
+    asyncio.run(use())
+    assert closed == [PORT]
+
+
 # ---- UPnP: answers that make no sense --------------------------------------------------------------------------------
 
 
