@@ -214,9 +214,12 @@ class BoundedStorage(DHTLocalStorage):
         num_bytes = _count(value)
         if num_bytes > MAX_KEY_BYTES or not self._others_have_room(key, num_bytes):
             return False
-        self._bytes[key] = num_bytes
         expiration_time = min(expiration_time, get_dht_time() + MAX_LIFE_SECONDS)
+        if (before := self.get(key)) is not None and before.expiration_time >= expiration_time:
+            return False  # Hivemind would refuse it as well, but give its end to the stored one
         stored = TimedStorage.store(self, key, value, expiration_time)
+        if stored:
+            self._bytes[key] = num_bytes
         _forget_ghosts(self)
         return stored
 
