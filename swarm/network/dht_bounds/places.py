@@ -7,8 +7,9 @@ took all five copies of a record, and newcomers found no run. So there are four 
 - A peer in this node's routing table has its place there, and no other.
 - Any other peer has at most two places in a search. With only one, the first false answer about a peer would hide it.
 - No answer fills more than half of the nodes that a search looks at.
-- A search for records also asks peers that this peer has met, wherever they stand. Twenty strangers that answer, each
-  in its own place next to the key, hide nothing from it. A newcomer has met the peers of its join line.
+- A search for records also asks peers that this peer has met, wherever they stand in its routing table. Twenty
+  strangers that answer, each in its own place next to the key, hide nothing from it. A newcomer has met the peers of
+  its join line.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ class Places:
         met = {}
         for peer in reversed(records.met.peers):
             place = self._before.get(peer)
-            if place is not None and place in self._table and peer not in self._node.blacklist:
+            if place is not None and peer not in self._node.blacklist:
                 met[place] = peer
             if len(met) == MET_PEERS:
                 break
@@ -123,7 +124,7 @@ def of_a_search(search, asks_met: bool = False):
 
 
 def met_of_the_search() -> Collection[DHTID]:
-    """Places of the met peers that the search of this context asks. The search has chosen where it begins."""
+    """Note that the search of this context has chosen where it begins; return the places of its met peers."""
     if (places := _search.get(None)) is None:
         return ()
     places.has_begun = True

@@ -28,7 +28,8 @@ from swarm.network.dht_bounds.places import met_of_the_search
 logger = get_logger(__name__)
 
 MAX_CALLS = 128
-"""Calls that one search may make. A search for the 20 nearest of a thousand honest nodes makes some dozens."""
+"""Calls that one search may make, beside those to met peers and its last ones. A search for the 20 nearest of a
+thousand honest nodes makes some dozens."""
 SEARCH_SECONDS = 3.0
 """Time limit of a search. Hivemind waits so long for one answer, so a search with a silent node takes it anyway."""
 LAST_SECONDS = 1.5
@@ -89,7 +90,8 @@ class Search:
     async def met_have_answered(self) -> None:
         """Return when the met peers have answered, or have had time enough."""
         if self._met:
-            await asyncio.wait(self._met.values(), timeout=LAST_SECONDS)
+            seconds = min(LAST_SECONDS, self._ends + LAST_SECONDS - time.monotonic())
+            await asyncio.wait(self._met.values(), timeout=max(0.0, seconds))
 
     async def _others_asked(self) -> None:
         """Ask the known nodes that were not asked yet, once in a search; wait until that is over."""
