@@ -124,7 +124,7 @@ class NetworkOptions:
                 check_port_free(endpoint.port, endpoint.host)
         for address in self.announced_addresses() or []:
             if parse_own_address(address, "--announce-maddrs").port == 0:
-                raise InputError(f"--announce-maddrs: `{address}` needs the port itself, 0 means nothing to others.")
+                raise InputError(f"--announce-maddrs: `{address}` needs the port itself: no peer can call port 0.")
         if self.identity_path is not None:
             prepare_identity(self.identity_path.expanduser())
 

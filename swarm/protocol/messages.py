@@ -91,7 +91,7 @@ class Blame(StrEnum):
     GAVE_OTHER_WORK = "gave other gradients than those that it says it has computed, which is proven"
     TOO_SLOW = "holds up every round for far too long"
     STUCK = "let this peer into its group and never began"
-    GOES_ON_ALONE = "says that the swarm has gone on, and nobody else has"
+    GOES_ON_ALONE = "says that the swarm has gone on, but no other peer has"
 
     @property
     def is_proven(self) -> bool:

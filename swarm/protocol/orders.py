@@ -121,7 +121,7 @@ class Order:
             case What.TARGET:
                 return f"from step {self.at_step} on an update takes {self.value:,.0f} samples"
             case What.EVALUATE if self.value == 0:
-                return f"from step {self.at_step} on nobody tests the weights"
+                return f"from step {self.at_step} on no peer tests the weights"
             case What.EVALUATE:
                 return f"from step {self.at_step} on the weights are tested every {self.value:,.0f} updates"
 
