@@ -197,7 +197,7 @@ def _message(title: str, module: str, name: str, reader: str | None) -> str:
     says = docstring(node)
     meanings = says.params | attribute_docs(node)
     fields = dataclass_fields(node)
-    bounded, most = _read_as(module, reader) if reader else ([], None)
+    bounded, most = _read_as(module, reader, [field for field, _, _ in fields]) if reader else ([], None)
     types = _assignments("swarm.protocol.wire") | _assignments(module)
     kinds = bounded or [_bounded(ast.parse(kind, mode="eval").body, types) for _, kind, _ in fields]
     rows = [
@@ -214,12 +214,20 @@ def _message(title: str, module: str, name: str, reader: str | None) -> str:
     return "\n".join(parts)
 
 
-def _read_as(module: str, reader: str) -> tuple[list[str], str | None]:
-    """The bounded type of each field, from the decoder of the reader, and the most bytes; nothing if it has none."""
-    calls = [node for node in ast.walk(find(module, reader)) if isinstance(node, ast.Call)]
-    call = next((call for call in calls if ast.unparse(call.func) == "from_wire"), None)
+def _read_as(module: str, reader: str, fields: list[str]) -> tuple[list[str], str | None]:
+    """The bounded type of each field, from the decoder of the reader, and the most bytes; nothing if it has none.
+
+    Raises:
+        ValueError: the reader takes the fields in another order than that of the class, which the page shows.
+    """
+    nodes = [*ast.walk(find(module, reader))]
+    call = next((node for node in nodes if isinstance(node, ast.Call) and ast.unparse(node.func) == "from_wire"), None)
     if call is None:
         return [], None
+    taken = next((node.targets[0] for node in nodes if isinstance(node, ast.Assign) and node.value is call), None)
+    names = [ast.unparse(name) for name in taken.elts] if isinstance(taken, ast.Tuple) else []
+    if any(name in fields and fields[place] != name for place, name in enumerate(names)):
+        raise ValueError(f"{module}, {reader} takes {', '.join(names)}, but the fields are {', '.join(fields)}.")
     types = _assignments("swarm.protocol.wire") | _assignments(module)
     decoded = types[ast.unparse(call.args[0])].args[0].slice
     elements = decoded.elts if isinstance(decoded, ast.Tuple) else [decoded]

@@ -1,4 +1,4 @@
-"""Peers that this one has dealt with: a stranger can have as many names as it likes, these have done something."""
+"""Peers that this peer has dealt with. Names cost a stranger nothing, so only peers that took part are noted here."""
 
 from __future__ import annotations
 
@@ -10,13 +10,16 @@ MAX_ACQUAINTANCES = 4096
 
 
 class Acquaintances:
-    """Who was given by a person, or has been in a group with this peer; of more than 4,096, the latest."""
+    """Peers that a person named, that were in a group with this peer, or that showed a certificate of its run.
+
+    Of more than `MAX_ACQUAINTANCES`, the latest are kept.
+    """
 
     def __init__(self) -> None:
         self._peers: dict[PeerID, None] = {}
 
     def add(self, peers: Iterable[PeerID]) -> list[PeerID]:
-        """Note them; returns those that were not known before."""
+        """Note these peers as the latest; return those that were not known before."""
         new = []
         for peer in peers:
             if peer in self._peers:
@@ -29,13 +32,13 @@ class Acquaintances:
         return new
 
     def drop(self, peers: Iterable[PeerID]) -> None:
-        """These are strangers from now on."""
+        """Forget these peers: they are strangers from now on."""
         for peer in peers:
             self._peers.pop(peer, None)
 
     @property
     def peers(self) -> tuple[PeerID, ...]:
-        """All of them, the latest last."""
+        """All noted peers, the latest last."""
         return tuple(self._peers)
 
     def __contains__(self, peer: object) -> bool:

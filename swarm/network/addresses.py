@@ -1,4 +1,4 @@
-"""Where peers are: reading, checking and printing libp2p multiaddresses.
+"""Reads, checks and prints libp2p multiaddresses: where peers can be called.
 
 Nothing here needs hivemind, so a wrong `--initial-peers` is refused before the slow imports.
 """
@@ -20,12 +20,12 @@ from recipe.errors import InputError
 EXAMPLE = "/ip4/203.0.113.5/tcp/31337/p2p/QmYyQSo1c1Ym7orWxLYvCrM2EmxFTANf8wXmmE7DWjhx5N"
 
 VARIABLE = "INITIAL_PEERS"
-"""Environment variable: addresses for whoever is not given `--initial-peers`."""
+"""Environment variable with the addresses of peers, for commands without `--initial-peers`."""
 
 _FAMILIES = {"ip4": socket.AF_INET, "ip6": socket.AF_INET6, "dns": 0, "dns4": socket.AF_INET, "dns6": socket.AF_INET6}
 _BASE58 = "123456789ABCDEFGHJKLMNPQRSTUVWXYZabcdefghijkmnopqrstuvwxyz"
 _LABEL = r"(?!-)(?!..--)[A-Za-z0-9-]{1,63}(?<!-)"
-"""Without those of other alphabets (xn--…), which Hivemind cannot read back."""
+"""A label of a host name. Labels of other alphabets (xn--…) are excluded: Hivemind cannot read them back."""
 _HOST_NAME = re.compile(rf"{_LABEL}(\.{_LABEL})*")
 _HOST_AND_PORT = re.compile(r"(\[[0-9a-fA-F:]+\]|[\w.-]+):\d+")
 
@@ -43,17 +43,19 @@ class Endpoint:
 
 
 def parse_initial_peers(values: Sequence[str] | None, environment: Mapping[str, str] = os.environ) -> list[str]:
-    """The swarm's known addresses, from `--initial-peers` or else from the variable INITIAL_PEERS.
+    """The known addresses of a swarm, from `--initial-peers` or else from the variable INITIAL_PEERS.
 
-    Both may separate addresses by spaces or commas. Duplicates go, the order stays, `/ipfs/` becomes `/p2p/`.
-    An empty list means that the person asked for a new swarm: with neither of the two. One that is there and empty is
-    mostly a script's variable that was never set, whose user wants to join.
+    Both may separate addresses by spaces or commas. Duplicates are dropped, the order stays, `/ipfs/` becomes `/p2p/`.
+    The list is empty if neither of the two is given: the person asks for a new swarm. An option or variable that is
+    given and empty is an error. Mostly it comes from a script's variable that was never set, and the person wants to
+    join.
 
     Args:
-        values: of `--initial-peers`; None where that was not given
+        values: values of `--initial-peers`; None where it was not given
+        environment: where to look for the variable
 
     Raises:
-        InputError: an address is malformed, or the option or the variable is there without any.
+        InputError: an address is malformed, or the option or the variable is given without any.
     """
     text = environment.get(VARIABLE) if values is None else " ".join(values)
     if text is None:
@@ -75,12 +77,16 @@ def parse_initial_peers(values: Sequence[str] | None, environment: Mapping[str, 
 
 
 def environment_without_peers() -> dict[str, str]:
-    """A copy of the environment for peers of ours, which have to join nobody else's swarm."""
+    """A copy of the environment for peers that this program starts, so that they join no other swarm."""
     return {name: value for name, value in os.environ.items() if name != VARIABLE}
 
 
 def parse_own_address(value: str, option: str) -> Endpoint:
-    """An address that this peer listens on or announces (`/p2p/…` is not part of it, port 0 means any).
+    """Read an address that this peer listens on or announces. It needs no `/p2p/…`, and port 0 means any.
+
+    Args:
+        value: the multiaddress
+        option: the option that it was given with
 
     Raises:
         InputError: it is malformed; the sentence names `option`.
@@ -94,18 +100,20 @@ def parse_own_address(value: str, option: str) -> Endpoint:
 
 
 def reachable(address: str, timeout_seconds: float, is_greeted: bool = False) -> str | None:
-    """Why nobody listens at a TCP address, or None if somebody does (UDP tells nothing, so it is None as well).
+    """Why a TCP address does not answer, or None if it does. For UDP it is None as well, since UDP tells nothing.
 
     Args:
-        is_greeted: whoever listens has to say something first, as a peer does; the system of one that is frozen still
-            takes connections
+        address: multiaddress of a peer
+        timeout_seconds: time limit
+        is_greeted: whether the other side has to send something first, as a peer does. The system of a frozen peer
+            still takes connections
     """
     endpoint = _parse(address, own=False)
     return None if endpoint.transport == "udp" else _trouble(endpoint, timeout_seconds, is_greeted)
 
 
 def connects(host: str, port: int, timeout_seconds: float) -> str | None:
-    """Why nobody listens at a TCP port of a host, or None if somebody does."""
+    """Why a TCP port of a host does not answer, or None if it does."""
     return _trouble(Endpoint("dns", host, "tcp", port), timeout_seconds)
 
 
@@ -122,25 +130,27 @@ def _trouble(endpoint: Endpoint, timeout_seconds: float, is_greeted: bool = Fals
 
 
 class NobodyAnswers(InputError):  # noqa: N818
-    """That may pass: others may be on their way, too."""
+    """No peer answers at the given addresses. That may pass: the peers may be starting, too."""
 
 
 class OthersAnswer(InputError):  # noqa: N818
-    """Somebody listens at the addresses, but not the peers that are meant."""
+    """Something listens at the addresses, but not the expected peers."""
 
 
 def check_reachable(addresses: Sequence[str], timeout_seconds: float = 5, is_greeted: bool = False) -> list[str]:
     """The addresses behind which something listens, all tried in parallel, in the given order.
 
     Args:
-        is_greeted: as of `reachable`
+        addresses: multiaddresses of peers
+        timeout_seconds: time limit, for all together
+        is_greeted: as in `reachable`
 
     Raises:
         NobodyAnswers: there is none.
     """
     answers: queue.Queue[tuple[str, str | None]] = queue.Queue()
     for address in addresses:
-        # Name look-ups know no timeout: a daemon thread can be left behind.
+        # Looking up a name has no timeout. A daemon thread can be left behind.
         probe = threading.Thread(
             target=lambda a=address: answers.put((a, reachable(a, timeout_seconds, is_greeted))),
             name="reachable",
@@ -166,7 +176,11 @@ def check_reachable(addresses: Sequence[str], timeout_seconds: float = 5, is_gre
 
 
 def classify(address: str) -> Literal["loopback", "private", "public"]:
-    """From where an address can be reached. Link-local, carrier-grade NAT and documentation ranges are private."""
+    """From where an address can be reached. Link-local, carrier-grade NAT and documentation ranges are private.
+
+    Raises:
+        ValueError: it cannot be read
+    """
     _, family, host, *_ = address.split("/")
     if family.startswith("dns"):
         if host.rstrip(".") == "localhost":
@@ -180,23 +194,25 @@ def classify(address: str) -> Literal["loopback", "private", "public"]:
 
 
 def farthest_first(addresses: Iterable[str]) -> list[str]:
-    """Those that the internet can reach before those of the local network and of this machine, else as they were.
+    """The addresses in this order: public, then of the local network, then of this machine. Else the order stays.
 
-    Lists of addresses are cut, and a machine with containers or a VPN has many that nobody outside can call.
+    Lists of addresses are cut, and a machine with containers or a VPN has many that no other machine can call.
     """
     return sorted(addresses, key=lambda address: ("public", "private", "loopback").index(classify(address)))
 
 
 def host_and_port(host: str, port: int) -> str:
-    """As people and URLs have it: an IPv6 address is in brackets."""
+    """HOST:PORT, as people and URLs write it: an IPv6 address is in brackets."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def household(host: str) -> str:
-    """Who shares a limit: an IPv4 address, or an IPv6 network of 64 bits, of which one customer has all addresses.
+    """The name under which the addresses of one customer share a limit.
+
+    That is an IPv4 address itself, and for IPv6 the network of 64 bits: one customer has all its addresses.
 
     Args:
-        host: an IP address; anything else is a household of its own
+        host: an IP address; any other text is returned as it is
     """
     try:
         ip = ipaddress.ip_address(host)
@@ -207,12 +223,12 @@ def household(host: str) -> str:
 
 
 def is_loopback(address: str) -> bool:
-    """Whether only this machine can call there; an address that cannot be read is refused elsewhere."""
+    """Whether only this machine can call there. False for an address that cannot be read; it is refused elsewhere."""
     return _is(address, "loopback")
 
 
 def is_public(address: str) -> bool:
-    """Whether it is out on the internet; an address that cannot be read is refused elsewhere."""
+    """Whether the address is public. False for an address that cannot be read; it is refused elsewhere."""
     return _is(address, "public")
 
 
@@ -224,9 +240,12 @@ def _is(address: str, kind: str) -> bool:
 
 
 def join_commands(visible: Sequence[str], program: str = "swarm join", public_ip: str | None = None) -> str:
-    """Commands to paste elsewhere, one for each kind of network.
+    """Commands to paste on other machines, one for each kind of network.
 
-    `public_ip` is public because the person says so, whatever its range.
+    Args:
+        visible: multiaddresses at which this peer can be reached
+        program: start of each command
+        public_ip: address that counts as public because the person says so, whatever its range
     """
     groups: dict[str, list[str]] = {"loopback": [], "private": [], "public": []}
     for address in visible:
@@ -240,11 +259,12 @@ def join_commands(visible: Sequence[str], program: str = "swarm join", public_ip
 
 
 def closed_ports(visible: Sequence[str], public_ip: str | None = None, enrolment_port: int = 0) -> str:
-    """What to do where nobody on the internet can call; empty if somebody can.
+    """What to do if no peer on the internet can call this one; empty if peers can.
 
     Args:
-        public_ip: of this machine, as the person says
-        enrolment_port: a further port that has to be open
+        visible: multiaddresses at which this peer can be reached
+        public_ip: this machine's public address, as the person says
+        enrolment_port: a further port that has to be open; 0 for none
     """
     public = [address for address in visible if address.split("/")[2] == public_ip or classify(address) == "public"]
     if not visible or any(not address.startswith("/ip6/") or public_ip in address.split("/") for address in public):
@@ -264,9 +284,9 @@ def closed_ports(visible: Sequence[str], public_ip: str | None = None, enrolment
 
 
 def check_port_free(port: int, host: str = "0.0.0.0") -> None:
-    """See whether this machine can listen on a TCP port; port 0 means any.
+    """Check that this machine can listen on a TCP port; port 0 means any.
 
-    Two p2pd share a port without a word (SO_REUSEPORT) and then lose each other's connections, hence the test.
+    Two p2pd processes share a port without an error (SO_REUSEPORT) and then lose each other's connections.
 
     Raises:
         InputError: the port is taken, needs more rights, or does not exist; or `host` is not this machine's.
@@ -290,7 +310,12 @@ def _bind_sentence(error: OSError, host: str, port: int) -> str:
 
 
 def _parse(address: str, own: bool) -> Endpoint:
-    """Read one multiaddress; `own` ones have no peer id (it is allowed) and may listen anywhere.
+    """Read one multiaddress.
+
+    Args:
+        address: the multiaddress
+        own: whether it is one that this peer listens on or announces: it needs no peer id, may have port 0, and may be
+            an unspecified address such as 0.0.0.0
 
     Raises:
         ValueError: with the reason, as the end of a sentence.
@@ -344,7 +369,11 @@ def _check_host(family: str, host: str, own: bool) -> None:
 
 
 def _check_peer(parts: list[str], own: bool) -> None:
-    """Accepts `p2p/ID` and `p2p/RELAY/p2p-circuit/p2p/ID`."""
+    """Accept `p2p/ID` and `p2p/RELAY/p2p-circuit/p2p/ID`; an own address may have neither.
+
+    Raises:
+        ValueError: with the reason, as the end of a sentence.
+    """
     if own and not parts:
         return
     if parts[:1] not in (["p2p"], ["ipfs"]):
@@ -359,7 +388,7 @@ def _check_peer(parts: list[str], own: bool) -> None:
 
 
 def _is_peer_id(text: str) -> bool:
-    """A base58 multihash: sha2-256 of an RSA key (`Qm…`), or a short key itself (`12D3KooW…`, `16Uiu2H…`)."""
+    """Whether this is a base58 multihash: sha2-256 of an RSA key (`Qm…`), or a short key (`12D3KooW…`, `16Uiu2H…`)."""
     if not 40 <= len(text) <= 60 or any(letter not in _BASE58 for letter in text):
         return False
     number = 0
@@ -373,7 +402,11 @@ def _is_peer_id(text: str) -> bool:
 
 
 def _connect(endpoint: Endpoint, timeout_seconds: float, is_greeted: bool) -> None:
-    """Open and close a TCP connection to the first answering address of the host, within the timeout in all."""
+    """Open and close a TCP connection to the first address of the host that answers. The timeout is for all of them.
+
+    Raises:
+        OSError: none answers
+    """
     deadline = time.monotonic() + timeout_seconds
     error: OSError = TimeoutError()
     for family, kind, protocol, _, target in socket.getaddrinfo(
@@ -392,6 +425,6 @@ def _connect(endpoint: Endpoint, timeout_seconds: float, is_greeted: bool) -> No
 
 
 def _short(address: str) -> str:
-    """host:port, as people know it."""
+    """HOST:PORT of a multiaddress."""
     endpoint = _parse(address, own=False)
     return host_and_port(endpoint.host, endpoint.port)

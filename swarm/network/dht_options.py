@@ -1,6 +1,6 @@
-"""The DHT process of a peer: how it starts, what it says when it cannot, and how it ends."""
+"""Starts and ends the DHT process of a peer, and explains why it cannot start."""
 
-# ruff: noqa: E402 (nothing of another Hivemind is imported, and none is repaired)
+# ruff: noqa: E402 (the version is checked first: no other version of Hivemind is imported or repaired)
 
 from swarm.runtime.hivemind_version import check_hivemind_version
 
@@ -45,41 +45,41 @@ from swarm.runtime.processes import (
 )
 
 BUSY_SECONDS = 1.0
-"""Before a peer that was too busy to answer is asked again."""
+"""Pause before a peer that was too busy to answer is asked again."""
 
 repair_hivemind()
 
 
 @dataclass(frozen=True)
 class NetworkOptions:
-    """How this peer meets the others.
+    """How this peer connects to other peers.
 
     Raises:
-        InputError: `public_ip` is no IP address, or has no fixed port to go with.
+        InputError: `public_ip` is no IP address, or there is no fixed port to announce with it.
     """
 
     initial_peers: tuple[str, ...] = ()
-    """Multiaddresses of running peers; none starts a new swarm."""
+    """Multiaddresses of running peers. Without any, a new swarm is started."""
     port: int = 0
     """TCP port to listen on; 0 takes any free one."""
     host_maddrs: tuple[str, ...] = ()
-    """Where to listen instead of `/ip4/0.0.0.0/tcp/PORT`, and `/ip6/::/tcp/PORT` on machines that have IPv6."""
+    """Multiaddresses to listen on instead of `/ip4/0.0.0.0/tcp/PORT`, and `/ip6/::/tcp/PORT` on machines with IPv6."""
     announce_maddrs: tuple[str, ...] = ()
-    """What others are told instead of what p2pd finds out by itself."""
+    """Multiaddresses that other peers are told instead of those that p2pd finds out by itself."""
     public_ip: str | None = None
-    """Address of the router that forwards `port` to this machine; announced next to the others."""
+    """Address of the router that forwards `port` to this machine. It is announced beside the other addresses."""
     opened: OpenPorts | None = None
-    """Ports that this router has opened for this peer; it closes them when the DHT stops, or does not start."""
+    """Ports that this router has opened for this peer. They are closed when the DHT stops, or does not start."""
     identity_path: Path | None = None
     """Private key that fixes the peer id; made on first use. None takes a new identity every time."""
     client_mode: bool = False
-    """Only call others, never be called: nothing listens then."""
+    """Whether this peer only calls other peers and cannot be called. Nothing listens then."""
     check_identity: bool = True
-    """Ask the swarm first whether the identity is in use, which takes about a second."""
+    """Whether the swarm is asked first if the identity is in use, which takes about a second."""
     startup_timeout_seconds: float = 60
-    """How long p2pd may take to start; a busy machine needs far more than Hivemind's 15 s."""
+    """How long p2pd may take to start. A busy machine needs far more than Hivemind's 15 s."""
     patience_seconds: float = 30
-    """How long peers that are there, but do not answer in time, are asked again: some of them may be ending."""
+    """How long peers that are there, but do not answer in time, are asked again. Some of them may be ending."""
 
     def __post_init__(self):
         if self.public_ip is None:
@@ -98,8 +98,11 @@ class NetworkOptions:
         return list(self.host_maddrs) or [multiaddress(host, self.port) for host in every_host()]
 
     def announced_addresses(self) -> list[str] | None:
-        """Multiaddresses that p2pd tells others; None lets it find out. They replace what it found, so with a public
-        address come those of this machine's network cards: the neighbours still join over the local network."""
+        """Multiaddresses that p2pd tells other peers; None lets it find them out.
+
+        They replace what p2pd finds out. So with a public address come those of this machine's network cards, through
+        which peers on the local network still join.
+        """
         announced = list(self.announce_maddrs)
         if self.public_ip is not None:
             port = self._fixed_port()
@@ -110,19 +113,23 @@ class NetworkOptions:
         return list(dict.fromkeys(announced)) or None
 
     def check(self) -> None:
-        """Raises InputError: an own address is malformed, a port is taken, the identity cannot be read or made."""
+        """Check the addresses, ports and identity of these options; make the identity if there is none.
+
+        Raises:
+            InputError: an own address is malformed, a port is taken, the identity cannot be read or made
+        """
         for address in self.listen_addresses():
             endpoint = parse_own_address(address, "--host-maddrs" if self.host_maddrs else "--port")
             if endpoint.transport == "tcp" and endpoint.family in ("ip4", "ip6"):
                 check_port_free(endpoint.port, endpoint.host)
         for address in self.announced_addresses() or []:
             if parse_own_address(address, "--announce-maddrs").port == 0:
-                raise InputError(f"--announce-maddrs: `{address}` needs the port itself, 0 means nothing to others.")
+                raise InputError(f"--announce-maddrs: `{address}` needs the port itself: no peer can call port 0.")
         if self.identity_path is not None:
             prepare_identity(self.identity_path.expanduser())
 
     def _fixed_port(self) -> int:
-        """0 if it is not fixed."""
+        """The TCP port that this peer listens on; 0 if it is not fixed."""
         if not self.host_maddrs:
             return self.port
         ports = (parse_own_address(address, "--host-maddrs").port for address in self.host_maddrs if "/tcp/" in address)
@@ -130,7 +137,7 @@ class NetworkOptions:
 
 
 def multiaddress(host: str, port: int) -> str:
-    """Of a TCP port at an IP address."""
+    """The multiaddress of a TCP port at an IP address."""
     return f"/ip{ipaddress.ip_address(host).version}/{host}/tcp/{port}"
 
 
@@ -138,13 +145,14 @@ def start_dht(options: NetworkOptions, meanwhile: Callable[[], None] = lambda: N
     """Join the swarm of `options.initial_peers`, or start a new one. Main thread only.
 
     Args:
-        meanwhile: done while the other process connects, such as further imports
+        options: how this peer connects to other peers
+        meanwhile: called while the DHT process connects, for example for further imports
 
     Raises:
-        InputError: one sentence, no process left, when a port is taken, no initial peer answers as the peer it should
-            be, the clocks disagree by more than 3 s, the identity is unusable or taken, all within 30 s; when those
-            that are there are too busy to answer, for `patience_seconds` more; and when p2pd could not start in
-            `startup_timeout_seconds`, twice.
+        InputError: with a sentence for a person, and with no process left. Within 30 s: a port is taken, no initial
+            peer answers as the peer it should be, the clocks disagree by more than 3 s, or the identity is unusable or
+            taken. After `patience_seconds` more: the initial peers are too busy to answer. After two times
+            `startup_timeout_seconds`: p2pd could not start.
     """
     try:
         return _start(options, meanwhile)
@@ -158,7 +166,7 @@ def _start(options: NetworkOptions, meanwhile: Callable[[], None]) -> SwarmDHT:
     use_fork()
     allow_many_files()
     options.check()
-    if not options.port and not options.host_maddrs and has_ipv6():  # or each family would take another one
+    if not options.port and not options.host_maddrs and has_ipv6():  # else IPv4 and IPv6 would take different ports
         options = replace(options, port=free_port())
     peers = check_reachable(options.initial_peers)
     with keep_signal_handlers(), tempfile.TemporaryDirectory() as folder:
@@ -174,12 +182,12 @@ def _start(options: NetworkOptions, meanwhile: Callable[[], None]) -> SwarmDHT:
                 if not is_busy(error) or time.monotonic() > deadline:
                     raise sentence from None
             time.sleep(BUSY_SECONDS)
-            with contextlib.suppress(NobodyAnswers):  # nobody at this moment, which the next attempt will say
+            with contextlib.suppress(NobodyAnswers):  # if that stays so, the next attempt fails and says it
                 peers = check_reachable(options.initial_peers)
 
 
 def _launch_twice(options: NetworkOptions, peers: list[str], meanwhile: Callable[[], None]) -> SwarmDHT:
-    """A second time if the first one was only too slow."""
+    """As `_launch`, and a second time if the first one was only too slow."""
     start = time.monotonic()
     try:
         return _launch(options, peers, meanwhile)
@@ -190,9 +198,9 @@ def _launch_twice(options: NetworkOptions, peers: list[str], meanwhile: Callable
 
 
 def visible_addresses(dht: hivemind.DHT, timeout_seconds: float = 10) -> list[str]:
-    """Where others can reach this peer, as multiaddresses that end with `/p2p/PEER_ID`; may be empty.
+    """Where other peers can reach this peer, as multiaddresses that end with `/p2p/PEER_ID`; may be empty.
 
-    The first ones reach farthest.
+    Public addresses come first, then those of the local network, then those of this machine.
 
     Raises:
         InputError: the DHT process does not answer in time
@@ -205,7 +213,7 @@ def visible_addresses(dht: hivemind.DHT, timeout_seconds: float = 10) -> list[st
 
 
 def stop_dht(dht: SwarmDHT, timeout_seconds: float = 3) -> None:
-    """End a DHT process and its p2pd: politely, after `timeout_seconds` by force. Never raises."""
+    """End a DHT process and its p2pd, after `timeout_seconds` by force. Never raises."""
     if dht.opened is not None:
         dht.opened.close()
     below = [*dht.processes, *(descendants(dht.pid) if dht.pid else [])]
@@ -246,8 +254,8 @@ def _launch(options: NetworkOptions, peers: list[str], meanwhile: Callable[[], N
             dht.opened = options.opened
     except BaseException:  # Ctrl-C as well
         if has_answered(dht):
-            # If it could not start, it ends by itself. Killed right after its answer it may still hold MPFuture's lock,
-            # which all processes share, and then no later DHT could ever answer.
+            # A process that could not start ends by itself. If it were killed right after its answer, it might still
+            # hold MPFuture's lock. All processes share that lock, so no later DHT could ever answer.
             dht.join(3)
         _end_process(dht)
         shutil.rmtree(dht.sockets, ignore_errors=True)
@@ -263,7 +271,12 @@ def _finish(start: Future, timeout_seconds: float) -> None:
 
 
 def _wait_until_ready(dht: SwarmDHT, timeout_seconds: float) -> None:
-    """Hivemind's own waiting goes on for ever when the process is killed meanwhile."""
+    """Wait until the DHT process is ready. Hivemind's own function waits for ever if the process is killed meanwhile.
+
+    Raises:
+        RuntimeError: the process did not answer in time, or was killed
+        Exception: what kept the process from starting
+    """
     deadline = time.monotonic() + timeout_seconds
     while True:
         alive = dht.is_alive()
@@ -278,7 +291,7 @@ def _wait_until_ready(dht: SwarmDHT, timeout_seconds: float) -> None:
 
 
 def _end_process(dht: hivemind.DHT) -> None:
-    """Terminate (the process kills p2pd in its handler), after a second kill."""
+    """Terminate the DHT process, whose signal handler kills p2pd; after a second, kill it and its descendants."""
     if dht.pid is None:
         return
     below = descendants(dht.pid)
@@ -293,5 +306,5 @@ def _end_process(dht: hivemind.DHT) -> None:
 async def _list_addresses(_dht: hivemind.DHT, node: hivemind.dht.DHTNode) -> list[str]:
     try:
         return [str(address) for address in await node.get_visible_maddrs(latest=True)]
-    except ValueError:  # hivemind's word for none
+    except ValueError:  # hivemind raises it if there are none
         return []

@@ -1,4 +1,4 @@
-"""The process of Hivemind's DHT, as a peer of ours runs it."""
+"""The process of Hivemind's DHT, as a peer of this program runs it."""
 
 import contextlib
 import logging
@@ -22,27 +22,27 @@ from swarm.runtime.processes import descendants, die_with_parent, kill, leave_te
 from swarm.runtime.sockets import make_socket_folder
 
 MEET_AT_ONCE = 32
-"""Many processes write to the pipe of the DHT process, where only small messages stay in one piece."""
+"""Peers in one message to the DHT process. Many processes write to its pipe, where only small messages stay whole."""
 
 
 class SwarmDHT(hivemind.DHT):
-    """Hivemind's DHT, except that its process and p2pd end with the trainer, however that one ends.
+    """Hivemind's DHT, except that its process and p2pd end with the trainer, however the trainer ends.
 
     The kernel tells the process when the *thread* that made it dies, so only the main thread may start one.
     """
 
     records: OwnedRecords
-    """Signs this peer's records and checks those of others."""
+    """Signs this peer's records and checks the records of other peers."""
     processes: tuple[psutil.Process, ...] = ()
-    """Everything below the DHT process (p2pd), noted when it was up."""
+    """The descendants of the DHT process (p2pd), noted when they were up."""
     opened: OpenPorts | None = None
-    """What the home router has opened for this peer."""
+    """The ports that the home router has opened for this peer."""
 
     def __init__(self, *args, **kwargs):
         self.sockets = make_socket_folder()
-        """Of those by which its processes talk to p2pd."""
+        """Folder of the sockets through which this peer's processes talk to p2pd."""
         self.acquaintances = Acquaintances()
-        """Whose records come first, in this process and in the DHT's."""
+        """Peers whose records are kept first, as this process knows them; `meet` tells the DHT process as well."""
         super().__init__(*args, **kwargs)
 
     def start(self) -> None:
@@ -52,9 +52,9 @@ class SwarmDHT(hivemind.DHT):
         super().start()
 
     def meet(self, peers: Iterable[PeerID]) -> None:
-        """These are no strangers: their records are read and kept first."""
+        """Note that these peers are no strangers: their records are read and kept first."""
         new = self.acquaintances.add(peers)
-        with contextlib.suppress(OSError):  # who notices that the process has died starts this peer again
+        with contextlib.suppress(OSError):  # the DHT process has died: that is noticed elsewhere, and the peer restarts
             for begin in range(0, len(new), MEET_AT_ONCE):
                 self.run_coroutine(Meet(new[begin : begin + MEET_AT_ONCE]), return_future=True)
 
@@ -65,14 +65,17 @@ class SwarmDHT(hivemind.DHT):
 
     @property
     def key(self) -> RSAPrivateKey:
-        """This peer's own, of which its id is the hash."""
+        """This peer's private key. Its peer id is the hash of the public key."""
         return self.records.key
 
     def take_part(self, prefix: str, authority: Authority, certificate: bytes, timeout_seconds: float = 30) -> None:
-        """This peer is a member of this run, or shows another certificate there.
+        """Tell the DHT process that this peer is a member of a run, or shows a new certificate there.
 
         Args:
-            prefix: of the run's keys
+            prefix: start of the run's keys
+            authority: the organiser of the run
+            certificate: this peer's certificate
+            timeout_seconds: how long the DHT process may take to answer
 
         Raises:
             InputError: the DHT process did not answer
@@ -84,11 +87,11 @@ class SwarmDHT(hivemind.DHT):
             raise InputError(f"{said}: the machine is too busy, so end other programs and try again.") from None
 
     def list_number(self, kind: str) -> int:
-        """Of the newest list of this kind that the DHT process has heard of; 0 if there is none."""
+        """Number of the newest list of this kind that the DHT process has heard of; 0 if there is none."""
         return self.records.list_numbers[kind].value
 
     def newest_list(self, kind: str, timeout_seconds: float = 30) -> bytes:
-        """That list, as it was signed.
+        """The newest list of this kind that the DHT process has heard of, as it was signed; empty if there is none.
 
         Raises:
             concurrent.futures.TimeoutError: the DHT process did not answer
@@ -96,10 +99,10 @@ class SwarmDHT(hivemind.DHT):
         return self.run_coroutine(NewestList(kind), return_future=True).result(timeout_seconds)
 
     def run(self) -> None:
-        """The life of the DHT process."""
+        """Run the DHT process, from its start to its end."""
         os.environ.setdefault("GOMAXPROCS", "1")  # p2pd needs a hundredth of a core, not of each
         # If two peers call each other at the same moment, each from the port that the other calls, TCP makes one
-        # connection of it, libp2p's handshake fails for want of one who was called, and neither tries again for 5 s.
+        # connection of it. libp2p's handshake then fails, since both sides are callers, and neither retries for 5 s.
         os.environ.setdefault("LIBP2P_TCP_REUSEPORT", "false")
         signal.signal(signal.SIGTERM, _end_at_once)
         leave_terminal()
@@ -113,11 +116,11 @@ class SwarmDHT(hivemind.DHT):
             kill(descendants(os.getpid()))
 
     def _failed(self) -> bool:
-        """The trainer knows the error by now: no need for asyncio to print the tracebacks of abandoned pings."""
+        """Whether the start has failed. The trainer knows the error by then, so asyncio prints no abandoned pings."""
         return failed_to_start(self)
 
 
 def _end_at_once(signal_number: int, _frame) -> None:
     kill(descendants(os.getpid()))
-    release_future_lock()  # all of the trainer's children share it: see _launch
+    release_future_lock()  # all of the trainer's children share it: see dht_options._launch
     os._exit(128 + signal_number)

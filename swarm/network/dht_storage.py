@@ -1,9 +1,9 @@
-"""What a node of the DHT keeps for others: records of runs that it knows, and of those no more than it can bear.
+"""The records that a DHT node keeps for other peers: those of runs that it knows, within limits.
 
-Hivemind's storage takes any number of records under any key. This one takes run manifests, and the progress records
-and addresses of a bounded number of runs: those under whose keys this peer writes itself, and those whose manifests it
-has. So a node that trains nothing itself still keeps the records of a run. What is full takes no more strangers'
-records; those of this peer and of its acquaintances have room all the same, at a stranger's expense.
+Hivemind's storage takes any number of records under any key. This storage takes run manifests, and the records of a
+bounded number of runs: the runs under whose keys this peer writes itself, and runs whose manifests it has. So a node
+that trains nothing itself still keeps the records of a run. A full storage takes no more records of strangers. Records
+of this peer and of its acquaintances then take the place of strangers' records.
 """
 
 from __future__ import annotations
@@ -41,37 +41,40 @@ from swarm.protocol.run_names import authority_in, key_prefix
 logger = get_logger(__name__)
 
 MAX_OTHER_RUNS = 16
-"""Runs under whose keys this peer does not write itself."""
+"""Known runs under whose keys this peer does not write itself."""
 MAX_MANIFESTS = 1000
+"""Run manifests that are stored."""
 MAX_RECORDS = 2048
-"""Under each other key."""
+"""Records under each key that is not for run manifests or the organiser's lists."""
 MAX_COPIES = 4
-"""Of a list that a run's organiser has signed: each of them is the same."""
+"""Copies of a list that a run's organiser has signed. All copies are equal."""
 MAX_KEY_BYTES = 3 * 2**20
-"""Under one key; an answer of more than 4 MiB does not get through."""
+"""Bytes under one key. An answer of more than 4 MiB does not get through."""
 MAX_OTHERS_BYTES = 2**24
-"""Under all keys of other runs."""
+"""Bytes under all keys of runs under whose keys this peer does not write itself."""
 PROGRESS_SECONDS = 120.0
-"""Longest life of a progress record; they are renewed every second or two."""
+"""Longest life of a progress record. Peers renew them every second or two."""
 ENTRY_BYTES = 32
+"""Bytes that each record counts for beside its subkey and value."""
 COUNT_AGAIN_SECONDS = 0.2
+"""Least time between two counts of the bytes under a key."""
 CHECKED_AT_ONCE = 64
-"""Records, before others get their answers: signatures take time."""
+"""Records that are checked before other calls get their turn. Checking signatures takes time."""
 BYTES_AT_ONCE = 2**18
-"""Of records, before others get their answers."""
+"""Bytes of records that are checked before other calls get their turn."""
 VAIN_CHECK_RECORDS = 64
-"""That a caller could have stored instead of one whose signature is none, or of a dictionary that is none."""
+"""Number of records that a wrong signature, or an unreadable dictionary, counts as in its caller's limit."""
 RECORD_BYTES = 2**11
-"""Bytes of a dictionary that count like one record, where it has fewer records than that: all of it has to be read."""
+"""Bytes of a dictionary that count as one record, where it has fewer records than that. All of it has to be read."""
 
 
 @dataclass(frozen=True)
 class Allowance:
-    """How many records a caller may still have this node look at.
+    """How many more records this node looks at for a caller.
 
     Args:
-        is_left: whether it may have it look at any
-        spend: so many have been looked at
+        is_left: whether it looks at any more
+        spend: counts so many records
     """
 
     is_left: Callable[[], bool] = lambda: True
@@ -82,13 +85,13 @@ UNLIMITED = Allowance()
 
 
 class Turns:
-    """Lets others have theirs while records are looked at."""
+    """Lets other tasks run while many records are checked."""
 
     def __init__(self) -> None:
         self._records = self._bytes = 0
 
     async def after(self, num_bytes: int) -> None:
-        """A record of so many bytes has been looked at."""
+        """Count a checked record of so many bytes; pause if it is another task's turn."""
         self._records, self._bytes = self._records + 1, self._bytes + num_bytes
         if self._records >= CHECKED_AT_ONCE or self._bytes >= BYTES_AT_ONCE:
             self._records = self._bytes = 0
@@ -96,19 +99,21 @@ class Turns:
 
 
 class KnownKeys:
-    """Keys of the DHT under which this node stores something.
+    """DHT keys under which this node stores records.
 
     Args:
-        records: knows under which keys this peer writes, and whose records come first
+        records: knows under which keys this peer writes, and which peers' records come first
     """
 
     def __init__(self, records: OwnedRecords):
         self.records = records
         self.until: dict[str, float] = {}
+        """By the prefix of a run's keys: DHT time at which its last known manifest expires."""
         self._prefixes: dict[DHTID, str] = {}
         self._progress: set[DHTID] = set()
 
     def knows(self, key: DHTID) -> bool:
+        """Whether this node stores records under this key."""
         return key == RUNS_ID or self.is_own(key) or self.until.get(self._prefixes.get(key, ""), 0) > get_dht_time()
 
     def is_own(self, key: DHTID) -> bool:
@@ -121,17 +126,22 @@ class KnownKeys:
         return owner is not None and (owner == self.records.own or owner in self.records.met)
 
     def most(self, key: DHTID) -> int:
-        """Records that there may be under this key."""
+        """Records that may be stored under this key."""
         if self.records.kind_of_list(key.to_bytes()) is not None:
             return MAX_COPIES
         return MAX_MANIFESTS if key == RUNS_ID else MAX_RECORDS
 
     def longest_life(self, key: DHTID) -> float:
-        """Seconds that a record under this key may stay."""
+        """Seconds for which a record under this key may stay."""
         return PROGRESS_SECONDS if key in self._progress else MAX_LIFE_SECONDS
 
     def note_manifest(self, manifest: Any, expiration_time: float) -> None:
-        """A run manifest was stored: its run is known as long as it stays, if there are not too many already."""
+        """Note the run of a stored manifest. The run is known until the manifest expires, unless too many are known.
+
+        Args:
+            manifest: the content of a record, from any peer
+            expiration_time: of that record, DHT time in seconds
+        """
         found = _run_in(manifest)
         if found is None:
             return
@@ -162,15 +172,15 @@ class KnownKeys:
 
 
 def _run_in(manifest: Any) -> tuple[str, Authority | None] | None:
-    """Where the records of a run are, and whose word counts there, as its manifest says.
+    """The prefix of a run's keys, and its organiser or None, from its manifest; None if the manifest is not valid.
 
-    Also one of another version of this program.
+    Manifests of other versions of this program are read, too.
     """
     try:
         content = json.loads(manifest)
         authority = authority_in(content)
         organiser = b"" if authority is None else authority.organiser
-        # Earlier versions have not said when a run was begun.
+        # Manifests of earlier versions do not say when the run was begun.
         prefix = key_prefix(content["run_id"], content["fingerprint"], organiser, content.get("begun", 0))
         return prefix, None if authority is None else replace(authority, run=prefix)
     except (ValueError, TypeError, KeyError, RecursionError):  # a stranger's bytes
@@ -178,17 +188,25 @@ def _run_in(manifest: Any) -> tuple[str, Authority | None] | None:
 
 
 class BoundedStorage(DHTLocalStorage):
-    """Records that have an owner, under keys that are known, as many as there is room for."""
+    """Stores records that have an owner, under known keys, as many as there is room for.
+
+    Args:
+        known: the keys under which this node stores records
+    """
 
     def __init__(self, known: KnownKeys):
         super().__init__()
         self.known = known
-        self._bytes: dict[DHTID, int] = {}  # at most so many: what is over is taken off when they are counted again
+        self._bytes: dict[DHTID, int] = {}  # upper bounds: expired records are taken off at the next count
         self._counted_at: dict[DHTID, float] = {}
         self._others_are_full_until, self._has_complained = 0.0, False
 
     def store(self, key: DHTID, value: Any, expiration_time: float, subkey: Any = None) -> bool:
-        """One record; or, without a subkey, what a search has found, whose records have been checked."""
+        """Store one record, or, without a subkey, the dictionary that a search has found and whose records are checked.
+
+        Returns:
+            whether it was stored
+        """
         if subkey is not None:
             return self.store_subkey(key, subkey, value, expiration_time)
         if not isinstance(value, DictionaryDHTValue) or not self.known.knows(key) or len(value) > self.known.most(key):
@@ -196,13 +214,17 @@ class BoundedStorage(DHTLocalStorage):
         num_bytes = _count(value)
         if num_bytes > MAX_KEY_BYTES or not self._others_have_room(key, num_bytes):
             return False
-        self._bytes[key] = num_bytes
         expiration_time = min(expiration_time, get_dht_time() + MAX_LIFE_SECONDS)
+        if (before := self.get(key)) is not None and before.expiration_time >= expiration_time:
+            return False  # Hivemind would refuse it as well, but give its end to the stored one
         stored = TimedStorage.store(self, key, value, expiration_time)
+        if stored:
+            self._bytes[key] = num_bytes
         _forget_ghosts(self)
         return stored
 
     def store_subkey(self, key: DHTID, subkey: Any, value: bytes, expiration_time: float) -> bool:
+        self._forget_older_list(key)
         if not self.may_store(key, subkey, len(value), expiration_time):
             return False
         entries, num_bytes, num_records = self._entries(key), len(subkey) + len(value) + ENTRY_BYTES, 1
@@ -220,16 +242,25 @@ class BoundedStorage(DHTLocalStorage):
         return stored
 
     def forget(self, key: DHTID) -> None:
-        """Everything under this key."""
+        """Remove everything that is stored under this key."""
         if key in self:
             del self[key]
         self._bytes.pop(key, None)
 
+    def _forget_older_list(self, key: DHTID) -> None:
+        """Remove the copies of a list that is not the newest one any more. All copies are equal."""
+        records = self.known.records
+        if records.kind_of_list(key.to_bytes()) is None or (entries := self._entries(key)) is None:
+            return
+        for subkey, (value, expiration_time) in list(entries.items())[:1]:
+            if not records.has_newest_list(DHTRecord(key.to_bytes(), subkey, value, expiration_time)):
+                self.forget(key)
+
     def may_store(self, key: DHTID, subkey: Any, num_bytes: int, expiration_time: float) -> bool:
-        """Whether there would be room for such a record; cheaper than to check its signature.
+        """Whether there would be room for such a record. This is cheaper than checking its signature.
 
         Args:
-            num_bytes: of its value and signature
+            num_bytes: size of its value and signature
         """
         if not isinstance(subkey, bytes) or not self.known.knows(key):
             return False
@@ -237,7 +268,7 @@ class BoundedStorage(DHTLocalStorage):
             return False
         if (entries := self._entries(key)) is not None and (before := entries.get(subkey)) is not None:
             grows = num_bytes - len(before.value)
-            is_newer = before.expiration_time < expiration_time  # to an older one, Hivemind's would set its end
+            is_newer = before.expiration_time < expiration_time  # Hivemind would give an older one's end to it
             return is_newer and (grows <= 0 or self._has_room(key, grows, 0) or self.known.comes_first(subkey))
         if self._has_room(key, len(subkey) + num_bytes + ENTRY_BYTES) or self.known.comes_first(subkey):
             return True
@@ -254,7 +285,7 @@ class BoundedStorage(DHTLocalStorage):
         return not self._is_full(key, num_bytes, num_records) and self._others_have_room(key, num_bytes)
 
     def _is_full(self, key: DHTID, num_bytes: int, num_records: int) -> bool:
-        """Whether so much more would be too much under this key."""
+        """Whether so many more bytes and records would be too many under this key."""
         entries = self._entries(key)
         if entries is None:
             return False
@@ -265,9 +296,10 @@ class BoundedStorage(DHTLocalStorage):
         return self._bytes.get(key, 0) + num_bytes > MAX_KEY_BYTES
 
     def _others_have_room(self, key: DHTID, num_bytes: int) -> bool:
+        """Whether all other runs together may have so many more bytes; always true for the keys of own runs."""
         if key == RUNS_ID or self.known.is_own(key):
             return True
-        if sum(self._bytes.values()) + num_bytes <= MAX_OTHERS_BYTES:
+        if sum(self._bytes.values()) + num_bytes <= MAX_OTHERS_BYTES:  # a quick upper bound
             return True
         if time.monotonic() < self._others_are_full_until:
             return False
@@ -286,14 +318,17 @@ class BoundedStorage(DHTLocalStorage):
             self._bytes[key], self._counted_at[key] = _count(entries), time.monotonic()
 
     def _make_room(self, key: DHTID, subkey: bytes, num_bytes: int, num_records: int) -> bool:
-        """Push strangers out until there is room; whether there is, which this peer itself always has."""
+        """Remove strangers' records until there is room; return whether there is. This peer's own record always has."""
         while self._is_full(key, num_bytes, num_records):
             if not self._push_out_a_stranger(key, subkey):
                 return subkey == self.known.records.local_public_key
         return True
 
     def _push_out_a_stranger(self, key: DHTID, for_subkey: bytes) -> bool:
-        """The one that came last: an honest newcomer was there before a flood. False if there is none."""
+        """Remove the stranger's record that came last; return False if there is none.
+
+        An honest newcomer's record was there before those of a flood.
+        """
         entries = self._entries(key)
         for subkey in reversed(entries.data if entries is not None else {}):
             if subkey != for_subkey and not self.known.comes_first(subkey):
@@ -311,12 +346,12 @@ class BoundedStorage(DHTLocalStorage):
 
 
 def _count(entries: DictionaryDHTValue) -> int:
-    """Bytes of all entries."""
+    """Bytes that all entries count for."""
     return sum(len(subkey) + len(entry.value) + ENTRY_BYTES for subkey, entry in entries.items())
 
 
 def _forget_ghosts(storage: TimedStorage) -> None:
-    """Hivemind's keeps a note of each time when something was renewed, until that one would have been over."""
+    """Rebuild the heap of expiration times if outdated entries fill it: Hivemind leaves one there at each renewal."""
     if len(storage.expiration_heap) > 2 * len(storage.data) + 64:
         storage.expiration_heap = list(storage.key_to_heap.values())
         heapq.heapify(storage.expiration_heap)
@@ -325,16 +360,24 @@ def _forget_ghosts(storage: TimedStorage) -> None:
 async def store_requested(
     protocol: DHTProtocol, request: dht_pb2.StoreRequest, allowance: Allowance = UNLIMITED
 ) -> list[bool]:
-    """Store what somebody asks this node to store; for each record or dictionary of records, whether it was.
+    """Store the records of a caller's request, as far as they are valid and there is room.
 
     Args:
-        allowance: of the caller
+        protocol: of this node
+        request: the caller's
+        allowance: records that this node still looks at for the caller
+
+    Returns:
+        for each record or dictionary of records, whether it was stored
+
+    Raises:
+        ValueError: the request's fields have different lengths
     """
     sizes = {len(request.keys), len(request.subkeys), len(request.values), len(request.expiration_time)}
     if sizes != {len(request.in_cache)}:
         raise ValueError("a request whose fields do not match")
     stored = [False] * len(request.keys)
-    # Manifests tell which runs there are, and so under which keys the others may be stored.
+    # Manifests come first: they make runs known, and so the keys under which the other records may be stored.
     manifests_first = sorted(range(len(stored)), key=lambda number: request.keys[number] != RUNS_ID.to_bytes())
     turns = Turns()
     for number in manifests_first:
@@ -343,7 +386,7 @@ async def store_requested(
         allowance.spend(1)
         key, tag, value = request.keys[number], request.subkeys[number], request.values[number]
         if request.in_cache[number] or len(key) != DHTID.HASH_NBYTES:
-            continue  # a cache answers in place of what is stored, and a longer key names the place of a usual one
+            continue  # the cache would answer in place of the storage, and a longer key would mean a usual one
         if tag == protocol.IS_DICTIONARY:
             stored[number] = await _store_dictionary(protocol, key, value, allowance, turns)
         else:
@@ -355,9 +398,9 @@ async def store_requested(
 async def _store_dictionary(
     protocol: DHTProtocol, key: bytes, value: bytes, allowance: Allowance, turns: Turns
 ) -> bool:
-    """The records of many owners at once, which a node hands over to a new one."""
+    """Store records of many owners at once, which a node hands over to a new one; return whether all were stored."""
     if not protocol.storage.known.knows(DHTID.from_bytes(key)):
-        return False  # before it is decoded
+        return False  # without decoding it
     try:
         entries = protocol.serializer.loads(value)
     except ValueError:  # a stranger's bytes
@@ -380,7 +423,7 @@ async def _store_dictionary(
 def _store_one(
     protocol: DHTProtocol, key: bytes, tag: bytes, value: Any, expiration_time: Any, allowance: Allowance
 ) -> bool:
-    """Check what is cheap first, the signature last."""
+    """Store one record, if it is valid and there is room. The cheap checks come first, the signature last."""
     if len(tag) > MAX_SUBKEY_BYTES:
         return False
     try:
@@ -391,15 +434,9 @@ def _store_one(
         return False
     record, records = DHTRecord(key, tag, value, expiration_time), records_of(protocol)
     storage = protocol.storage
-    if records is not None and records.kind_of_list(key) is not None:
-        # It is heard of whether or not there is room for it, and takes the place of all that came before.
-        before = records.number_of_list(key)
-        if not _is_valid(protocol, record, allowance):
-            return False
-        if records.number_of_list(key) > before:
-            storage.forget(key_id)
-        return storage.store_subkey(key_id, subkey, value, expiration_time)
-    if not storage.may_store(key_id, subkey, len(value), expiration_time):
+    # A list is checked even where there is no room: the check makes it count on this node.
+    is_list = records is not None and records.kind_of_list(key) is not None
+    if not is_list and not storage.may_store(key_id, subkey, len(value), expiration_time):
         return False
     if not _is_valid(protocol, record, allowance):
         return False
@@ -407,7 +444,10 @@ def _store_one(
 
 
 def _is_valid(protocol: DHTProtocol, record: DHTRecord, allowance: Allowance) -> bool:
-    """A signature that is none is dear to whoever brings it: in names that are known, all are checked."""
+    """Whether a record is valid. A wrong signature counts as `VAIN_CHECK_RECORDS` in the caller's limit.
+
+    Otherwise a stranger could send wrong signatures in the names of known peers, whose records are always checked.
+    """
     records = records_of(protocol)
     before = 0 if records is None else records.vain_checks
     is_valid = protocol.record_validator.validate(record)

@@ -1,7 +1,7 @@
-"""What the swarm uses of Hivemind 1.1.12 though Hivemind does not offer it: attributes and methods with an underscore.
+"""The private attributes and methods of Hivemind 1.1.12 (with an underscore) that this program uses.
 
-The next version may have others and say nothing about it. Then this file and `swarm.network.hivemind_patches` change,
-and no other one does: `tests/unit/project/test_hivemind_internals.py` sees to that.
+Another version may change them without notice. Then only this file and `swarm.network.hivemind_patches` have to change:
+`tests/unit/project/test_hivemind_internals.py` checks that no other file uses private names of Hivemind.
 """
 
 from __future__ import annotations
@@ -26,10 +26,12 @@ async def connect(p2p: P2P, peer: PeerID, addresses: Iterable[Multiaddr] = ()) -
     """Have p2pd connect to a peer.
 
     Args:
-        addresses: of it, beside those that p2pd knows
+        p2p: the connection to p2pd
+        peer: its peer id
+        addresses: its addresses, beside those that p2pd knows
 
     Raises:
-        P2PDaemonError: nobody answers there as this peer
+        P2PDaemonError: no address answers as this peer
     """
     await p2p._client.connect(peer, addresses)
 
@@ -44,7 +46,7 @@ async def disconnect(p2p: P2P, peer: PeerID) -> None:
 
 
 def use_socket_folder(folder: Path | str) -> None:
-    """What this process asks p2pd, it asks through sockets in there."""
+    """Have this process talk to p2pd through sockets in this folder."""
     P2P._UNIX_SOCKET_PREFIX = f"/unix{folder}/"
 
 
@@ -55,7 +57,7 @@ def handlers_of(service: type[ServicerBase]) -> Sequence[RPCHandler]:
 
 
 def handle_name(service: type[ServicerBase], namespace: str, method: str) -> str:
-    """Under which a service in this namespace answers calls of this method."""
+    """The name under which a service in this namespace answers calls of this method."""
     return service._get_handle_name(namespace, method)
 
 
@@ -63,7 +65,7 @@ def handle_name(service: type[ServicerBase], namespace: str, method: str) -> str
 
 
 def use_whole_pipes(dht: DHT) -> None:
-    """Let a DHT process, if it has not started yet, use pipes that take messages of any size."""
+    """Let a DHT process that has not started yet use pipes that take messages of any size."""
     if not isinstance(dht._inner_pipe, WholePipe):
         dht._inner_pipe, dht._outer_pipe = WholePipe(dht._inner_pipe), WholePipe(dht._outer_pipe)
 
@@ -79,9 +81,10 @@ def failed_to_start(dht: DHT) -> bool:
 
 
 def release_future_lock() -> None:
-    """Release the lock of all `MPFuture`s, which a process shares with its parent and siblings, if this process has it.
+    """Release the lock of all `MPFuture`s, if this process holds it.
 
-    Who ends while it has the lock leaves none of the others a way to answer.
+    A process shares the lock with its parent and siblings. If it ended while it holds the lock, none of them could
+    answer any more.
     """
     if MPFuture._update_lock._semlock._is_mine():
         MPFuture._update_lock.release()
@@ -91,12 +94,12 @@ def release_future_lock() -> None:
 
 
 def validators_of(validator: RecordValidatorBase | None) -> Sequence[RecordValidatorBase]:
-    """What a node's `record_validator` is composed of (`CompositeValidator`); nothing if it is of another kind."""
+    """The parts of a node's `record_validator`, if it is a `CompositeValidator`; else nothing."""
     return getattr(validator, "_validators", ())
 
 
 def private_key_in(der: bytes) -> RSAPrivateKey:
-    """A private key that is there already; Hivemind's constructor makes a new one.
+    """A private key from its DER encoding. Hivemind's constructor can only make a new key.
 
     Raises:
         ValueError: it cannot be read

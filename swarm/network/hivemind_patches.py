@@ -1,28 +1,30 @@
 """Repairs of Hivemind 1.1.12's transport and DHT, made before any process of it begins.
 
-- A call that is cancelled just before its answer arrives would end the task that reads all answers: the process would
-  never hear anybody again. Found by reading `ControlClient._read_from_persistent_conn`.
+Without them:
+
+- A call that is cancelled just before its answer arrives would end the task that reads all answers. The process would
+  then never hear any peer again. Found by reading `ControlClient._read_from_persistent_conn`.
 - A handler that is cancelled would leave its task behind.
 - A stream whose handler has ended, while its caller still sends, would never be closed.
-- What one process cannot pass on to another one would leave it waiting for good.
-- A peer id of a megabyte would take a quarter of an hour to be written down, and nothing else would run meanwhile.
-- A node that names the asker among its neighbours would let no record be stored, one that says that it has the places
-  of others would get what is for them, and one that names itself in many places would be all that a search looks at,
-  as would twenty that stand next to the key.
-- An answer that is no message would raise what no caller expects, and so end more than this call.
-- A message could be as long as its sender likes, and a caller could have as many streams and calls as it likes.
-- p2pd would carry strangers' traffic, and would have the router open a port without a word, each time another one.
-- A stream that could not be opened would leave its connection to p2pd open, here and there, for each knock at the door
-  of a dead peer.
-- A search would write what it finds into what others have stored on this node, end with the first answer that is said
-  to stay for ever, and never end after one that cannot be sorted, or where a node names others without end.
-- A node would store whatever anybody gives it, and throw away a whole answer for one record in it that is not valid.
-- A message of 2 kB would end the process that decodes it; a node could take as many places in the DHT as it likes,
-  be given all records again and again, hold all calls that a process answers, and keep whoever calls it first from
-  starting; a question could have any number of keys; and names that nobody answers under would be remembered for
-  good (`swarm.network.dht_bounds`).
-- Each peer would need torch's manager process for its shared memory (some 60 MB), and a peer that is killed together
-  with it would leave files there until the machine is switched off.
+- A result that cannot be pickled for another process would leave that process waiting for good.
+- To write down a peer id of a megabyte would take a quarter of an hour, in which nothing else would run.
+- A node that names the asker among its neighbours would keep records from being stored. One that claims the places of
+  other nodes would get their records. One that names itself in many places would be all that a search looks at, as
+  would twenty nodes that stand next to the key.
+- An answer that is no message would raise an error that no caller expects, and so end more than this call.
+- A message could have any length, and a caller could have any number of streams and calls.
+- p2pd would relay strangers' traffic, and would have the router open a port unasked, another one each time.
+- Each attempt to open a stream to a dead peer would leave a connection to p2pd open, on both of its ends.
+- A search would write its results into the records that other nodes have stored on this node. It would end with the
+  first answer that claims to stay for ever. It would never end after an answer that cannot be sorted, or if a node
+  names further nodes without end.
+- A node would store anything from any caller, and would discard a whole answer for one invalid record in it.
+- A message of 2 kB would end the process that decodes it. A node could take any number of places in the DHT, and be
+  given all records again and again. It could use up the calls that a process answers, and keep a peer that calls it
+  first from starting. A question could have any number of keys. Names under which no peer answers would be remembered
+  for good (all these: `swarm.network.dht_bounds`).
+- Each peer would need torch's manager process for its shared memory (some 60 MB). If a peer were killed together with
+  it, files would stay in shared memory until the machine is switched off.
 """
 
 from __future__ import annotations
@@ -62,26 +64,27 @@ logger = get_logger(__name__)
 
 P2PD_CONFIG = Path(__file__).with_name("p2pd") / "config.json"
 CONNECTIONS, KEPT_CONNECTIONS = 1536, 1152
-"""Above the first number p2pd closes some, whoever's they are, down to the second; a group may have 1,024 members."""
+"""Above the first number of connections, p2pd closes some of any peers, down to the second. A group has 1,024 members
+at most."""
 _SETTINGS = {"f": P2PD_CONFIG, "relay": False, "relayService": False, "natPortMap": False}
 _SETTINGS |= {"connHi": CONNECTIONS, "connLo": KEPT_CONNECTIONS}
 MAX_PEER_ID_BYTES = 64
-"""Those of libp2p have 34 to 42."""
+"""Longest peer id that is accepted. Those of libp2p have 34 to 42 bytes."""
 STORES_AT_ONCE, STORES_PER_SECOND = 4096, 64.0
-"""Records that one caller may have looked at, those in dictionaries too, and keys of one call; a member has a few each
-second."""
+"""Records that this node looks at for one caller, at once and then per second; records in dictionaries count, too. The
+first number also limits the keys of one call. A member stores a few records each second."""
 _stored = nodes.CallerLimits(STORES_AT_ONCE, STORES_PER_SECOND)
 
 
 class LiveCalls(dict):
-    """Calls that somebody still waits for; an answer to any other is not expected."""
+    """Calls whose answers are still awaited. The answer to any other call, such as a cancelled one, is ignored."""
 
     def __contains__(self, call_id: object) -> bool:
         return super().__contains__(call_id) and not self[call_id].done()
 
 
 class LiveTasks(dict):
-    """Tasks, each as long as it runs."""
+    """Tasks that are running; each is removed when it is done."""
 
     def __setitem__(self, call_id: object, task: asyncio.Task) -> None:
         super().__setitem__(call_id, task)
@@ -105,7 +108,7 @@ async def _receive_raw_data(reader: asyncio.StreamReader) -> bytes:
 
 
 def _expected_error(call):
-    """An answer that cannot be read raises P2PHandlerError, as if the other side's handler had failed."""
+    """Make a call raise P2PHandlerError for an unreadable answer, as if the other side's handler had failed."""
 
     @wraps(call)
     async def repaired(*args, **kwargs):
@@ -127,7 +130,7 @@ async def _add_handler(
     stream_output: bool = False,
     balanced: bool = False,
 ) -> None:
-    """As Hivemind's, except that whatever streams goes to `ServedStream`."""
+    """As Hivemind's, except that calls with a stream in either direction are served by `ServedStream`."""
     if not stream_input and not stream_output:
         return await self._add_protobuf_unary_handler(name, handler, input_protobuf_type, balanced=balanced)
 
@@ -144,7 +147,7 @@ _handle_call = ControlClient._handle_persistent_request
 
 
 async def _handle_some_calls(self: ControlClient, call_id: UUID, request: p2pd_pb2.CallUnaryRequest) -> None:
-    """Answer a call, unless its caller or all callers have too many that are not answered yet."""
+    """Answer a call, unless its caller, or all callers together, have too many unanswered calls."""
     if not hasattr(self, "_running_calls"):
         self._running_calls = RunningCalls()
     caller, num_bytes = request.peer, len(request.data)
@@ -161,13 +164,15 @@ async def _handle_some_calls(self: ControlClient, call_id: UUID, request: p2pd_p
 
 
 def _with_settings(make_arguments):
-    """p2pd relays for anybody by default, at this volunteer's cost, and no argument of Hivemind's changes that.
+    """Start p2pd without relays and port mapping, and with room for more connections.
 
-    `-relayService=0` alone does nothing: p2pd starts a second relay whenever its configuration enables relays, which
-    it does by default, and a flag can only switch them on. Calls over others' relays end with it; nobody here made any.
+    By default p2pd relays for any peer, at this volunteer's cost, and no argument of Hivemind's changes that.
+    `-relayService=0` alone does nothing: p2pd starts a second relay whenever its configuration enables relays, which it
+    does by default, and a flag can only switch them on. Calls over other peers' relays end with it as well; this
+    program made none.
 
-    Ports of the router are opened by `swarm.network.home`, which measures them. 512 connections would be too few for a
-    large swarm, and few enough for a stranger to have p2pd close those of members.
+    `swarm.network.home` opens ports of the router, and measures them. 512 connections, p2pd's default, would be too few
+    for a large swarm. A stranger could then easily make p2pd close connections of members.
     """
 
     @wraps(make_arguments)
@@ -196,9 +201,10 @@ async def _open_stream(
 def _add_to_a_copy(add_candidate):
     def add(self, candidate: ValueWithExpiration | None, source_node_id: DHTID | None) -> None:
         latest = get_dht_time() + MAX_LIFE_SECONDS
-        if candidate is not None and not candidate.expiration_time <= latest:  # nor NaN
+        if candidate is not None and not candidate.expiration_time <= latest:  # true for NaN, too
             candidate = ValueWithExpiration(candidate.value, latest)
-        is_first = not isinstance(self.binary_value, DictionaryDHTValue)  # kept, and the others are written into it
+        # Hivemind keeps the first dictionary and writes later ones into it; it may be the one that this node stores.
+        is_first = not isinstance(self.binary_value, DictionaryDHTValue)
         if candidate is not None and isinstance(candidate.value, DictionaryDHTValue) and is_first:
             entries = DictionaryDHTValue(candidate.value.maxsize)
             for subkey, (value, expiration_time) in candidate.value.items():
@@ -210,7 +216,7 @@ def _add_to_a_copy(add_candidate):
     def repaired(self, candidate: ValueWithExpiration | None, source_node_id: DHTID | None) -> None:
         try:
             add(self, candidate, source_node_id)
-        except Exception as error:  # it would end the search, and whoever waits for it would do so for good
+        except Exception as error:  # it would end the search's task, and its caller would wait for good
             logger.debug(f"what {source_node_id} has found is left out: {error!r}")
 
     return repaired
@@ -237,7 +243,7 @@ async def _store_some(self: DHTProtocol, request: dht_pb2.StoreRequest, context:
         return await _store_all(self, request, context)
     if len(request.keys) > STORES_AT_ONCE:
         raise ValueError(f"{len(request.keys)} records at once")
-    if request.peer:  # it wants to be in the routing table
+    if request.peer:  # the caller may want to be in the routing table
         ping = asyncio.create_task(self.rpc_ping(dht_pb2.PingRequest(peer=request.peer), context))
         _pings.add(ping)
         ping.add_done_callback(_pings.discard)
@@ -250,7 +256,10 @@ async def _store_some(self: DHTProtocol, request: dht_pb2.StoreRequest, context:
 
 
 def _drop_invalid(self: DHTProtocol, key: bytes, dictionary: DictionaryDHTValue) -> bool:
-    """What else is in an answer may be true: a node that is not ours stores anything."""
+    """Remove invalid records from a dictionary; return whether it is a dictionary at all.
+
+    The other records of the answer may be valid: nodes of other programs store anything.
+    """
     if not isinstance(dictionary, DictionaryDHTValue):
         return False
     for subkey, (value, expiration_time) in list(dictionary.items()):
@@ -264,7 +273,7 @@ def _send_what_can_be_sent(send):
     def repaired(self: MPFuture, update_type: UpdateType, payload: object = None) -> None:
         try:
             send(self, update_type, payload)
-        except Exception as error:  # it cannot be pickled, and nothing of it was sent
+        except Exception as error:  # the payload cannot be pickled, and nothing of it was sent
             send(self, UpdateType.EXCEPTION, ValueError(f"the answer cannot be passed on: {type(error).__name__}"))
 
     return repaired
@@ -281,9 +290,9 @@ def _of_bounded_length(make):
 
 
 def _share_memory_without_manager() -> None:
-    """torch's own choice on Linux, which Hivemind has changed: the memory has no name, and goes with its last user.
+    """Go back to torch's own choice on Linux, which Hivemind changes: memory without a name, freed with its last user.
 
-    A person may choose otherwise, by Hivemind's variable.
+    A person may choose otherwise, by Hivemind's environment variable.
     """
     if "HIVEMIND_MEMORY_SHARING_STRATEGY" in os.environ:
         return
@@ -292,7 +301,7 @@ def _share_memory_without_manager() -> None:
 
 
 def repair_hivemind() -> None:
-    """In this process and all that it will fork."""
+    """Repair Hivemind in this process and in all processes that it will fork. Further calls do nothing."""
     if P2P.add_protobuf_handler is _add_handler:
         return
     _share_memory_without_manager()

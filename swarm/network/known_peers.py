@@ -1,4 +1,4 @@
-"""Addresses of a run's peers on disk: who comes back finds the swarm through any of them, whoever has left."""
+"""Addresses of a run's peers on disk. A peer that comes back can find the swarm through any of them."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from recipe.run_folder import RunFolder, write_json
 from swarm.network.addresses import check_reachable, parse_initial_peers
 
 MAX_REMEMBERED = 32
+"""Addresses in a file."""
 MAX_ADDRESSES = 8
-"""Of one peer."""
+"""Addresses of one peer."""
 
 
 def read_book(path: Path) -> list[str]:
@@ -25,7 +26,7 @@ def read_book(path: Path) -> list[str]:
 
 
 def write_book(path: Path, addresses: Iterable[str]) -> None:
-    """Replace the file; a full disk costs the memory, never the training."""
+    """Replace the file. On a full disk the addresses are lost, but the training goes on."""
     try:
         write_json(path, {"addresses": list(addresses)[:MAX_REMEMBERED]})
     except OSError:
@@ -33,10 +34,11 @@ def write_book(path: Path, addresses: Iterable[str]) -> None:
 
 
 def usable(addresses: object, peer_id: str | None = None) -> list[str]:
-    """The well-formed multiaddresses among anything that anyone may have written, at most `MAX_REMEMBERED`.
+    """The well-formed multiaddresses in untrusted data, at most `MAX_REMEMBERED`.
 
     Args:
-        peer_id: leave out those of other peers
+        addresses: any object, of which a list of texts is used
+        peer_id: leave out addresses of other peers
     """
     found: list[str] = []
     for address in addresses[:MAX_REMEMBERED] if isinstance(addresses, list) else []:
@@ -51,10 +53,12 @@ def usable(addresses: object, peer_id: str | None = None) -> list[str]:
 
 
 def met_before(output_dir: Path, run_id: str | None, given: Sequence[str] = ()) -> list[str]:
-    """Addresses that peers of this machine have noted, and where something still listens.
+    """Addresses that peers of this machine have noted, and at which something still listens.
 
     Args:
-        run_id: of which run; None for those in which one of the `given` addresses' peers has been met
+        output_dir: folder of the runs
+        run_id: the run; None for all runs in which the peer of one of the `given` addresses was met
+        given: multiaddresses of peers
     """
     books = [read_book(path) for path in books_of(output_dir, run_id, given)]
     addresses = list(dict.fromkeys(address for book in books for address in book))
@@ -65,7 +69,7 @@ def met_before(output_dir: Path, run_id: str | None, given: Sequence[str] = ()) 
 
 
 def books_of(output_dir: Path, run_id: str | None, given: Sequence[str] = ()) -> list[Path]:
-    """The files in which peers of this machine have noted others, newest first; see `met_before`."""
+    """The files in which peers of this machine have noted addresses, newest first; see `met_before`."""
     books = output_dir.expanduser().glob(f"{run_id or '*'}/*/{RunFolder('').peers.name}")
     newest_first = sorted(books, key=lambda path: path.stat().st_mtime, reverse=True)
     if run_id is not None:
@@ -75,5 +79,5 @@ def books_of(output_dir: Path, run_id: str | None, given: Sequence[str] = ()) ->
 
 
 def peer_of_address(address: str) -> str:
-    """The peer id at its end."""
+    """The peer id at the end of a multiaddress."""
     return address.rpartition("/p2p/")[2]

@@ -1,7 +1,7 @@
-"""The calls that peers of a run answer each other, and under which names.
+"""The calls that peers of a run answer, and their names.
 
-Hivemind makes names of handlers out of class names, so those of this class and of its methods are part of the wire
-protocol.
+Hivemind derives the names of handlers from class names. So the names of this class and of its methods are part of the
+wire protocol.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ DOWNLOAD_STATE, DOWNLOAD_LEDGER, SHOW_EVIDENCE = "rpc_download_state", "rpc_down
 
 
 class PeerService(ServicerBase):
-    """Each call is answered by the one who knows about it.
+    """Passes each call to the handler that answers it.
 
     Args:
-        namespace: run and recipe; peers of another one cannot reach these handlers
-        join_group: answers who wants to finish a step with this peer as its leader
-        aggregate_part: answers who sends a part of a round
-        download_state: answers who wants the state, or an average
-        download_ledger: answers who wants to know what each has given
-        show_evidence: answers who checks an average, or a proof
+        namespace: run and recipe; peers with another namespace cannot reach these handlers
+        join_group: answers join requests of peers that want to finish a step with this peer as their leader
+        aggregate_part: answers peers that send parts in a round
+        download_state: answers peers that want the state, or an average
+        download_ledger: answers requests for this peer's ledger
+        show_evidence: answers peers that check an average or a proof
     """
 
     def __init__(
@@ -69,11 +69,11 @@ class PeerService(ServicerBase):
         return self._show_evidence(requests, context)
 
     async def answer(self, p2p: P2P) -> None:
-        """From now on calls are answered."""
+        """Answer all calls from now on."""
         await self.add_p2p_handlers(p2p, namespace=self._namespace)
 
     async def answer_downloads(self, p2p: P2P) -> None:
-        """The same for who cannot be dialled: it hands out, and no more, over connections that it has made itself."""
+        """Answer downloads only, from now on: for a client-mode peer, over the connections that it has made itself."""
         for handler in hivemind_internals.handlers_of(type(self)):
             if handler.method_name in (DOWNLOAD_STATE, DOWNLOAD_LEDGER, SHOW_EVIDENCE):
                 await p2p.add_protobuf_handler(
@@ -85,10 +85,10 @@ class PeerService(ServicerBase):
                 )
 
     async def hang_up(self, p2p: P2P) -> None:
-        """Nobody is answered any more."""
+        """Answer no calls any more."""
         await self.remove_p2p_handlers(p2p, namespace=self._namespace)
 
     @classmethod
     def handle_name(cls, namespace: str, method: str) -> str:
-        """Under which a peer of this run answers such calls."""
+        """The name under which peers of this run answer calls of this method."""
         return hivemind_internals.handle_name(cls, namespace, method)

@@ -1,12 +1,12 @@
-"""Can others call this machine? Measured: peers that are there already open a fresh connection to it.
+"""Measures whether other peers can call this machine: running peers open a fresh connection to it.
 
-libp2p would answer over the connection that is there already, so this is plain TCP: the newcomer listens on the port
-that its p2pd will use, and says a nonce to whoever calls; the asked peer connects to *the address that the question
-came from*, to no other, and only reads. It is therefore no scanner for hire: ports of strangers stay out of reach, and
-of the asker's own it tells only whether the nonce was there.
+libp2p would answer over the existing connection, so this is plain TCP. The newcomer listens on the port that its p2pd
+will use, and sends a nonce to every caller. The asked peer connects only to *the address that the question came from*,
+and only reads. So it cannot be used to scan other machines. Of the asker's own ports it tells only whether the nonce
+was there.
 
-A router that opens a port for the newcomer may give it another number. The newcomer names that one, and what the router
-says of itself plays no part: the port is open if the nonce was heard.
+A router that opens a port for the newcomer may give it another number, and the newcomer names that number. What the
+router says of itself plays no part: the port is open if the nonce was heard.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import contextlib
 import ipaddress
 import os
 import socket
-import statistics
+from collections import Counter
 from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -33,7 +33,7 @@ from msgspec import Meta
 from recipe.errors import InputError
 from swarm.network.addresses import household, is_public
 from swarm.network.hivemind_internals import connect
-from swarm.network.home.interfaces import every_host
+from swarm.network.home.interfaces import every_host, own_addresses
 from swarm.network.home.open_ports import OpenPorts, open_port
 from swarm.network.home.router import RouterRefuses
 from swarm.network.known_peers import peer_of_address
@@ -53,11 +53,15 @@ _CALL_ME = msgspec.msgpack.Decoder(
 )
 _CALLED = msgspec.msgpack.Decoder(tuple[str, bool])
 CONNECT_SECONDS = 3.0
-ANSWER_SECONDS = 8.0  # of a peer on a busy machine
+"""Time limit for the connection of a call back, and again for the nonce."""
+ANSWER_SECONDS = 8.0
+"""Time limit for the answer of an asked peer, which may run on a busy machine."""
 MAX_ASKED = 3
+"""Peers that a newcomer asks."""
 _IPV6 = ("/ip6/", "/dns6/")
 CALLS_PER_MINUTE, CALLS_OF_A_PEER, CALLS_OF_A_HOST = 60, 5, 20
-"""That a peer makes for all, for one peer id, and for one IP address (behind which there may be many machines)."""
+"""Calls back that a peer makes per minute: for all askers, for one peer id, and for one IP address. Many machines may
+share an address."""
 
 
 @dataclass(frozen=True)
@@ -67,9 +71,9 @@ class Reachability:
     Args:
         mode: a server-mode peer can be called; a client-mode peer only calls
         reason: the end of a sentence
-        host: the address behind which others see this machine, or None if nobody said
-        router: a sentence about what the router of this home did, if it was asked
-        opened: what it keeps open for this peer
+        host: the IP address at which most asked peers see this machine, or None if there is none
+        router: a sentence about what the home router did; empty if it was not asked
+        opened: ports that the router keeps open for this peer
     """
 
     mode: Literal["server-mode", "client-mode"]
@@ -82,16 +86,16 @@ class Reachability:
         return f"Reachability: {self.mode} peer, {self.reason}. {self.router}".rstrip()
 
 
-# ---- messages: any class with these two methods can travel ----------------------------------------------------------
+# ---- messages: Hivemind takes any class with these two methods of protobuf ------------------------------------------
 
 
 @dataclass(frozen=True)
 class CallMe:
-    """The question.
+    """The question whether the asked peer can call the asker.
 
     Args:
         port: TCP port on which the asker can be called
-        nonce: what it says there
+        nonce: random bytes that the asker sends to callers on that port
     """
 
     port: int
@@ -109,10 +113,10 @@ class CallMe:
 
 @dataclass(frozen=True)
 class Called:
-    """The answer.
+    """The answer to it.
 
     Args:
-        host: IP address that the question came from; empty if it cannot be told
+        host: IP address that the question came from; empty if it is not known, or if the asker has asked too often
         reached: whether the nonce was heard there
     """
 
@@ -147,7 +151,7 @@ class ReachabilityService(ServicerBase):
     """Calls newcomers back. Its class name and method names are part of the wire protocol.
 
     Args:
-        p2p: of the DHT; knows where a question came from
+        p2p: the DHT's connection to p2pd, which knows where a question came from
     """
 
     def __init__(self, p2p: P2P):
@@ -157,8 +161,8 @@ class ReachabilityService(ServicerBase):
         self._of_hosts = TokenBuckets(CALLS_OF_A_HOST, CALLS_OF_A_HOST / 60)
 
     async def rpc_call_back(self, request: CallMe, context: P2PContext) -> Called:
-        """Connect to the asker's own address, at the port that it names."""
-        if not self.may_ask(context.remote_id):  # first: to list all connections takes a while
+        """Connect to the asker's own address, at the port that it names, and say whether the nonce was there."""
+        if not self.may_ask(context.remote_id):  # first, since listing all connections takes a while
             return Called("", False)
         host = await self._host_of(context.remote_id)
         if host is None or not self.may_call(host):
@@ -166,18 +170,21 @@ class ReachabilityService(ServicerBase):
         return Called(host, await _says(host, request.port, request.nonce))
 
     def may_ask(self, peer_id: PeerID) -> bool:
-        """Whether this name has not asked too often."""
+        """Whether this peer id has not asked too often; counts this question."""
         return self._of_peers.take(peer_id)
 
     def may_call(self, host: str) -> bool:
-        """Names are free and addresses are not: who has many names cannot use up what is for all."""
-        is_here = ipaddress.ip_address(host).is_loopback  # where a whole swarm may start
+        """Whether one more call to this IP address is within the limits; counts it.
+
+        Names cost nothing and addresses do. So a stranger with many names cannot use up the calls for all askers.
+        """
+        is_here = ipaddress.ip_address(host).is_loopback  # a whole swarm may start on one machine
         if not is_here and not self._of_hosts.take(household(host)):
             return False
         return self._calls.take()
 
     async def _host_of(self, peer_id: PeerID) -> str | None:
-        """The other end of the direct TCP connection to a peer, as p2pd sees it."""
+        """The IP address of a peer that is connected directly, not over a relay, as p2pd sees it; None if it is not."""
         for peer in await self._p2p.list_peers():
             for address in peer.addrs if peer.peer_id == peer_id else ():
                 parts = str(address).split("/")
@@ -200,7 +207,7 @@ async def _says(host: str, port: int, nonce: bytes) -> bool:
 
 
 async def offer_call_backs(_dht: hivemind.DHT, node: hivemind.dht.DHTNode) -> None:
-    """Runs in the DHT process of a server-mode peer: newcomers may ask it from now on."""
+    """Answer newcomers' questions from now on. It runs in the DHT process of a server-mode peer."""
     await ReachabilityService(node.p2p).add_p2p_handlers(node.p2p)
 
 
@@ -210,16 +217,16 @@ async def offer_call_backs(_dht: hivemind.DHT, node: hivemind.dht.DHTNode) -> No
 def measure_reachability(
     initial_peers: Sequence[str], port: int, identity_path: Path | None = None, ask_router: bool = False
 ) -> Reachability:
-    """Ask up to three peers to call this machine; it is reachable if all that answer could.
+    """Ask up to three peers to call this machine. It is reachable if all that answer could, most at the same address.
 
-    Takes one to two seconds, and starts and ends a p2pd of its own with another identity. Peers that have IPv4 and IPv6
-    are asked by IPv6 if nobody can call this machine by IPv4.
+    Takes one to two seconds, and starts and ends a p2pd of its own with another identity. Peers are asked over IPv4
+    first, and over IPv6 if that does not find this machine reachable.
 
     Args:
         initial_peers: multiaddresses of running peers
         port: the TCP port to listen on, free
-        identity_path: private key of the identity that is going to be used
-        ask_router: have the router of this home open the port, if these peers are out on the internet
+        identity_path: private key of the identity that this peer is going to use
+        ask_router: have the home router open the port, if these peers have public addresses
 
     Raises:
         InputError: a running peer uses that identity already
@@ -255,7 +262,7 @@ async def _measure(
 
 
 def _by_family(addresses: Sequence[str]) -> list[list[str]]:
-    """Those of IPv6 apart, and last: a router can open a port for IPv4."""
+    """The addresses in lists by family: IPv4 first, for which a router can open a port, then IPv6."""
     ipv6 = [address for address in addresses if address.startswith(_IPV6)]
     return [family for family in ([address for address in addresses if address not in ipv6], ipv6) if family]
 
@@ -279,7 +286,7 @@ async def _measure_by(
 
 
 async def _open_port(port: int) -> tuple[OpenPorts | None, str]:
-    """What the router has opened, and a sentence if it could have and has not."""
+    """The ports that the router has opened, and a sentence if it refused; None and no sentence if there is none."""
     try:
         return await open_port(port), ""
     except RouterRefuses as why:
@@ -313,7 +320,11 @@ async def _ask_all(
 
 
 async def _check_identity(p2p: P2P, identity_path: Path | None) -> None:
-    """As hivemind's own check, which would start another p2pd for it."""
+    """Check that no running peer uses this identity. Hivemind's own check would start another p2pd for it.
+
+    Raises:
+        InputError: a running peer uses it
+    """
     if identity_path is None or not identity_path.exists():
         return
     try:
@@ -333,13 +344,22 @@ async def _ask(p2p: P2P, peer_id: PeerID, question: CallMe) -> Called | None:
 
 
 def conclusion(answers: list[Called], port: int) -> Reachability:
+    """What follows from the answers of the asked peers.
+
+    Args:
+        answers: those that name an address of this machine
+        port: the port that was called
+    """
     if not answers:
         return Reachability("client-mode", "because no peer answered whether it can call this machine")
     hosts = [answer.host for answer in answers if answer.reached] or [answer.host for answer in answers]
-    # Who lives in the same home calls this machine where nobody else can.
-    host = statistics.mode([host for host in hosts if ipaddress.ip_address(host).is_global] or hosts)
+    # A peer in the same home calls this machine at a local address, where peers outside cannot: prefer a public one.
+    hosts = [host for host in hosts if ipaddress.ip_address(host).is_global] or hosts
+    host, times = Counter(hosts).most_common(1)[0]
     reached = sum(answer.reached for answer in answers)
     asked = f"{len(answers)} peer{'s' * (len(answers) != 1)}"
+    if 2 * times <= len(hosts) and not {*hosts} <= {*own_addresses()}:  # one lies, and other peers would call in vain
+        return Reachability("client-mode", f"because {asked} see this machine at different addresses")
     mode = "server-mode" if reached == len(answers) else "client-mode"
     count = asked if mode == "server-mode" else f"{reached} of {asked}"
     return Reachability(mode, f"because {count} could call this machine at {host} port {port}", host)

@@ -1,7 +1,8 @@
-"""Records that go from node to node without a search; both classes run in the DHT process (`DHT.run_coroutine`).
+"""Records that go from node to node without a search. Both classes run in the DHT process (`DHT.run_coroutine`).
 
-Hivemind's `store` first asks all nodes that are near a key which ones are nearer, and its `get` asks them what they
-have. In a swarm where every node knows every other one, that is known already, and what was pushed is here.
+Hivemind's `store` first asks the nodes near a key which nodes are nearer, and its `get` asks them for their records. In
+a swarm where every node knows every other node, the nearest nodes are known already, and pushed records are on this
+node.
 """
 
 from __future__ import annotations
@@ -24,20 +25,25 @@ from swarm.network.dht_bounds.decoding import plain
 from swarm.network.signed_records import MAX_LIFE_SECONDS, peer_of, records_of
 
 MORE_RECEIVERS = 64
+"""Further nodes that a record is pushed to at most."""
 AGAIN_SECONDS = 1.0
-"""From one attempt to the next to have somebody take a list."""
+"""Pause between two attempts to have a list taken."""
 MEMBERS = 8
-"""That get a record wherever they are: in a swarm of nine, all the others."""
+"""Members that get a record wherever they stand in the DHT: in a swarm of nine, all other peers."""
 NEWER_SECONDS = 0.001
-"""By which a record that was searched a place for ends later than when it was pushed: a node takes what is newer."""
+"""How much earlier a pushed record ends than the same record stored by a search. A node takes only the newer of two, so
+the second one is taken, too."""
 
 
 class Push:
-    """Store a record of this peer on the nodes next to its key, as far as this node knows them, and on this one.
+    """Stores a record of this peer on this node, and on those nodes next to its key that this node knows.
 
     Args:
-        subkey: of this peer's own records
-        to: further nodes, of which as many get it as are asked at once
+        key: DHT key, as text
+        subkey: subkey of this peer's records
+        value: content of the record
+        expiration_time: DHT time in seconds
+        to: further nodes that are asked; of more than `MORE_RECEIVERS`, the last ones
     """
 
     def __init__(self, key: str, subkey: bytes, value: Any, expiration_time: float, to: Sequence[PeerID] = ()):
@@ -45,13 +51,17 @@ class Push:
         self.to = tuple(to)[-MORE_RECEIVERS:]
 
     async def __call__(self, _dht: DHT, node: DHTNode) -> int:
-        """How many other nodes have taken it; of the further ones, if there are any: others may all be strangers."""
+        """Push the record.
+
+        Returns:
+            how many other nodes have taken it. If `to` names nodes, only these count: the rest may be strangers
+        """
         protocol, key = node.protocol, DHTID.generate(source=self.key)
         subkey, value = protocol.serializer.dumps(self.subkey), protocol.serializer.dumps(self.value)
         record = DHTRecord(key.to_bytes(), subkey, value, self.expiration_time)
         signed = protocol.record_validator.sign_value(record)
         own = DHTRecord(key.to_bytes(), subkey, signed, self.expiration_time)
-        protocol.record_validator.validate(own)  # a list of the organiser counts here from now on
+        protocol.record_validator.validate(own)  # has a side effect: a list of the organiser counts here from now on
         protocol.storage.store(key, signed, self.expiration_time, subkey=self.subkey)
         asked = [
             peer
@@ -66,9 +76,9 @@ class Push:
 
 
 def _receivers(node: DHTNode, key: DHTID) -> list[PeerID]:
-    """The nodes next to the key, and those next to it of whom this peer has averaged with.
+    """The nodes next to the key, and the acquaintances next to it.
 
-    The first may all be strangers, who keep the record for themselves; members hear of each other all the same.
+    The nodes next to the key may all be strangers that keep the record for themselves. Members get it all the same.
     """
     table, records = node.protocol.routing_table, records_of(node.protocol)
     nearest = [peer for _, peer in table.get_nearest_neighbors(key, node.num_replicas)]
@@ -78,13 +88,14 @@ def _receivers(node: DHTNode, key: DHTID) -> list[PeerID]:
 
 
 class PushedHere:
-    """What others have stored under a key on this node.
+    """Returns the records that other peers have stored under a key on this node; None if there are none.
 
-    Hivemind's `get` would also give what this node has found earlier, which may have changed since.
+    Hivemind's `get` would also return results of earlier searches, which may be outdated.
 
     Args:
-        most: entries, those of acquaintances first
-        max_bytes: of a value and its signature
+        key: DHT key, as text
+        most: entries that are returned at most, those of acquaintances first
+        max_bytes: size of a value with its signature; larger ones are left out
     """
 
     def __init__(self, key: str, most: int, max_bytes: int):
@@ -109,13 +120,19 @@ class PushedHere:
 
 
 def publish(dht: Any, key: str, value: Any, expiration_time: float) -> tuple[Future, Future]:
-    """Begin to push a record of this peer, and to store it where a search leads; tells when either is done.
+    """Begin to push a record of this peer, and to store it on the nodes that a search finds.
 
-    Where nodes are silent or lie, a search takes seconds, and may lead to those who keep the record for themselves. By
-    then it is here and with those whom this peer knows.
+    Where nodes are silent or lie, a search takes seconds, and may find nodes that keep the record for themselves. By
+    then the record is on this node and on the nodes that this peer knows.
 
     Args:
-        dht: of `start_dht`
+        dht: as returned by `start_dht`
+        key: DHT key, as text
+        value: content of the record
+        expiration_time: DHT time in seconds
+
+    Returns:
+        futures of the push and of the search
     """
     pushed = dht.run_coroutine(Push(key, dht.owner, value, expiration_time - NEWER_SECONDS), return_future=True)
     stored = dht.store(key, subkey=dht.owner, value=value, expiration_time=expiration_time, return_future=True)
@@ -125,13 +142,18 @@ def publish(dht: Any, key: str, value: Any, expiration_time: float) -> tuple[Fut
 def push_list(
     dht: Any, prefix: str, kind: str, signed: bytes, to: Sequence[PeerID] = (), timeout_seconds: float = 10
 ) -> int:
-    """Store a list of the organiser's where others look for it, and at further peers; how many have taken it.
+    """Push a list of the organiser to the nodes next to its key, and to further peers.
 
     Args:
-        dht: of `start_dht`
-        prefix: of the run's keys
-        kind: of the list
-        signed: the list
+        dht: as returned by `start_dht`
+        prefix: start of the run's keys
+        kind: kind of the list
+        signed: the list, as it was signed
+        to: further peers
+        timeout_seconds: how long the DHT process may take
+
+    Returns:
+        how many peers have taken it, as of `Push`
 
     Raises:
         concurrent.futures.TimeoutError: the DHT process did not answer
@@ -143,13 +165,13 @@ def push_list(
 def push_until_taken(
     dht: Any, prefix: str, kind: str, signed: bytes, to: Sequence[PeerID], timeout_seconds: float = 10
 ) -> int:
-    """As `push_list`, again and again while none of these peers takes it.
+    """As `push_list`, repeated until one of the peers `to` takes it, or until the time is over.
 
-    Strangers may just have used up the patience that a peer has with strangers, of whom the organiser is one.
+    The organiser is a stranger to the peers. Strangers may just have used up the checks that a peer makes for them.
     """
     deadline = time.monotonic() + timeout_seconds
     while True:
-        seconds = max(AGAIN_SECONDS, deadline - time.monotonic())  # it may have slept for longer than it wanted
+        seconds = max(AGAIN_SECONDS, deadline - time.monotonic())  # a sleep may last longer than asked for
         taken = push_list(dht, prefix, kind, signed, to, seconds)
         if taken or not to or time.monotonic() + 2 * AGAIN_SECONDS > deadline:
             return taken

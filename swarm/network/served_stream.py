@@ -1,4 +1,4 @@
-"""The server's side of one stream: requests come in, answers go out, and nothing waits for ever."""
+"""The server's side of one stream: it reads requests and sends answers, within limits of time, bytes and streams."""
 
 from __future__ import annotations
 
@@ -17,16 +17,18 @@ logger = get_logger(__name__)
 
 MAX_MESSAGE_BYTES = 2**23
 PREFETCHED = 5
-"""Messages that have come and that the handler has not asked for."""
+"""Messages of one stream that are read before its handler asks for them."""
 
 
 class ServedStream:
-    """A stream ends with its handler, when its caller hangs up, or when a request takes too long.
+    """One stream. It ends with its handler, when its caller hangs up, or when a request takes too long.
 
     Args:
-        limits: of all streams of this process
-        context: who calls, and what
-        message_type: of requests
+        limits: limits of all streams of this process
+        context: the caller, and the name of the call
+        reader: what the caller sends
+        writer: where answers go
+        message_type: protobuf type of the requests
     """
 
     def __init__(
@@ -43,7 +45,12 @@ class ServedStream:
         self._held_bytes = 0
 
     async def serve(self, handler: Callable, has_many_requests: bool) -> None:
-        """Answer until the stream ends; who has too many of them is told so."""
+        """Answer until the stream ends. A caller that has too many streams gets an error instead.
+
+        Args:
+            handler: gets the request, or an iterator of requests, and the context
+            has_many_requests: whether the caller sends a stream of requests
+        """
         caller = self._context.remote_id
         if not self._limits.open_stream(caller):
             return await self._fail("too many streams at a time")
@@ -81,7 +88,7 @@ class ServedStream:
             self._give_bytes(num_bytes)
 
     async def _receive_one(self) -> None:
-        """A request of one message; it is small, so only the number of streams has to be bounded."""
+        """Read the single message of a request. It is small, so its bytes are not counted against the limits."""
         async with asyncio.timeout(REQUEST_SECONDS):
             is_message, num_bytes = await self._read_header()
             if not is_message or num_bytes > MAX_REQUEST_BYTES:
@@ -101,7 +108,7 @@ class ServedStream:
         await self._reader.read(1)
 
     async def _read_header(self) -> tuple[bool, int]:
-        """Whether a message comes, or the end of all, and its size in bytes."""
+        """Whether a message follows (False: the end marker), and its size in bytes."""
         header = await self._reader.readexactly(1 + P2P.HEADER_LEN)
         is_message, num_bytes = header[:1] == P2P.MESSAGE_MARKER, int.from_bytes(header[1:], P2P.BYTEORDER)
         if num_bytes > (MAX_MESSAGE_BYTES if is_message else MAX_REQUEST_BYTES):
@@ -116,7 +123,7 @@ class ServedStream:
 
     async def _read_message(self, num_bytes: int) -> tuple[int, Any]:
         async with asyncio.timeout(REQUEST_SECONDS + num_bytes / SLOWEST_BYTES_PER_SECOND):
-            await self._limits.take_bytes(self._context.remote_id, num_bytes)
+            await self._limits.take_bytes(self._context.remote_id, num_bytes)  # before the message is in memory
             self._held_bytes += num_bytes
             content = await self._reader.readexactly(num_bytes)
         return num_bytes, self._message_type.FromString(content)

@@ -1,4 +1,4 @@
-"""What Hivemind and p2pd say when a DHT cannot start, as sentences that name what to do."""
+"""Turns the errors of Hivemind and p2pd when a DHT cannot start into sentences that say what to do."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class ClockIsOff(InputError):  # noqa: N818
     """This machine's clock and the swarm's differ.
 
     Args:
-        ahead_seconds: of this one
+        ahead_seconds: how far this machine's clock is ahead; negative if it is behind
     """
 
     def __init__(self, ahead_seconds: float):
@@ -37,12 +37,18 @@ def was_too_slow(error: Exception, seconds: float) -> bool:
 
 
 def is_busy(error: Exception) -> bool:
-    """Whether somebody is there and did not answer in time; another peer, or the same one a little later, may do so."""
+    """Whether a peer is there and did not answer in time. Another peer may, or the same peer a little later."""
     return "responded to a ping" in str(error)
 
 
 def explained(error: Exception, options: NetworkOptions, peers: Sequence[str]) -> Exception:
-    """The sentence for a person, or the error itself where there is nothing they gave that they could change."""
+    """The error as a sentence for a person; the error itself where no sentence is known for it.
+
+    Args:
+        error: what Hivemind or this program has raised
+        options: what the person has given
+        peers: the addresses that were tried
+    """
     text = str(error)
     if clocks := re.search(r"local: ([\d.]+), peer: ([\d.]+)", text):
         return ClockIsOff(float(clocks[1]) - float(clocks[2]))

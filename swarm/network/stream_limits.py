@@ -1,7 +1,7 @@
-"""How many streams, and how many bytes of them, each caller may keep a process of this peer busy with.
+"""Limits of the streams, and of their buffered bytes, that each caller may have open with a process of this peer.
 
 An open stream costs a file, and a message that is being read costs its size. A name costs a stranger nothing, so all
-strangers together have a limit as well; whoever has been in a group with this process is no stranger.
+strangers together have limits as well. A peer that has been in a group with this process is no stranger.
 """
 
 from __future__ import annotations
@@ -20,25 +20,29 @@ from swarm.network.acquaintances import Acquaintances
 logger = get_logger(__name__)
 
 STREAMS = 24
-"""Of one peer at a time: 8 stripes of parts, 8 slices of a state, a knock, and as many as it may be about to close."""
+"""Streams that one peer may have open: 8 stripes of parts, 8 slices of a state, a join request, and as many as it may
+be about to close."""
 STRANGERS_STREAMS = 512
-"""Of all strangers together, or a quarter of the files that may be open if that is less. One stranger may have as many
-as any other peer: a newcomer downloads the state in slices, and sends parts before we know of its group."""
+"""Streams that all strangers together may have open, or a quarter of the files that may be open if that is less. One
+stranger may have as many as any other peer. A newcomer downloads the state in slices, and sends parts before this peer
+knows of its group."""
 BUFFERED_BYTES = 2**26
-"""Of one peer: messages that are being read, or have been and wait for their handler."""
+"""Bytes of one peer's messages that are being read, or that wait for their handler."""
 STRANGERS_BYTES = 2**24
-"""Of all strangers together. Twice as much took 43 MB of the averaging process, and 19 MB of p2pd."""
+"""Bytes of all strangers' messages. Twice as much took 43 MB of the averaging process, and 19 MB of p2pd."""
 REQUEST_SECONDS = 10.0
-"""In which a request is complete."""
+"""Time in which a request has to be complete."""
 MAX_REQUEST_BYTES = 2**16
-"""Of a request that is a single message."""
+"""Size of a request that is a single message."""
 SLOWEST_BYTES_PER_SECOND = 50_000
-"""A message of parts that has begun may take so much longer than `REQUEST_SECONDS`, over a slow line."""
+"""Speed of the slowest line that is allowed for: the time for a message of a stream is longer than `REQUEST_SECONDS` by
+its bytes over this speed."""
 MAX_COMPLAINTS = 16
+"""Warnings about callers with too many streams."""
 
 
 class StreamLimits:
-    """What the callers of one process use at this moment. It belongs to one event loop."""
+    """Counts what the callers of one process use at this moment. It belongs to one event loop."""
 
     def __init__(self) -> None:
         files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
@@ -50,25 +54,25 @@ class StreamLimits:
         self._complained: set[PeerID | None] = set()
 
     def met(self, peers: Iterable[PeerID]) -> None:
-        """These have been in a group with this process."""
+        """Note that these peers have been in a group with this process."""
         self._met.add(peers)
         self._wake()
 
     @property
     def known(self) -> tuple[PeerID, ...]:
-        """Who is no stranger."""
+        """The peers that are no strangers."""
         return self._met.peers
 
     def forget(self, peers: Iterable[PeerID]) -> None:
-        """These are strangers from now on; what they use counts as strangers' use."""
+        """Treat these peers as strangers from now on. What they use now counts as strangers' use."""
         self._met.drop(peers)
 
     def knows(self, peer: PeerID) -> bool:
-        """Whether it has been in a group with this process."""
+        """Whether this peer has been in a group with this process."""
         return peer in self._met
 
     def open_stream(self, peer: PeerID) -> bool:
-        """Whether one more stream of this peer may be served; then `close_stream` has to be called for it."""
+        """Whether one more stream of this peer may be served. If so, `close_stream` has to be called when it ends."""
         is_stranger = peer not in self._met
         if self._streams[peer] >= STREAMS:
             self._complain_once(peer, f"{peer} has {STREAMS} streams open")
@@ -85,7 +89,7 @@ class StreamLimits:
             logger.warning(f"{what}: further ones are refused")
 
     def close_stream(self, peer: PeerID) -> None:
-        """A stream that was served has ended."""
+        """Note that a stream for which `open_stream` returned True has ended."""
         self._take(self._streams, peer, 1)
 
     async def take_bytes(self, peer: PeerID, num_bytes: int) -> None:
@@ -95,7 +99,7 @@ class StreamLimits:
         self._bytes[peer] += num_bytes
 
     def give_bytes(self, peer: PeerID, num_bytes: int) -> None:
-        """They are not buffered any more."""
+        """Note that so many bytes of this peer are not buffered any more."""
         self._take(self._bytes, peer, num_bytes)
         self._wake()
 
@@ -108,6 +112,7 @@ class StreamLimits:
         return sum(number for peer, number in used.items() if peer not in self._met)
 
     def _wake(self) -> None:
+        # A new event for the next wait: the callers that this one wakes look again, and some wait again.
         freed, self._freed = self._freed, asyncio.Event()
         freed.set()
 
@@ -119,7 +124,7 @@ class StreamLimits:
 
 
 _limits: WeakKeyDictionary[P2P, StreamLimits] = WeakKeyDictionary()
-"""Each as long as its connection to p2pd."""
+"""By connection to p2pd: its limits, which are dropped together with it."""
 
 
 def limits_of(p2p: P2P) -> StreamLimits:

@@ -1,8 +1,8 @@
-"""Who may take part in a run: every message that opens something carries its sender's certificate.
+"""Checks which peers may take part in a run: every request carries its sender's certificate.
 
-A certificate names a peer id, and libp2p proves the id of who calls. So a certificate needs no secrecy, and no other
-signature: `Admission.show` puts it before what is sent, and `Admission.admit` takes it off again where it arrives. In a
-run that is open to everybody both do nothing.
+A certificate names a peer id, and libp2p proves the id of the caller. So a certificate needs no secrecy and no further
+signature. `Admission.show` puts it before the content of a message, and the receiver's `Admission.admit` checks it and
+takes it off. In a run that is open to everybody both do nothing.
 """
 
 from __future__ import annotations
@@ -22,10 +22,13 @@ from swarm.protocol.signed_lists import SignedLists
 from swarm.protocol.wire import from_wire, to_wire
 
 SHOWN_BYTES = MAX_CERTIFICATE_BYTES + 16
-"""By which a message grows at most."""
+"""Bytes by which a certificate makes a message longer at most."""
 MAX_REMEMBERED = 8192
+"""Certificates that a process remembers, and members."""
 MAX_SHOWN_BYTES = 2**17
+"""Size of a message with its certificate."""
 MAX_COMPLAINTS = 16
+"""Warnings about refused peers, each with another reason."""
 
 logger = get_logger(__name__)
 
@@ -33,49 +36,50 @@ _SHOWN = msgspec.msgpack.Decoder(tuple[Annotated[bytes, Meta(max_length=MAX_CERT
 
 
 class NotAMember(ValueError):  # noqa: N818 (reads as what it says)
-    """This peer may not do that. The text is the end of a sentence that begins with its name."""
+    """A peer may not do what it asks for. The text is the end of a sentence that begins with its name."""
 
 
 class Admission:
     """What one process knows of the members of a run; each process of a peer has its own.
 
     Args:
-        authority: whose word counts; None: the run is open to everybody
-        certificate: of this peer; empty for one that only stores what members say
-        lists: the newest ones that the organiser has signed, as they were signed
+        authority: the organiser of the run; None if the run is open to everybody
+        certificate: this peer's certificate; empty for a peer that only stores members' records
+        lists: the newest lists that the organiser has signed, as they were signed, by kind
     """
 
     def __init__(self, authority: Authority | None = None, certificate: bytes = b"", lists: Mapping[str, bytes] = {}):
         self.authority, self.certificate = authority, certificate
         self.lists = SignedLists(authority)
-        """Who may not take part any more, and what is ordered."""
+        """The removed members, and the organiser's orders."""
         self._read: OrderedDict[bytes, Certificate | str] = OrderedDict()
         self._members: OrderedDict[PeerID, Certificate] = OrderedDict()
         self._complaints: set[str] = set()
         self.welcome: Callable[[list[PeerID]], None] = _say_nothing
-        """Called with who has shown a certificate for the first time: it is no stranger from now on."""
+        """Called with a peer that has shown a certificate for the first time: it is no stranger from now on."""
         self.lists.take_all(lists)
 
     @property
     def is_open(self) -> bool:
-        """Whether everybody may take part."""
+        """Whether the run is open to everybody."""
         return self.authority is None
 
     def show(self, content: bytes) -> bytes:
-        """The content as this peer sends it."""
+        """The content with this peer's certificate, as it is sent."""
         return content if self.is_open else to_wire(self.certificate, content)
 
     def admit(self, shown: bytes, peer: PeerID, role: Role = Role.TRAIN, late_seconds: float = 0.0) -> bytes:
-        """The content of what a peer has sent.
+        """Check the certificate of a message, and return the message's content.
 
         Args:
-            peer: who has sent it, or, in what others pass on, who is said to have
-            role: of which it needs one
-            late_seconds: what has happened no longer ago does not count yet, where somebody else may not know it: a
-                certificate has ended, or it was heard for the first time that a member was removed
+            shown: the message as it was sent
+            peer: its sender, as libp2p proves it, or as the peer that passes it on claims
+            role: roles of which the sender needs one
+            late_seconds: time for which the end of a certificate, or a removal that was just heard of, does not count
+                yet, since other peers may not know it
 
         Raises:
-            NotAMember: it may not do that
+            NotAMember: the sender may not do that
         """
         if self.is_open:
             return shown
@@ -98,7 +102,7 @@ class Admission:
             logger.warning(f"{name} is refused: it {why} (said once)")
 
     def has_seen(self, shown: object, peer: PeerID) -> bool:
-        """Whether this peer has shown this certificate before: to check it again costs next to nothing."""
+        """Whether this peer has shown this certificate before, so that checking it again costs next to nothing."""
         try:
             digest = hashlib.sha256(from_wire(_SHOWN, shown, MAX_SHOWN_BYTES)[0]).digest()
         except ValueError:
@@ -112,6 +116,7 @@ class Admission:
             raise NotAMember("shows the certificate of another peer")
         try:
             now = get_dht_time()
+            # Up to `late_seconds` after its end, the certificate is checked as in the last second in which it counts.
             found.check_time(min(now, found.end) if now <= found.end + late_seconds else now)
         except NotSigned as error:
             raise NotAMember(f"shows a certificate that {error}") from None
@@ -127,7 +132,11 @@ class Admission:
             self._members.popitem(last=False)
 
     def _certificate(self, data: bytes) -> Certificate:
-        """What is written in it; its signature is checked once."""
+        """Read a certificate. Its signature is checked once, and the result is remembered.
+
+        Raises:
+            NotAMember: it is none of this run
+        """
         digest = hashlib.sha256(data).digest()
         if digest not in self._read:
             try:
@@ -144,31 +153,31 @@ class Admission:
     # ---- members ----------------------------------------------------------------------------------------------------
 
     def member(self, peer: PeerID) -> Certificate | None:
-        """The certificate that it has shown last; None in an open run, and of who has shown none."""
+        """The certificate that a peer has shown last; None in an open run, or if it has shown none."""
         return self._members.get(peer)
 
     def may(self, peer: PeerID, role: Role) -> bool:
-        """Whether a peer has one of these roles; in an open run, and of who has shown no certificate yet: all have."""
+        """Whether a peer has one of these roles. True in an open run, or if the peer has shown no certificate yet."""
         member = self._members.get(peer)
         return member is None or bool(member.roles & role)
 
     def is_removed(self, peer: PeerID) -> bool:
-        """Whether it was a member and may not take part any more."""
+        """Whether a peer was a member and the organiser has removed it."""
         certificate = self._members.get(peer)
         return certificate is not None and certificate.serial in self.lists.removals.removed
 
     def has_left(self, peer: PeerID) -> bool:
-        """Whether it was a member and is none any more: it was removed, or its certificate has ended."""
+        """Whether a peer was a member and is none any more: it was removed, or its certificate has ended."""
         certificate = self._members.get(peer)
         return self.is_removed(peer) or (certificate is not None and get_dht_time() > certificate.end)
 
     def removed(self, peers: Iterable[PeerID]) -> list[PeerID]:
-        """Those of these who may not take part any more."""
+        """Those of these peers that the organiser has removed."""
         return [peer for peer in peers if self.is_removed(peer)]
 
     @property
     def own(self) -> Certificate | None:
-        """What this peer's certificate says."""
+        """This peer's own certificate; None if it has none, or the run is open."""
         return self._certificate(self.certificate) if self.certificate and not self.is_open else None
 
     @property
@@ -185,4 +194,4 @@ def _say_nothing(_peers: list[PeerID]) -> None:
 
 
 OPEN = Admission()
-"""Of a run that everybody may join."""
+"""The admission of a run that is open to everybody."""

@@ -1,4 +1,4 @@
-"""What a peer says of the state that it holds: enough for others to tell whether they hold the same, and no more."""
+"""What a peer says of the state that it holds: just enough for other peers to tell whether they hold the same state."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ Digest = Annotated[bytes, Meta(max_length=DIGEST_BYTES)]
 
 
 class Attestation(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """Of one peer, for its state at one step; a field of its progress record.
+    """What one peer says of its state at one step. It is a field of the peer's progress record.
 
     Args:
         step: global updates that the state has seen
-        lineage: of its weights
-        digest: of all that peers have in common at this step; equal only where every bit is. Empty if it was not taken,
-            since it costs a look at the whole state
-        sketch: of its weights (`swarm.state_sync.weight_sketch`): tells how far they are from others, also where other
-            hardware rounds otherwise; empty if they are not finite
+        lineage: lineage of its weights
+        digest: digest of everything that peers have in common at this step; equal only if every bit is. Empty if it was
+            not computed, since that reads the whole state
+        sketch: sketch of its weights (`swarm.state_sync.weight_sketch`). It tells how far they are from other peers'
+            weights, even if other hardware rounds differently. Empty if they are not finite
     """
 
-    # No field has a default: else an array that ends too early would be one.
+    # No field has a default: else msgspec would accept an array that ends too early.
     step: Step
     lineage: Lineage
     digest: Digest

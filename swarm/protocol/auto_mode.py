@@ -1,9 +1,10 @@
-"""`--averaging auto`: with which codec and how many local steps a swarm averages, from a stated step on, on all peers.
+"""`--averaging auto`: the codec and the number of local steps with which all peers average, from a stated step on.
 
-Nobody decides, and nobody has to be trusted. Each ticket of a round says what its member has measured: the seconds of
-computing for an update and of an average. All members of a group see the same tickets, whose hash is the name of the
-group. What follows for later rounds is a function of these tickets alone. So all who have the average of the round have
-the same plan. The middle of the measurements counts: fewer than half of the members cannot move it past the others'.
+No single peer decides, and none has to be trusted. Each ticket of a round has its member's measurements: the time of
+computing for an update, and of an average. All members of a group see the same tickets, whose hash is the name of the
+group. The choice for later rounds is a function of these tickets alone. So all peers that have the average of the round
+have the same plan. The median of the measurements counts: fewer than half of the members cannot move it past the
+values of the others.
 """
 
 from __future__ import annotations
@@ -22,12 +23,13 @@ from swarm.protocol.wire import Step
 
 @dataclass(frozen=True)
 class Mode:
-    """A row of the table from which is chosen.
+    """A combination of codec and local steps that can be chosen: a row of `MODES`.
 
     Args:
         codec: how numbers travel
-        local_steps: of each of equal peers between two averages; an update takes so many times the target batch size
-        bytes_per_number: on the wire
+        local_steps: local steps of each peer between two averages, if all are equally fast. An update takes so many
+            times the target batch size
+        bytes_per_number: bytes of a number on the wire
     """
 
     codec: str
@@ -36,7 +38,7 @@ class Mode:
 
     @property
     def bytes_per_sample(self) -> float:
-        """Against others'."""
+        """Bytes for a sample, as a relative measure for the comparison of modes."""
         return self.bytes_per_number / self.local_steps
 
     def __str__(self) -> str:
@@ -45,22 +47,22 @@ class Mode:
 
 
 MODES = (Mode("fp16", 1, 2.0), Mode("int8", 1, 1 + 4 / 1024), Mode("none", 4, 4.0))
-"""From most bytes for a sample to fewest. Only what was measured and not found to lose accuracy is in it: see
-docs/howto/choose-averaging.md. The last is for models that int8 is too coarse for."""
+"""The modes, from most bytes for a sample to fewest. It has only modes that were measured and not found to lose
+accuracy: see docs/howto/choose-averaging.md. The last one is for models that int8 is too coarse for."""
 LEAST_SAVED = 0.1
-"""Of the bytes for a sample, that a mode has to take less than the one before it in the table."""
+"""Fraction of the bytes for a sample that a mode has to save over the one before it, to be in a model's table."""
 MOST_LOCAL_STEPS = max(mode.local_steps for mode in MODES)
 
 AHEAD = 2
-"""Updates from the round whose tickets are decisive to the one that a change counts for: peers compute for the next one
-already."""
+"""Updates from the round whose tickets decide a change to the first update in the new mode. Peers already compute for
+the one in between."""
 APART = 20
-"""Updates from one change to the next, at least."""
+"""Least number of updates from one change to the next."""
 SHORT_SECONDS = 1.0
-"""An average that takes no longer is a matter of round trips, and not of bytes."""
+"""Averages up to this time are limited by round trips and not by bytes, so fewer bytes would not help."""
 TOO_SLOW, FAST_ENOUGH = 1.1, 0.7
-"""Averaging over computing: above the first a swarm goes to fewer bytes; to more again only where it would be below the
-second."""
+"""Ratios of averaging time to computing time. Above the first, a swarm changes to fewer bytes. It changes to more bytes
+only if the ratio would then be at most the second."""
 MAX_POSITION = 10**9
 
 _Index = Annotated[int, Meta(ge=0, lt=len(MODES))]
@@ -68,13 +70,13 @@ _Milliseconds = Annotated[int, Meta(ge=0, le=10**9)]
 
 
 class Plan(msgspec.Struct, frozen=True, array_like=True):
-    """Which mode counts from a step on, and how far the recipe's schedule is there.
+    """The mode that counts from a step on, and the position in the recipe's schedule at that step.
 
     Args:
         mode: row of `MODES`
-        before: the one until then
-        since: updates that come before the first one in this mode
-        position: that so many updates are worth, in updates of one local step: those of the recipe
+        before: row that counts until then
+        since: number of updates before the first one in this mode
+        position: what these updates are worth, in updates of the recipe, which have one local step
     """
 
     mode: _Index
@@ -88,39 +90,39 @@ class Plan(msgspec.Struct, frozen=True, array_like=True):
 
     @classmethod
     def first(cls, step: int) -> Plan:
-        """Of a swarm that has none, at this step."""
+        """The plan of a swarm that has none yet, at this step."""
         return cls(0, 0, step, step)
 
     @property
     def is_first(self) -> bool:
-        """Whether nothing was ever changed."""
+        """Whether the mode was never changed."""
         return self.mode == self.before
 
     def at(self, step: int) -> Mode:
-        """What counts for the update that follows this many."""
+        """The mode of the update that follows this many."""
         return MODES[self.mode if step >= self.since else self.before]
 
     def position_at(self, step: int) -> int:
-        """How many updates of the recipe so many updates are worth."""
+        """How many updates of the recipe this many updates are worth."""
         return self.position + (step - self.since) * self.at(step).local_steps
 
     def is_possible_at(self, step: int) -> bool:
-        """Whether a group at this step can follow it: each update counts for one of the recipe or more."""
+        """Whether a group at this step can follow it: each update is worth 1 to `MOST_LOCAL_STEPS` of the recipe's."""
         return self.since <= step + AHEAD and step <= self.position_at(step) <= MOST_LOCAL_STEPS * step
 
     def step_at(self, position: int) -> int:
-        """After how many updates this many of the recipe are made."""
+        """The number of updates that are worth this many of the recipe."""
         steps = (MODES[self.before] if position < self.position else MODES[self.mode]).local_steps
         return self.since - (self.position - position) // steps
 
 
 class Pace(msgspec.Struct, frozen=True, array_like=True):
-    """What a member says of itself in its ticket.
+    """A member's plan and measurements in its ticket.
 
     Args:
-        plan: that it follows; None as long as it knows none
-        computing_ms: usual milliseconds of computing for an update, in the mode of this step; 0: not measured yet
-        averaging_ms: the same of an average, without waiting for others to come
+        plan: the plan that it follows; None as long as it knows none
+        computing_ms: usual milliseconds of computing for an update, in the mode of this step; 0 if not measured yet
+        averaging_ms: the same for an average, without waiting for other members to come
     """
 
     plan: Plan | None = None
@@ -129,17 +131,18 @@ class Pace(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def is_measured(self) -> bool:
+        """Whether it has both measurements."""
         return self.computing_ms > 0 and self.averaging_ms > 0
 
 
 @dataclass(frozen=True)
 class Choice:
-    """A change, and why.
+    """A change of mode, and why.
 
     Args:
-        plan: from now on
-        computing_seconds: for an update, of the member in the middle, when it was made
-        averaging_seconds: the same of an average
+        plan: the new plan
+        computing_seconds: median of the members' computing times for an update, when the change was decided
+        averaging_seconds: the same for an average
     """
 
     plan: Plan
@@ -153,10 +156,11 @@ class Choice:
 
 
 def plan_of(paces: Iterable[Pace | None], step: int) -> Plan:
-    """That counts for the round of this step: what most of its members follow.
+    """The plan that counts for the round of this step: the one that most of its members follow.
 
-    Of two that equally many follow it is the older one: who says that there was a change has to be in the majority.
-    One that nobody can follow at this step is a lie: it would move the schedule, or the end of the run, anywhere.
+    Of two plans with equally many members, the older one counts: those that claim a change have to be the majority. A
+    plan that no member can follow at this step is a lie and is ignored: it could move the schedule, or the end of the
+    run, anywhere.
     """
     plans = [pace.plan for pace in paces if pace is not None and pace.plan is not None]
     named = Counter(plan for plan in plans if plan.is_possible_at(step))
@@ -165,7 +169,7 @@ def plan_of(paces: Iterable[Pace | None], step: int) -> Plan:
 
 
 def table_for(codecs: Sequence[str]) -> list[int]:
-    """The rows of `MODES` from which is chosen, for a model that allows these codecs."""
+    """The rows of `MODES` that can be chosen for a model that allows these codecs."""
     rows: list[int] = []
     for index, mode in enumerate(MODES):
         saves = not rows or mode.bytes_per_sample <= (1 - LEAST_SAVED) * MODES[rows[-1]].bytes_per_sample
@@ -175,16 +179,16 @@ def table_for(codecs: Sequence[str]) -> list[int]:
 
 
 def choose(plan: Plan, step: int, paces: Sequence[Pace | None], codecs: Sequence[str]) -> Choice | None:
-    """What a round decides.
+    """The change that a round decides, if any.
 
     Args:
-        plan: that counted for it
-        step: that it ended
-        paces: of all its members that have computed
-        codecs: that the model allows
+        plan: the plan that counted for the round
+        step: the step that it ended
+        paces: those of all its members that have computed
+        codecs: codecs that the model allows
 
     Returns:
-        None: all stays as it is
+        the change; None if the mode stays as it is
     """
     measured = [pace for pace in paces if pace is not None and pace.is_measured]
     is_early = not plan.is_first and step < plan.since + APART
@@ -195,10 +199,10 @@ def choose(plan: Plan, step: int, paces: Sequence[Pace | None], codecs: Sequence
     now, rows = MODES[plan.mode], table_for(codecs)
 
     def ratio(index: int, averages: float, computes: float) -> float:
-        """Averaging over computing, in that mode."""
+        """Expected averaging time over computing time in that mode."""
         return averages / computes * MODES[index].bytes_per_sample / now.bytes_per_sample
 
-    # Of an even number, the one in the middle that speaks against a change: of two, both have to be for it.
+    # Of an even number of values, that median counts which speaks against a change: of two, both have to be for it.
     least, most = statistics.median_low(averaging), statistics.median_high(computing)
     fewer = [index for index in rows if index > plan.mode]
     if fewer and least > SHORT_SECONDS and least > TOO_SLOW * most:
@@ -207,7 +211,10 @@ def choose(plan: Plan, step: int, paces: Sequence[Pace | None], codecs: Sequence
     most, least = statistics.median_high(averaging), statistics.median_low(computing)
 
     def ratio_at_most(index: int) -> float:
-        """The same where fewer bytes of an average save nothing, since it waits for round trips: else it came again."""
+        """As `ratio`, but at least that of an average whose time does not depend on its bytes, only on round trips.
+
+        Otherwise a swarm would change to more bytes and back again and again.
+        """
         return max(ratio(index, most, least), most / least * now.local_steps / MODES[index].local_steps)
 
     more = [index for index in rows if index < plan.mode and ratio_at_most(index) <= FAST_ENOUGH]

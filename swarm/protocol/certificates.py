@@ -1,7 +1,7 @@
-"""What the organiser of a run signs: who may take part, who may not any more, and who may sign in her place.
+"""What the organiser of a run signs: members' certificates, the list of removed members, and warrants of deputies.
 
-Keys and signatures are Ed25519 (RFC 8032), those of `cryptography`. What is signed begins with its kind: a signature
-counts for nothing else than what it was made for.
+Keys and signatures are Ed25519 (RFC 8032), from the package `cryptography`. The signed bytes begin with the kind of
+what is signed, so that a signature counts for nothing else.
 """
 
 from __future__ import annotations
@@ -26,24 +26,24 @@ MAX_RUN_ID_BYTES = 64
 MAX_NAME_LENGTH = 64
 MAX_REASON_LENGTH = 120
 MAX_REMOVED = 400
-"""Of a list."""
+"""Members in a list of removed members."""
 MAX_WARRANT_BYTES = 320
 MAX_WARRANTS = 256
-"""Whose signature is remembered."""
+"""Warrants that are remembered because their signatures were checked."""
 MAX_CERTIFICATE_BYTES = 896
 MAX_REMOVALS_BYTES = 2**16
 MAX_REASONS_BYTES = MAX_REMOVALS_BYTES - 24 * MAX_REMOVED
-"""Of a list, together: the rest is for the serials, the signature and the warrant."""
+"""Size of all reasons in a list of removed members. The rest is for the serials, the signature and the warrant."""
 CLOCK_SECONDS = 24 * 3600
-"""By which the clock of who signs may be ahead."""
+"""How far a signer's clock may be ahead."""
 LATEST_SECONDS = 2**33
-"""The year 2242: no time is later."""
+"""The year 2242, after which no time may be."""
 
 CERTIFICATE, REMOVALS, WARRANT, MANIFEST = (f"swarm {kind} 1" for kind in ("certificate", "removals", "warrant", "run"))
 """Kinds of what is signed."""
 ORDER, REVOCATION = "swarm order 3 {}", "swarm revocation 1 {}"
-"""The same, with the run in them: there are many, and they need not all carry it. An order counts for one recipe and
-one beginning (the start of the run's keys); who is revoked is so under the run's id, as a warrant counts."""
+"""Kinds that contain the run, so that the many orders need not each carry it. For an order that is the prefix of the
+run's keys: an order counts for one recipe and one beginning. For a revocation it is the run id, as for a warrant."""
 
 _Key = Annotated[bytes, Meta(min_length=KEY_BYTES, max_length=KEY_BYTES)]
 _Signature = Annotated[bytes, Meta(min_length=SIGNATURE_BYTES, max_length=SIGNATURE_BYTES)]
@@ -67,43 +67,47 @@ class Role(IntFlag):
     """What a member may do."""
 
     TRAIN = 1
-    """Give gradients, in rounds."""
+    """Give gradients in rounds."""
     SERVE = 2
-    """Lead groups, average shares for others, and hand over the state; without `TRAIN`, as a helper."""
+    """Lead groups, average shares for other members, and hand over the state; without `TRAIN`, as a helper."""
     WATCH = 4
-    """Download the state and read who is there."""
+    """Download the state, and see which peers are there."""
 
 
 EVERYTHING = Role.TRAIN | Role.SERVE | Role.WATCH
 HELPER = Role.SERVE | Role.WATCH
-"""It takes part in rounds, and whatever it says that it has computed counts for nothing."""
+"""Roles of a helper: it takes part in rounds, but its samples count for nothing."""
 IN_ROUNDS = Role.TRAIN | Role.SERVE
-"""One of them is needed to take part in a round."""
+"""Roles of which one is needed to take part in a round."""
 
 
 class Right(IntFlag):
-    """What somebody may sign in the organiser's place."""
+    """What a deputy may sign in the organiser's place."""
 
     ENROL = 1
     """Certificates of members."""
     REMOVE = 2
-    """The list of those who may not take part any more."""
+    """The list of removed members."""
     CONTROL = 4
-    """What is ordered while the run is under way."""
+    """Orders while the run is under way."""
 
 
 class NotSigned(ValueError):  # noqa: N818 (reads as what it says)
-    """Nobody whose word counts has signed this. The text is the end of a sentence that begins with what it is."""
+    """Neither the organiser nor a deputy with the right to has signed this.
+
+    The text is the end of a sentence that begins with what was to be signed.
+    """
 
 
 @dataclass(frozen=True)
 class Signed:
-    """What was signed.
+    """Content whose signature was checked.
 
     Args:
-        content: as it was given to `Signer.sign`
-        begin, end: between which its signer has the right to, seconds since 1970
-        key: the signer's, 32 bytes
+        content: the content as it was given to `Signer.sign`
+        begin: time from which its signer has the right to sign it, seconds since 1970
+        end: time until which its signer has that right, seconds since 1970
+        key: the signer's public key, 32 bytes
     """
 
     content: bytes
@@ -112,17 +116,24 @@ class Signed:
     key: bytes
 
     def check_time(self, now: float = 0.0) -> None:
-        """Raises NotSigned: its signer has no right to at this time"""
+        """Check that its signer has the right to sign at this time.
+
+        Args:
+            now: seconds since 1970; 0 for this machine's time
+
+        Raises:
+            NotSigned: it has not
+        """
         _check_time(self.begin, self.end, now, "was signed by a deputy whose warrant")
 
 
 @dataclass(frozen=True)
 class Signer:
-    """A private key, and by what right it signs.
+    """A private key that signs for a run, and its warrant.
 
     Args:
-        key: the organiser's, or a deputy's
-        warrant: with which the organiser made this key a deputy's; empty for her own
+        key: the private key of the organiser or of a deputy
+        warrant: the organiser's signed statement that makes this key a deputy's; empty for her own key
     """
 
     key: Ed25519PrivateKey
@@ -130,26 +141,26 @@ class Signer:
 
     @property
     def public_key(self) -> bytes:
-        """32 bytes."""
+        """Its public key, 32 bytes."""
         return self.key.public_key().public_bytes_raw()
 
     def sign(self, kind: str, content: bytes) -> bytes:
-        """The content with its signature; `Authority.read` reads it."""
+        """The content with its signature and the warrant. `Authority.read` reads it."""
         return to_wire(content, self.signature(kind, content), self.warrant)
 
     def signature(self, kind: str, content: bytes) -> bytes:
-        """64 bytes, where the content and the warrant travel by themselves."""
+        """The signature alone, 64 bytes, for content that travels apart from it."""
         return self.key.sign(_text(kind, content))
 
 
 @dataclass(frozen=True)
 class Authority:
-    """Whose word counts in a run.
+    """The organiser of a run, by whose key everything that is signed for the run is checked.
 
     Args:
-        run_id: the run
+        run_id: name of the run
         organiser: her public key, 32 bytes
-        run: start of the run's keys, with its recipe and beginning, of which orders are read; empty where none are
+        run: prefix of the run's keys, with its recipe and beginning, for which orders count; empty where none are read
     """
 
     run_id: str
@@ -157,14 +168,16 @@ class Authority:
     run: str = ""
 
     def read(self, kind: str, data: bytes, most_bytes: int, right: Right | None = None) -> Signed:
-        """What was signed, if the organiser has signed it, or a deputy of hers.
+        """Read signed content, and check that the organiser or a deputy with the right to has signed it.
 
         Args:
-            kind: what it has to be
-            right: that a deputy needs; None where only the organiser's own word counts
+            kind: kind that it has to be of
+            data: what `Signer.sign` has returned
+            most_bytes: size of `data` at most
+            right: right that a deputy needs; None if only the organiser's own signature counts
 
         Raises:
-            NotSigned: it is anything else
+            NotSigned: it cannot be read, or was signed by another key or as another kind
         """
         content, signature, warrant = _parts(data, most_bytes)
         key, begin, end = self.organiser, 0, LATEST_SECONDS
@@ -176,15 +189,18 @@ class Authority:
         return Signed(content, begin, end, key)
 
     def read_warrant(self, warrant: bytes) -> tuple[bytes, Right, int, int]:
-        """The deputy's key, what it may sign, and between which seconds since 1970.
+        """Read a deputy's warrant.
+
+        Returns:
+            the deputy's public key, its rights, and the begin and end of its time in seconds since 1970
 
         Raises:
-            NotSigned: the organiser has not signed it, or for another run
+            NotSigned: the organiser has not signed it, or has for another run
         """
         return _read_warrant(self, warrant)
 
     def end_of(self, signer: Signer) -> int:
-        """Until when what this key signs counts, seconds since 1970.
+        """Time until which signatures of this key count, seconds since 1970.
 
         Raises:
             NotSigned: as `read_warrant`
@@ -192,14 +208,18 @@ class Authority:
         return self.read_warrant(signer.warrant)[3] if signer.warrant else LATEST_SECONDS
 
     def check_run(self, run_id: str) -> None:
-        """Raises NotSigned: that is another run"""
+        """Check that this is the id of the organiser's run.
+
+        Raises:
+            NotSigned: it is another run's
+        """
         if run_id != self.run_id:
             raise NotSigned(f"is for run {run_id!r}, not for {self.run_id!r}")
 
 
 @lru_cache(maxsize=MAX_WARRANTS)
 def _read_warrant(authority: Authority, warrant: bytes) -> tuple[bytes, Right, int, int]:
-    """As `Authority.read_warrant`; its signature is checked once in each process, not at each order under it."""
+    """As `Authority.read_warrant`. Results are cached, so the signature is not checked again for each order."""
     content, signature, above = _parts(warrant, MAX_WARRANT_BYTES)
     if above:
         raise NotSigned("was signed by the deputy of a deputy")
@@ -210,32 +230,37 @@ def _read_warrant(authority: Authority, warrant: bytes) -> tuple[bytes, Right, i
 
 
 def warrant(organiser: Signer, run_id: str, deputy: bytes, rights: Right, begin: int, end: int) -> bytes:
-    """Makes another key a deputy's.
+    """The warrant that makes another key a deputy's, signed by the organiser.
 
     Args:
-        deputy: its public key, 32 bytes
-        begin, end: between which it may sign, seconds since 1970
+        organiser: her key
+        run_id: name of the run
+        deputy: the deputy's public key, 32 bytes
+        rights: what it may sign
+        begin: time from which it may sign, seconds since 1970
+        end: time until which it may sign, seconds since 1970
     """
     return organiser.sign(WARRANT, to_wire(run_id, deputy, int(rights), begin, end))
 
 
 RENEWED_AFTER = 0.5
-"""Of its time, a member asks for another certificate."""
+"""Fraction of a certificate's time after which a member asks for another one."""
 
 
 @dataclass(frozen=True)
 class Certificate:
-    """Says that a peer is a member of a run.
+    """The organiser's statement that a peer is a member of a run.
 
     Args:
-        run_id: of which run
-        peer_id: only the peer with this id can use it
-        serial: number of this member, which stays the same when the certificate is renewed: the time of its enrolment
-            in milliseconds since 1970, or a little later where several came at once
-        roles: what it may do
-        begin, end: between which it counts, seconds since 1970
-        name: under which the organiser knows it
-        signed: all of it, as it was read; it does not travel again
+        run_id: name of the run
+        peer_id: id of the member; no other peer can use the certificate
+        serial: number of this member, which stays the same when the certificate is renewed. It is the time of its
+            enrolment in milliseconds since 1970, or a little later where several members enrolled at once
+        roles: what the member may do
+        begin: time from which it counts, seconds since 1970
+        end: time until which it counts, seconds since 1970
+        name: name under which the organiser knows the member
+        signed: the certificate as it was read, with its signature; it is no field on the wire
     """
 
     run_id: str
@@ -249,21 +274,23 @@ class Certificate:
 
     @property
     def member_since(self) -> float:
-        """Seconds since 1970: earlier than that it cannot have been there."""
+        """When it became a member, seconds since 1970. It cannot have taken part earlier."""
         return self.serial / 1000
 
     def signed_by(self, signer: Signer) -> bytes:
-        """As members show it, at most 896 bytes."""
+        """The signed certificate as members show it, at most 896 bytes."""
         peer = self.peer_id.to_bytes()
         fields = (self.run_id, peer, self.serial, int(self.roles), self.begin, self.end, self.name)
         return signer.sign(CERTIFICATE, to_wire(*fields))
 
     @classmethod
     def read(cls, data: bytes, authority: Authority) -> Certificate:
-        """A member's certificate; one of a deputy's begins and ends with the deputy's warrant, if not within it.
+        """Read a member's certificate. If a deputy has signed it, it counts only within the time of the warrant.
+
+        Whether it counts now is checked by `check_time`.
 
         Raises:
-            NotSigned: it is none of this run; whether it counts at this time is asked by `check_time`
+            NotSigned: it is no certificate of this run
         """
         signed = authority.read(CERTIFICATE, data, MAX_CERTIFICATE_BYTES, Right.ENROL)
         run_id, peer, serial, roles, begin, end, name = _fields(_CERTIFICATE, signed.content, MAX_CERTIFICATE_BYTES)
@@ -274,22 +301,29 @@ class Certificate:
         return cls(run_id, PeerID(peer), serial, Role(roles & EVERYTHING), begin, end, name, data)
 
     def is_to_be_renewed(self, now: float, share: float = RENEWED_AFTER) -> bool:
-        """Whether this share of its time is over."""
+        """Whether this fraction of its time is over."""
         return now > self.begin + share * (self.end - self.begin)
 
     def check_time(self, now: float = 0.0) -> None:
-        """Raises NotSigned: it does not count yet, or not any more"""
+        """Check that it counts at this time.
+
+        Args:
+            now: seconds since 1970; 0 for this machine's time
+
+        Raises:
+            NotSigned: it does not count yet, or not any more
+        """
         _check_time(self.begin, self.end, now, "")
 
 
 @dataclass(frozen=True)
 class Removals:
-    """Members who may not take part any more.
+    """The list of members that may not take part any more.
 
     Args:
-        run_id: of which run
-        number: the list with the greatest counts; milliseconds since 1970 when it was made
-        removed: by the member's serial, why
+        run_id: name of the run
+        number: time when the list was made, milliseconds since 1970; the list with the greatest number counts
+        removed: the organiser's reason, by the member's serial
     """
 
     run_id: str
@@ -297,10 +331,10 @@ class Removals:
     removed: dict[int, str]
 
     def signed_by(self, signer: Signer) -> bytes:
-        """As members pass it on, at most 64 KiB.
+        """The signed list as members pass it on, at most 64 KiB.
 
         Raises:
-            ValueError: there are more than 400, or their reasons are too long
+            ValueError: it has more than 400 members, or too long reasons
         """
         if len(self.removed) > MAX_REMOVED:
             raise ValueError(f"more than {MAX_REMOVED} removed members")
@@ -311,10 +345,10 @@ class Removals:
 
     @classmethod
     def read(cls, data: bytes, authority: Authority, now: float = 0.0) -> Removals:
-        """A list counts for good, also one of a deputy whose warrant has ended since.
+        """Read a list. It counts for good, even if it was signed by a deputy whose warrant has ended since.
 
         Raises:
-            NotSigned: it is no list of this run, or one of the future, after which no other could come
+            NotSigned: it is no list of this run, or dated in the future, so that no later list would count
         """
         signed = authority.read(REMOVALS, data, MAX_REMOVALS_BYTES, Right.REMOVE)
         run_id, number, removed = _fields(_REMOVALS, signed.content, MAX_REMOVALS_BYTES)
@@ -329,32 +363,36 @@ class Removals:
         return self.removed[serial] or "no reason given"
 
     def with_removed(self, serials: Iterable[int], why: str) -> Removals:
-        """The list that comes after this one, with these at its end."""
+        """The next list, with these members added at its end."""
         added = dict.fromkeys(serials, printed(why)[:MAX_REASON_LENGTH])
         others = self.without(added)
         return Removals(self.run_id, others.number, others.removed | added)
 
     def without(self, serials: Iterable[int]) -> Removals:
-        """The list that comes after this one, in which these may take part again."""
+        """The next list, without these members, which may take part again."""
         back = set(serials)
         kept = {serial: why for serial, why in self.removed.items() if serial not in back}
         return Removals(self.run_id, max(self.number + 1, int(1000 * time.time())), kept)
 
 
 def printed(text: str) -> str:
-    """A stranger's text, without what a terminal obeys."""
+    """A stranger's text without characters that control a terminal."""
     return "".join(letter for letter in text if letter.isprintable())
 
 
 def _text(kind: str, content: bytes) -> bytes:
-    """What is signed."""
+    """The bytes that are signed."""
     return to_wire(kind, content)
 
 
 def _parts(data: bytes, most_bytes: int) -> tuple[bytes, bytes, bytes]:
     """Content, signature and warrant, as `Signer.sign` has put them together.
 
-    msgpack can write the same in fifty ways: in each of them, anybody could pass it on as something new.
+    msgpack can encode the same values in some fifty ways. Only one of them is accepted: otherwise a liar could pass on
+    the same signed content as something new.
+
+    Raises:
+        NotSigned: it cannot be read, or is encoded in another way
     """
     content, signature, warrant = _fields(_SIGNED, data, most_bytes)
     if to_wire(content, signature, warrant) != data:
@@ -388,5 +426,5 @@ def _check_time(begin: int, end: int, now: float, what: str) -> None:
 
 
 def shown_date(seconds: float) -> str:
-    """As a person reads it."""
+    """The date and time in UTC, for people."""
     return time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(seconds))

@@ -1,7 +1,7 @@
-"""The words of a round: who takes part, what each brings, how it ended.
+"""The messages and errors of a round: its members, what each member brings, and how it ended.
 
-A *round* is the communication that ends a step. Everything here crosses a process or a network boundary, so it is
-small, picklable, bounded and checked.
+A *round* is the communication that ends a step. Everything here crosses the boundary of a process or of a machine, so
+it is small, picklable, bounded and checked.
 """
 
 from __future__ import annotations
@@ -36,13 +36,14 @@ from swarm.protocol.wire import (
 )
 
 MAX_GROUP_SIZE = 1024
+"""Members of a group."""
 MAX_TICKET_BYTES = 354
 MAX_LINE_KBPS = 10**9
 TICKET_NONCE_BYTES = 8
 ANY_LINEAGE = b"\xff" * LINEAGE_BYTES
-"""In the ticket of a listener, who does not know yet which weights the others will have."""
+"""Lineage in the ticket of a listener, which does not know yet which weights the other members will have."""
 NOWHERE = -1
-"""In the ticket of who does not want to go back to any step."""
+"""`back_to` in the ticket of a member that does not want to go back to any step."""
 _OrdersName = Annotated[bytes, Meta(max_length=DIGEST_BYTES)]
 BackTo = Annotated[int, Meta(ge=NOWHERE, le=MAX_STEP)]
 LineKbps = Annotated[int, Meta(ge=0, le=MAX_LINE_KBPS)]
@@ -70,11 +71,11 @@ _TICKET = msgspec.msgpack.Decoder(
 
 
 class ExchangeBroken(ConnectionError):  # noqa: N818 (reads as what happened)
-    """The stream of one member has ended early; what becomes of the round is told by its outcome."""
+    """The stream of one member has ended early. The round's outcome tells what that means for the round."""
 
 
 class Blame(StrEnum):
-    """What a peer is blamed for: the end of a sentence that begins with its name."""
+    """What a peer is blamed for, as the end of a sentence that begins with the peer's name."""
 
     SENT_NONSENSE = "sent numbers that are not finite, far too large or cannot be read"
     SENT_ANOTHER_SHAPE = "sent a part of another shape"
@@ -90,16 +91,16 @@ class Blame(StrEnum):
     GAVE_OTHER_WORK = "gave other gradients than those that it says it has computed, which is proven"
     TOO_SLOW = "holds up every round for far too long"
     STUCK = "let this peer into its group and never began"
-    GOES_ON_ALONE = "says that the swarm has gone on, and nobody else has"
+    GOES_ON_ALONE = "says that the swarm has gone on, but no other peer has"
 
     @property
     def is_proven(self) -> bool:
-        """Whether everybody can check it, so that all leave the peer out for good."""
+        """Whether every member can check it, so that all leave the peer out for good."""
         return self in (Blame.MADE_UP_AN_AVERAGE, Blame.EQUIVOCATED, Blame.GAVE_OTHER_WORK)
 
     @property
     def is_undone(self) -> bool:
-        """Whether the swarm goes back to before it. What one member gives is clipped; a false average is not."""
+        """Whether the swarm goes back to the state before it. Gradients of one member are clipped; averages are not."""
         return self in (Blame.MADE_UP_AN_AVERAGE, Blame.EQUIVOCATED)
 
 
@@ -109,19 +110,19 @@ class RoundEnded(Exception):  # noqa: N818 (reads as what happened)
     blamed: Mapping[PeerID, Blame] = MappingProxyType({})
     """Peers that have spoilt the round or held it up, and what they did."""
     group_id: bytes = b""
-    """Of its group, which others may have an average of; empty if there was none."""
+    """Name of its group, of which other members may have an average; empty if there was no group."""
 
     def blames(self, blamed: Mapping[PeerID, Blame]) -> RoundEnded:
-        """The same, with those who are to blame as well."""
+        """Add peers that are to blame; return this error."""
         self.blamed = {**self.blamed, **blamed}
         return self
 
 
 class RoundFailed(RoundEnded):
-    """The round did not give this peer a complete average; nothing was applied and nothing accumulated is lost.
+    """The round did not give this peer a complete average. Nothing was applied, and no accumulated samples are lost.
 
     Args:
-        reason: the end of a sentence
+        reason: why, as the end of a sentence
         lost: members that are not there any more
     """
 
@@ -134,11 +135,11 @@ class RoundFailed(RoundEnded):
 
 
 class Behind(RoundEnded):
-    """The swarm has gone on without this peer: its state has to be downloaded.
+    """The swarm has gone on without this peer, which has to download the swarm's state.
 
     Args:
-        step: of the swarm
-        leader: who says so; None: this peer has found it out itself
+        step: the swarm's step
+        leader: the leader that says so; None if this peer has found it out itself
     """
 
     def __init__(self, step: int, leader: PeerID | None = None):
@@ -150,7 +151,11 @@ class Behind(RoundEnded):
 
 
 class ShortBatch(RoundEnded):
-    """A `group` met before it had the samples of an update: all its members compute on."""
+    """A group has closed before it had the samples of an update. All its members compute on.
+
+    Args:
+        group: that group
+    """
 
     def __init__(self, group: Group):
         super().__init__(group)
@@ -176,10 +181,10 @@ class Refused(RoundEnded):
 
 
 class OtherOrders(RoundEnded):
-    """The others follow other orders of the organiser: those count here, too, before the next round.
+    """The leader follows other orders of the organiser. They count for this peer, too, before the next round.
 
     Args:
-        signed: the list
+        signed: the leader's list of orders, as members pass it on
     """
 
     def __init__(self, signed: bytes):
@@ -191,12 +196,12 @@ class OtherOrders(RoundEnded):
 
 
 class WentBack(RoundEnded):
-    """The group does not average: its update is that an earlier state counts again.
+    """The group does not average. Instead, all its members go back to an earlier state.
 
     Args:
-        group: that has decided so
-        step: of that state
-        liars: whose false averages are undone by it; none: the loss has risen for good
+        group: the group that has decided so
+        step: step of that state
+        liars: members whose false averages are undone by it; empty if the reason is that the loss has risen for good
     """
 
     def __init__(self, group: Group, step: int, liars: frozenset[PeerID] = frozenset()):
@@ -215,12 +220,12 @@ class Member:
 
     Args:
         peer_id: libp2p peer id
-        since: seconds since 1970; the senior (smallest) server-mode peer leads. In a run by invitation, of who is
-            proven, it is when it became a member, as the organiser has signed; else when it joined or came back, as it
-            says
-        client_mode: it cannot be dialled, so it neither leads nor reduces
-        awaited: a group closes without it if it is not
-        proven: it has been in a group with this peer since it joined; who has not, may say what it likes
+        since: seconds since 1970; the server-mode peer with the smallest value is the senior, and leads. For a proven
+            peer in a run by invitation, it is when the peer became a member, as the organiser has signed. Else it is
+            when the peer joined or came back, as the peer says
+        client_mode: whether it cannot be dialled, so that it neither leads nor reduces
+        awaited: whether a group waits for it before closing
+        proven: whether it has been in a group with this peer since it joined; else its claims are unproven
     """
 
     peer_id: PeerID
@@ -231,38 +236,40 @@ class Member:
 
     @property
     def seniority(self) -> tuple[bool, float, bytes]:
-        """Sort key that all who have met compute alike: the first server-mode peer in this order leads."""
+        """Sort key that all peers that have met compute alike. The first server-mode peer in this order leads."""
         return not self.proven, self.since, self.peer_id.to_bytes()
 
 
 def first_members(members: Iterable[Member], me: PeerID) -> list[Member]:
-    """As many as a group can have: this peer, those who have been in a group with it, then by seniority."""
+    """As many peers as a group can have: this peer, then the others by seniority, proven peers first."""
     return sorted(members, key=lambda member: (member.peer_id != me, member.seniority))[:MAX_GROUP_SIZE]
 
 
 @dataclass(frozen=True)
 class Ticket:
-    """What a member brings to a round; every member sees every ticket before any gradient travels.
+    """What a member brings to a round. Every member sees every ticket before any gradient travels.
 
     Args:
-        step: the global update that this peer wants to finish
-        samples: samples in its gradient, which is its weight in the average; 0 means that it gives nothing
-        client_mode: it cannot be dialled
+        step: number of finished updates: the round makes the one that follows them
+        samples: samples in its gradient, which are its weight in the average; 0 if it gives no gradient
+        client_mode: whether it cannot be dialled
         loss: mean training loss over its samples
-        lineage: name of the round that its weights came out of; equal steps of different histories never mix.
+        lineage: name of the round that its weights came out of, so that equal steps of different histories never mix;
             `ANY_LINEAGE` for a listener
-        sketch: of these weights (`swarm.state_sync.weight_sketch`); empty if it is not known
+        sketch: sketch of these weights (`swarm.state_sync.weight_sketch`); empty if it is not known
         warm: whether its PowerSGD goes on from the round of this lineage
-        orders: of the organiser that it follows (`swarm.protocol.orders.Orders.digest`); equal in a group
-        receipts: hash over what reducers have signed in the round of this lineage; empty if it has not all of it
-        accuses: name of a proof against a member, which it shows to who asks; empty if it has none
-        back_to: the step of a state to which it wants to go back, since what came after that is spoilt, or `NOWHERE`
-        pace: what it has measured, with `--averaging auto`; else None
-        line_kbps: what its line carries, in kbit/s, as it has measured; 0: not known. Shares follow it
-        work: name of the list of what it has computed (`swarm.protocol.work`); empty if nobody can compute it again
-        doubts: name of a member whose work was another one when this peer computed it again; empty if there is none
-        nonce: 8 random bytes where averages are checked. No round has the name of an earlier one, whatever its leader
-            does, so this peer never signs two averages under one name
+        orders: digest of the organiser's orders that it follows (`swarm.protocol.orders.Orders.digest`); equal in a
+            group
+        receipts: hash over what reducers have signed in the round of this lineage; empty if it lacks some of it
+        accuses: name of a proof against a member, which it shows on request; empty if it has none
+        back_to: step of the state to which it wants to go back, since later ones are spoilt; or `NOWHERE`
+        pace: its measurements, with `--averaging auto`; else None
+        line_kbps: measured speed of its line in kbit/s, by which shares are sized; 0 if it is not known
+        work: name of the list of what it has computed (`swarm.protocol.work`); empty if other members cannot compute it
+            again
+        doubts: name of a member whose work gave other results when this peer computed it again; empty if there is none
+        nonce: 8 random bytes where averages are checked. With them no leader can give a round the name of an earlier
+            one, so this peer never signs two averages under one name
     """
 
     step: int
@@ -284,17 +291,17 @@ class Ticket:
 
     @classmethod
     def of_listener(cls, step: int, client_mode: bool, orders: bytes = b"", pace: Pace | None = None) -> Ticket:
-        """Of a peer that has the weights of this step soon: it gives nothing, and has the average with the others."""
+        """The ticket of a peer that will soon have the weights of this step: it gives nothing and gets the average."""
         return cls(step, 0, client_mode, 0.0, ANY_LINEAGE, orders=orders, pace=pace)
 
     @property
     def mode(self) -> Mode:
-        """In which its sender would average, with `--averaging auto`."""
+        """The mode in which its sender would average, with `--averaging auto`."""
         return plan_of([self.pace], self.step).at(self.step)
 
     @property
     def listens(self) -> bool:
-        """Whether it comes without weights."""
+        """Whether it is the ticket of a listener, which does not have the weights of this step yet."""
         return self.lineage == ANY_LINEAGE
 
     def to_bytes(self) -> bytes:
@@ -302,7 +309,11 @@ class Ticket:
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Ticket:
-        """Raises ValueError: whatever is wrong with it; the sender is not trusted"""
+        """Read a ticket. A sketch or loss that is not finite counts as unknown.
+
+        Raises:
+            ValueError: anything else is wrong with it; the sender is not trusted
+        """
         step, samples, client_mode, loss, lineage, sketch, *rest = from_wire(_TICKET, data, MAX_TICKET_BYTES)
         if lineage == ANY_LINEAGE and samples:
             raise ValueError("a listener has no samples")
@@ -313,15 +324,15 @@ class Ticket:
 
 @dataclass(frozen=True)
 class Group:
-    """A closed group: the same on all its members.
+    """A closed group. It is the same on all its members.
 
     Args:
-        group_id: name of this round
-        peer_ids: members; their shares of the vector come in this order (client-mode members: no share)
+        group_id: name of this round: a hash of the run, `nonce`, `peer_ids` and `said`
+        peer_ids: the members; their shares of the vector come in this order. Client-mode members have no share
         tickets: one for each member, in the same order
-        nonce: 16 random bytes, of which the name was made, with the run and the next
+        nonce: 16 random bytes of the leader
         said: the tickets as they came, before `bounded`
-        most: samples for which a member counts
+        most: samples for which a member counts at most
     """
 
     group_id: bytes
@@ -333,32 +344,38 @@ class Group:
 
     @classmethod
     def close(cls, nonce: bytes, peer_ids: tuple[PeerID, ...], tickets: tuple[Ticket, ...], run: str = "") -> Group:
-        """A group that is named after all that its members have to agree on.
+        """A group whose name is a hash over everything that its members have to agree on.
 
-        Whom its leader tells otherwise asks for a round of another name, and never averages with these.
+        A member to which the leader tells anything else asks for a round of another name, and never averages with them.
 
         Args:
             nonce: 16 random bytes
-            run: start of its keys: what is signed under this name proves nothing in another run
+            peer_ids: the members
+            tickets: one for each member, in the same order
+            run: start of the run's keys, so that a signature under this name proves nothing in another run
         """
-        as_read = [Ticket.from_bytes(ticket.to_bytes()) for ticket in tickets]  # not finite is not finite
+        as_read = [Ticket.from_bytes(ticket.to_bytes()) for ticket in tickets]  # one form of "not finite" for all
         content = [run, nonce, *(peer.to_bytes() for peer in peer_ids), *(ticket.to_bytes() for ticket in as_read)]
         name = hashlib.sha256(to_wire(*content)).digest()[:LINEAGE_BYTES]
         return cls(name, peer_ids, tickets, nonce, tuple(as_read))
 
     def bounded(self, target: BatchTarget) -> Group:
-        """The same group, in which nobody counts for more than two updates, whatever it says; all bound alike."""
+        """The same group, in which no member counts for more than two updates of samples. All members bound alike."""
         most = target.most_of(MAX_SAMPLES)
         tickets = tuple(replace(ticket, samples=min(ticket.samples, most)) for ticket in self.tickets)
         return replace(self, tickets=tickets, most=most)
 
     @property
     def members(self) -> list[tuple[PeerID, Ticket]]:
-        """Each with its ticket, in the order of the group."""
+        """Each member with its ticket, in the order of the group."""
         return [*zip(self.peer_ids, self.tickets, strict=True)]
 
     def ticket_of(self, peer_id: PeerID) -> Ticket:
-        """Raises ValueError: it is no member"""
+        """The ticket of a member.
+
+        Raises:
+            ValueError: it is no member
+        """
         return self.tickets[self.peer_ids.index(peer_id)]
 
     @property
@@ -367,17 +384,18 @@ class Group:
 
     @property
     def step(self) -> int:
-        """That its members want to finish."""
+        """Number of finished updates: this group makes the one that follows them."""
         return self.tickets[0].step
 
     @property
     def back_to(self) -> int | None:
-        """The step to which this group goes back instead of averaging: the one that more than half of it name, if any.
+        """The step to which this group goes back instead of averaging; None if it averages.
 
-        Those count who give samples, as they do for the average: names without samples cost their sender nothing. Where
-        nobody gives any, as when no gradient is finite any more, those count who want to go back. All members of a
-        group have the same tickets, and so they decide alike. Who waited for the others in vain decides nothing:
-        unlike an average, this takes no samples, and the others would find that it has gone on without them.
+        It is the step that more than half of the voters name. The voters are the members that give samples, as for the
+        average: names without samples cost their sender nothing. If no member gives samples, as when no gradient is
+        finite any more, the members that want to go back are the voters. All members of a group have the same tickets,
+        so they decide alike. A peer alone in its group never goes back. Unlike an average, going back takes no samples,
+        so a peer that waited for the others in vain would go on without them.
         """
         if len(self.tickets) < 2:
             return None
@@ -390,19 +408,19 @@ class Group:
 
     @property
     def plan(self) -> Plan:
-        """With `--averaging auto`, what its members follow: by the tickets alone, so that all have the same.
+        """With `--averaging auto`, the plan that its members follow: by the tickets alone, so that all have the same.
 
-        Who gives nothing has no say: a listener costs its sender nothing.
+        Members without samples have no say: their tickets cost them nothing. If no member has samples, all have one.
         """
         givers = [ticket for ticket in self.tickets if ticket.samples] or self.tickets
         return plan_of([ticket.pace for ticket in givers], self.step)
 
     @property
     def mode(self) -> Mode:
-        """With `--averaging auto`, in which its members average."""
+        """With `--averaging auto`, the mode in which its members average."""
         return self.plan.at(self.step)
 
     @property
     def lineage(self) -> bytes:
-        """Of the weights that its average belongs to."""
+        """Lineage of the weights that its average belongs to; `ANY_LINEAGE` if all members are listeners."""
         return next((ticket.lineage for ticket in self.tickets if not ticket.listens), ANY_LINEAGE)

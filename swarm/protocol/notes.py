@@ -1,4 +1,4 @@
-"""What a peer tells of its rounds, tests and machine in its progress record, for people to read: no peer acts on it."""
+"""Notes in progress records about a peer's rounds, tests and machine. They are for people: no peer acts on them."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ MAX_UPLOAD = 1.25e11  # bytes per second
 MAX_TRAFFIC_BYTES = 2**60
 PUBLIC, FORWARDED, LOCAL = "public address", "forwarded port", "local network"
 REACHED = ("", PUBLIC, FORWARDED, LOCAL)
-"""How others call a peer; empty if it does not say."""
+"""How other peers can call a peer; empty if it does not say."""
 
 _Why = Annotated[str, Meta(min_length=1, max_length=MAX_WHY_LETTERS)]
 Failed = tuple[Step, Annotated[int, Meta(ge=1, le=MAX_TIMES)], _Why] | None
-"""A round that failed, as it travels; None as long as none has."""
+"""A failed round as it travels; None if none has failed."""
 Scored = tuple[Step, Annotated[float, Meta(ge=0, le=1)], Annotated[float, Meta(ge=0)]] | None
-"""What a test has found, as it travels; None as long as there was none."""
+"""The result of a test as it travels; None if there was no test."""
 _Traffic = Annotated[int, Meta(ge=0, le=MAX_TRAFFIC_BYTES)]
 Profiled = (
     tuple[
@@ -36,11 +36,11 @@ Profiled = (
     ]
     | None
 )
-"""What a peer says of its machine, as it travels; None if it says nothing."""
+"""The profile of a peer's machine as it travels; None if it says nothing."""
 
 
 def shortened(text: str, most_letters: int, most_bytes: int) -> str:
-    """What of a text can be printed and has room."""
+    """The printable characters of a text, cut to so many letters and bytes of UTF-8."""
     printable = "".join(letter for letter in text[:most_letters] if letter.isprintable())
     return printable.encode()[:most_bytes].decode(errors="ignore")
 
@@ -52,7 +52,7 @@ class FailedRound:
     Args:
         step: the update that it was to make
         times: rounds of that step that have failed so far, for this peer
-        why: the end of a sentence, with the names of those who were lost or blamed
+        why: why it failed, as the end of a sentence, with the names of lost or blamed members
     """
 
     step: int
@@ -65,17 +65,23 @@ class FailedRound:
 
     @classmethod
     def after(cls, before: FailedRound | None, step: int, why: str) -> FailedRound:
-        """One more; why is cut where it is too long."""
+        """The note about one more failed round.
+
+        Args:
+            before: the note so far
+            step: the update that the round was to make
+            why: why it failed; cut if it is too long
+        """
         times = before.times + 1 if before is not None and before.step == step else 1
         short = shortened(why, MAX_WHY_LETTERS, MAX_WHY_BYTES)
         return cls(min(step, MAX_STEP), min(times, MAX_TIMES), short or "it is not known why")
 
     @classmethod
     def from_wire(cls, failed: Failed) -> FailedRound | None:
-        """Of a field that was read with the bounds of `Failed`.
+        """The note in a field that was read with the bounds of `Failed`.
 
         Raises:
-            ValueError: it is not printable, or has too many bytes
+            ValueError: its reason is not printable, or has too many bytes
         """
         if failed is None:
             return None
@@ -87,12 +93,12 @@ class FailedRound:
 
 @dataclass(frozen=True)
 class Score:
-    """What a peer has found on the test samples.
+    """A peer's result on the test samples.
 
     Args:
         step: global updates that the weights have seen
-        accuracy: 0 to 1
-        loss: mean over the samples
+        accuracy: fraction of the samples, 0 to 1
+        loss: mean loss over the samples
     """
 
     step: int
@@ -105,10 +111,10 @@ class Score:
 
     @classmethod
     def from_wire(cls, tested: Scored) -> Score | None:
-        """Of a field that was read with the bounds of `Scored`.
+        """The result in a field that was read with the bounds of `Scored`.
 
         Raises:
-            ValueError: a number that is none
+            ValueError: a number is not finite
         """
         if tested is None:
             return None
@@ -119,16 +125,16 @@ class Score:
 
 @dataclass(frozen=True)
 class Profile:
-    """What a peer says of its machine and its line. All of it is claimed, and it may keep each part to itself.
+    """What a peer says of its machine and its line. All of it is unproven, and the peer may withhold each part.
 
     Args:
-        device: on which it computes, such as "4 × NVIDIA H100"; empty if it does not say
-        version: of its software; empty if it does not say
-        reached: how others call it, one of `REACHED`
+        device: devices on which it computes, such as "4 × NVIDIA H100"; empty if it does not say
+        version: version of its software; empty if it does not say
+        reached: how other peers can call it, one of `REACHED`
         upload: bytes per second that it has sent in the fastest of its latest averages, so that its line carries at
             least that; None if it does not know, or does not say
-        sent: bytes, for rounds, states and ledgers since it started
-        received: the same
+        sent: bytes sent for rounds, states and ledgers since it started
+        received: the same, received
     """
 
     device: str = ""
@@ -139,7 +145,7 @@ class Profile:
     received: int = 0
 
     def to_wire(self) -> Profiled:
-        """As a field of a message; what is too long is cut."""
+        """As a field of a message; texts that are too long are cut."""
         return (
             shortened(self.device, MAX_DEVICE_LETTERS, MAX_DEVICE_BYTES),
             shortened(self.version, MAX_VERSION_LETTERS, MAX_VERSION_LETTERS),
@@ -151,10 +157,10 @@ class Profile:
 
     @classmethod
     def from_wire(cls, profiled: Profiled) -> Profile | None:
-        """Of a field that was read with the bounds of `Profiled`.
+        """The profile in a field that was read with the bounds of `Profiled`.
 
         Raises:
-            ValueError: a text that is not printable, or has too many bytes
+            ValueError: a text is not printable, or has too many bytes
         """
         if profiled is None:
             return None

@@ -1,8 +1,8 @@
-"""All orders of a run as one peer knows them. Each is signed by itself, and what two peers know is put together.
+"""All orders of a run as one peer knows them. Each order is signed by itself, and peers merge what they know.
 
-So two people can order at the same moment: both orders count, on all peers, whichever has come first. Nobody can take
-back what somebody else has ordered, except that the organiser can revoke a deputy: then those of its orders count that
-she names, and no others, also none that it signs later with an earlier time.
+So two people can give orders at the same moment: both orders count, on all peers, in whatever order they arrive. No
+signer can take back another's order, except that the organiser can revoke a deputy. Then only those of the deputy's
+orders count that she names. Orders that it signs later with an earlier time do not count either.
 """
 
 from __future__ import annotations
@@ -34,16 +34,19 @@ from swarm.protocol.orders import LATEST_MS, MAX_OF_DEPUTY, MAX_ORDERS, Order, O
 from swarm.protocol.wire import from_wire, to_wire
 
 MAX_DEPUTIES = 8
-"""Whose orders a run takes, those who were made deputies first."""
+"""Deputies whose orders a run takes. Of more, those count whose warrants begin first."""
 MAX_REVOKED = 16
+"""Revocations of a run."""
 MAX_SIGNED_BYTES = 512
-"""Of an order or a revocation alone."""
+"""Size of one order or revocation, without its signature."""
 MAX_BOOK_BYTES = 2**16
+"""Size of a list of orders and revocations as members pass it on."""
 ID_BYTES = 8
+"""Size of the hash by which a revocation names an order."""
 MAX_PROVEN = 2048
-"""Orders whose signatures are remembered: a list has 520 at most."""
+"""Orders, and revocations, that are remembered because their signatures were checked. A list has 520 orders at most."""
 _REVOCATION_COUNTS = LATEST_MS * 1024
-"""More than all orders that there can be."""
+"""What a revocation adds to the number of a book: more than all orders together can add."""
 
 _Content = Annotated[bytes, Meta(max_length=MAX_SIGNED_BYTES)]
 _Signature = Annotated[bytes, Meta(min_length=SIGNATURE_BYTES, max_length=SIGNATURE_BYTES)]
@@ -69,14 +72,15 @@ _REVOKED = msgspec.msgpack.Decoder(tuple[_Key, Annotated[list[_Id], Meta(max_len
 
 @dataclass(frozen=True)
 class SignedOrder:
-    """An order with the word of who gave it.
+    """An order with its signature.
 
     Args:
-        content, signature: as they travel
-        warrant: of the deputy; empty for the organiser
-        order: what is in it
-        key: with which it was signed
-        since: from when on that key may sign, seconds since 1970
+        content: the order as it travels
+        signature: its signature as it travels
+        warrant: the deputy's warrant; empty if the organiser has signed
+        order: the order itself
+        key: public key of the signer
+        since: time from which that key may sign, seconds since 1970
     """
 
     content: bytes
@@ -88,17 +92,29 @@ class SignedOrder:
 
     @property
     def id(self) -> bytes:
-        """By which a revocation names it."""
+        """The hash by which a revocation names it."""
         return _id_of(self.signature)
 
     @property
     def place(self) -> tuple[int, bytes]:
-        """Of two orders, the one that was given later comes later; of the same moment, all peers take the same one."""
+        """Sort key: orders come in the order in which they were given. Equal times have the same order on all peers."""
         return self.order.given_at, self.signature
 
     @classmethod
     def read(cls, content: bytes, signature: bytes, warrant: bytes, authority: Authority, now: float) -> SignedOrder:
-        """Raises NotSigned: it is none of this run, or of a time at which its signer could not order"""
+        """Read an order and check its signature.
+
+        Args:
+            content: the order as it travels
+            signature: its signature as it travels
+            warrant: the deputy's warrant; empty for the organiser
+            authority: the organiser of the run
+            now: seconds since 1970
+
+        Raises:
+            NotSigned: it is no order of this run, is dated in the future, or at a time at which its signer had no right
+                to order
+        """
         found = _proven_order(content, signature, warrant, authority)
         if found.order.given_at / 1000 > now + CLOCK_SECONDS:
             raise NotSigned("was made in the future: are both clocks right?")
@@ -107,13 +123,13 @@ class SignedOrder:
 
 @dataclass(frozen=True)
 class Revocation:
-    """The organiser's word that a deputy may not order any more.
+    """The organiser's signed statement that a deputy may give no more orders.
 
     Args:
-        content: as it travels
-        signature: the same
-        key: of the deputy
-        kept: of its orders, those that still count
+        content: the statement as it travels: MessagePack of `key` and a list of `kept`
+        signature: its signature as it travels
+        key: public key of the deputy
+        kept: hashes that name those of the deputy's orders that still count
     """
 
     content: bytes
@@ -123,18 +139,25 @@ class Revocation:
 
     @classmethod
     def read(cls, content: bytes, signature: bytes, authority: Authority) -> Revocation:
-        """Raises NotSigned: she has not signed it for this run"""
+        """Read a revocation and check its signature.
+
+        Raises:
+            NotSigned: the organiser has not signed it for this run
+        """
         return _proven_revocation(content, signature, authority)
 
 
 def _id_of(signature: bytes) -> bytes:
-    """By which a revocation names the order that has this signature."""
+    """The hash by which a revocation names the order with this signature."""
     return hashlib.sha256(signature).digest()[:ID_BYTES]
 
 
 @lru_cache(maxsize=MAX_PROVEN)
 def _proven_order(content: bytes, signature: bytes, warrant: bytes, authority: Authority) -> SignedOrder:
-    """Whatever was proven is remembered, whether it counts or not: lists repeat it without end."""
+    """As `SignedOrder.read`, without the check of the clock. Results are cached: lists repeat the same orders.
+
+    Orders that do not count are cached as well.
+    """
     data = to_wire(content, signature, warrant)
     signed = authority.read(ORDER.format(authority.run), data, 2 * MAX_SIGNED_BYTES, Right.CONTROL)
     order = Order.from_bytes(content)
@@ -155,12 +178,12 @@ def _proven_revocation(content: bytes, signature: bytes, authority: Authority) -
 
 @dataclass(frozen=True)
 class OrderBook:
-    """What one peer knows.
+    """All orders and revocations that one peer knows.
 
     Args:
-        run: start of the run's keys: of which run and recipe
-        given: those that count, in the order in which they were given
-        revocations: of deputies
+        run: start of the run's keys, which names run and recipe
+        given: orders that count, in the order in which they were given
+        revocations: revocations of deputies
     """
 
     run: str
@@ -168,7 +191,10 @@ class OrderBook:
     revocations: tuple[Revocation, ...] = ()
 
     def to_bytes(self) -> bytes:
-        """As members pass it on, at most 64 KiB; the same for all who know the same. Empty if there is nothing."""
+        """The list as members pass it on, at most 64 KiB; empty if there is nothing in it.
+
+        Peers that know the same orders and revocations have the same bytes.
+        """
         if not self.given and not self.revocations:
             return b""
         groups: defaultdict[bytes, list[tuple[bytes, bytes]]] = defaultdict(list)
@@ -178,11 +204,11 @@ class OrderBook:
         return to_wire(told, sorted(groups.items()))
 
     def with_all(self, other: OrderBook) -> OrderBook:
-        """What both know together."""
+        """A book with everything from this one and another one that counts."""
         return _bounded(self.run, [*self.given, *other.given], [*self.revocations, *other.revocations])
 
     def has(self, given: Iterable[SignedOrder], revocations: Iterable[Revocation]) -> bool:
-        """Whether all of these are in it."""
+        """Whether all these orders and revocations are in it."""
         return self._all_given.issuperset(given) and set(self.revocations).issuperset(revocations)
 
     @cached_property
@@ -191,7 +217,7 @@ class OrderBook:
 
     @cached_property
     def orders(self) -> Orders:
-        """What follows from it."""
+        """The orders that count, without signatures."""
         return Orders(
             self.run,
             self._number,
@@ -201,16 +227,19 @@ class OrderBook:
 
     @property
     def _number(self) -> int:
-        """Grows with whatever is put into it, also where an earlier order takes the place of a later one."""
+        """A number that changes with the orders and revocations in the book; it nearly always grows."""
+        # An order adds more if its time is earlier. So the number also grows where, at a limit, an earlier order takes
+        # the place of a later one. A revocation adds more than it removes. The number shrinks in one case: a deputy
+        # with an earlier warrant takes the place of another deputy, which has given more orders.
         earliness = sum(LATEST_MS - order.order.given_at for order in self.given)
         return earliness + _REVOCATION_COUNTS * len(self.revocations)
 
     def given_by(self, key: bytes) -> list[SignedOrder]:
-        """Orders that were signed with this key."""
+        """The orders that were signed with this key."""
         return [order for order in self.given if order.key == key]
 
     def number_left(self, signer: Signer) -> int:
-        """Orders that this key can still give."""
+        """How many more orders this key can give."""
         most = MAX_OF_DEPUTY if signer.warrant else MAX_ORDERS
         deputies = {order.key for order in self.given if order.warrant}
         if signer.warrant and signer.public_key not in deputies and len(deputies) >= MAX_DEPUTIES:
@@ -219,15 +248,16 @@ class OrderBook:
 
 
 def revoke(key: bytes, kept: Collection[SignedOrder], organiser: Signer, authority: Authority) -> OrderBook:
-    """A deputy may not order any more.
+    """A book with the revocation of a deputy, signed now.
 
     Args:
-        key: of the deputy
-        kept: its orders that still count
-        organiser: her own key
+        key: public key of the deputy
+        kept: those of its orders that still count
+        organiser: the organiser's own key
+        authority: the organiser of the run
 
     Raises:
-        NotSigned: it is not her own
+        NotSigned: the key is a deputy's, or not that of this run's organiser
     """
     content = to_wire(key, sorted(order.id for order in kept))
     signature = organiser.signature(REVOCATION.format(authority.run_id), content)
@@ -237,7 +267,7 @@ def revoke(key: bytes, kept: Collection[SignedOrder], organiser: Signer, authori
 
 
 def _bounded(run: str, given: Iterable[SignedOrder], revocations: Iterable[Revocation]) -> OrderBook:
-    """Each once, without those that do not count; where there are too many, all peers keep the same ones."""
+    """A book of these, each once, without those that do not count. Of too many, all peers keep the same ones."""
     revoked = _bounded_revocations(revocations)
     by_key: defaultdict[bytes, list[SignedOrder]] = defaultdict(list)
     for order in sorted(set(given), key=lambda order: (order.place, order.since, order.warrant)):
@@ -262,13 +292,19 @@ def _bounded_revocations(revocations: Iterable[Revocation]) -> list[Revocation]:
 
 
 def merged(known: OrderBook, data: bytes, authority: Authority, now: float = 0.0) -> OrderBook:
-    """What is known with what somebody has passed on.
+    """What is known, merged with a list that another peer has passed on.
 
-    Who passes it on may have made it up of what the organiser and her deputies have signed at any time, so no more of
-    it is looked at than can count, and of that nothing twice.
+    A liar may have composed the list of anything that the organiser and her deputies have ever signed. So no more of it
+    is checked than can count, and nothing twice.
+
+    Args:
+        known: what this peer knows
+        data: the other peer's list
+        authority: the organiser of the run
+        now: seconds since 1970; 0 for this machine's time
 
     Raises:
-        NotSigned: something in it is not the organiser's word, or it has more than any peer passes on
+        NotSigned: something in it was not signed by the organiser or a deputy, or it has more than any peer passes on
     """
     now = now or time.time()
     try:
@@ -294,7 +330,7 @@ def merged(known: OrderBook, data: bytes, authority: Authority, now: float = 0.0
 
 
 def revocations_in(data: bytes) -> bytes:
-    """A list without its orders: who is revoked is so in every run that is begun under the run's id.
+    """A list without its orders. A revocation counts in every run that is begun under the run's id.
 
     Raises:
         NotSigned: it cannot be read

@@ -1,9 +1,9 @@
-"""What the organiser orders while a run is under way: each order counts from a step on, on all peers alike.
+"""The organiser's orders while a run is under way. Each order counts from a step on, on all peers alike.
 
-An order is never carried out when it arrives. It names the step from which it counts, and what follows from a list of
-orders at a step is a function of these two alone. So who has the list makes the same updates as all others who have it,
-whenever it came, and also the updates of earlier steps that it makes up for. Who has given them, and how they get
-around, is the matter of `swarm/protocol/order_book.py`.
+An order is never carried out when it arrives: it names the step from which it counts. The effect of a list of orders at
+a step is a function of these two alone. So all peers that have the list make the same updates, whenever it arrived, and
+also when they make up for earlier updates. Signatures and the merging of lists are in
+`swarm/protocol/order_book.py`.
 """
 
 from __future__ import annotations
@@ -23,37 +23,38 @@ from swarm.protocol.certificates import ORDER, NotSigned, Signer
 from swarm.protocol.wire import MAX_STEP, from_wire, to_wire
 
 MAX_ORDERS, MAX_OF_DEPUTY = 200, 40
-"""Of a run, by the organiser's own key, and by each deputy's."""
+"""Orders of a run that are signed by the organiser's own key, and by each deputy's."""
 MAX_ORDER_BYTES = 64
 LATEST_MS = 2**42
-"""The year 2109: no order is given later."""
+"""The year 2109, in milliseconds since 1970. No order may be given later."""
 DIGEST_BYTES = 8
 MIN_FACTOR, MAX_FACTOR = 0.01, 100.0
-"""Of a learning rate."""
+"""Factors of a learning rate."""
 MAX_TARGET = 2**20
+"""Target batch size, in samples."""
 MAX_TOTAL_STEPS = 10**7
-"""As in a recipe."""
+"""Updates of a run; the same limit as in a recipe."""
 MAX_EVERY = 10**6
 """Updates between two tests."""
 
 
 class What(StrEnum):
-    """What is ordered."""
+    """The kinds of orders."""
 
     PAUSE = "pause"
-    """Nobody computes for this step or a later one."""
+    """No peer computes for this step or a later one."""
     RESUME = "resume"
-    """All compute again."""
+    """All peers compute again."""
     END = "end"
     """The run is over at this step."""
     EXTEND = "extend"
-    """The run has so many updates in all; the rest of the learning rate's schedule is stretched over what is left."""
+    """The run has so many updates in all. The rest of the learning rate's schedule is stretched over those left."""
     LEARNING_RATE = "learning-rate"
-    """It is so many times what the recipe says."""
+    """The learning rate is so many times what the recipe says."""
     TARGET = "target-batch-size"
     """An update takes so many samples."""
     EVALUATE = "evaluate"
-    """After so many updates one of the peers measures the weights on the test samples; 0: nobody does."""
+    """Every so many updates one of the peers measures the weights on the test samples; 0 if none does."""
 
 
 _KINDS = tuple(What)
@@ -63,7 +64,7 @@ _BOUNDS = {
     What.EXTEND: (1, MAX_TOTAL_STEPS),
     What.EVALUATE: (0, MAX_EVERY),
 }
-"""Of the value; of all others it is 0."""
+"""Least and greatest value, by kind; the value of all other kinds is 0."""
 
 _ORDER = msgspec.msgpack.Decoder(
     tuple[
@@ -77,13 +78,13 @@ _ORDER = msgspec.msgpack.Decoder(
 
 @dataclass(frozen=True)
 class Order:
-    """One order.
+    """One order of the organiser or a deputy.
 
     Args:
-        at_step: it counts for the update that follows this many finished ones, and all later ones
-        what: is ordered
-        value: a factor, samples or updates; 0 where there is nothing to be said
-        given_at: milliseconds since 1970; of two that count from the same step on, the later one counts
+        at_step: the order counts for the update that follows this many finished ones, and for all later ones
+        what: kind of the order
+        value: a factor, a number of samples or of updates; 0 for kinds that need none
+        given_at: when it was given, milliseconds since 1970; of two orders for the same step, the later one counts
 
     Raises:
         ValueError: it makes no sense; the text is a sentence
@@ -120,17 +121,21 @@ class Order:
             case What.TARGET:
                 return f"from step {self.at_step} on an update takes {self.value:,.0f} samples"
             case What.EVALUATE if self.value == 0:
-                return f"from step {self.at_step} on nobody tests the weights"
+                return f"from step {self.at_step} on no peer tests the weights"
             case What.EVALUATE:
                 return f"from step {self.at_step} on the weights are tested every {self.value:,.0f} updates"
 
     def to_bytes(self) -> bytes:
-        """As it is signed."""
+        """The order as it is signed."""
         return to_wire(self.at_step, _KINDS.index(self.what), float(self.value), self.given_at)
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Order:
-        """Raises NotSigned: it is none"""
+        """Read an order.
+
+        Raises:
+            NotSigned: it is none
+        """
         try:
             at_step, kind, value, given_at = from_wire(_ORDER, data, MAX_ORDER_BYTES)
             return cls(at_step, _KINDS[kind], value, given_at)
@@ -140,13 +145,13 @@ class Order:
 
 @dataclass(frozen=True)
 class Orders:
-    """All orders of a run.
+    """All orders of a run that count, and what follows from them.
 
     Args:
-        run: start of the run's keys: of which run and recipe
-        number: the greater, the more is known
-        given: in the order in which they were given
-        revoked: keys of deputies who may not order any more
+        run: prefix of the run's keys, which names run and recipe
+        number: number of the list, which grows with what is known
+        given: the orders, in the order in which they were given
+        revoked: public keys of deputies that may give no more orders
     """
 
     run: str
@@ -155,13 +160,13 @@ class Orders:
     revoked: frozenset[bytes] = frozenset()
 
     def with_order(self, order: Order) -> Orders:
-        """The same with another one, which is given now."""
+        """These orders and another one, which is given now."""
         last = max((other.given_at for other in self.given), default=0)
         stamped = replace(order, given_at=max(last + 1, int(1000 * time.time())))
         return replace(self, given=(*self.given, stamped))
 
     def signed_by(self, signer: Signer) -> bytes:
-        """All of them, signed with this key, as members pass them on; `order_book.merged` reads it."""
+        """All orders, each signed with this key, as members pass them on. `order_book.merged` reads it."""
         kind, contents = ORDER.format(self.run), [order.to_bytes() for order in self.given]
         return to_wire([], [(signer.warrant, [(content, signer.signature(kind, content)) for content in contents])])
 
@@ -169,7 +174,7 @@ class Orders:
 
     @cached_property
     def _by_step(self) -> list[Order]:
-        """Of two that count from the same step on, the one that was given later comes later."""
+        """The orders by step. Of two for the same step, the one that was given later comes later."""
         return sorted(self.given, key=lambda order: order.at_step)
 
     def _last(self, step: float, *kinds: What) -> Order | None:
@@ -177,44 +182,54 @@ class Orders:
         return found[-1] if found else None
 
     def is_paused(self, step: int) -> bool:
-        """Whether nobody computes for the update that follows this many."""
+        """Whether peers pause before the update that follows this many."""
         last = self._last(step, What.PAUSE, What.RESUME)
         return last is not None and last.what is What.PAUSE
 
     def learning_rate_factor(self, step: int) -> float:
-        """By which the schedule's learning rate is multiplied for that update."""
+        """The factor of the schedule's learning rate for the update that follows this many."""
         last = self._last(step, What.LEARNING_RATE)
         return 1.0 if last is None else last.value
 
     def target_batch_size(self, step: int, recipe: int) -> int:
-        """Samples of that update.
+        """Samples of the update that follows this many.
 
         Args:
-            recipe: what the recipe says
+            step: number of finished updates
+            recipe: target batch size of the recipe
         """
         last = self._last(step, What.TARGET)
         return recipe if last is None else int(last.value)
 
     def evaluate_every(self, step: int) -> int:
-        """Updates after which one of the peers tests the weights; 0: nobody does."""
+        """Number of updates between two tests of the weights by one of the peers; 0 if none tests them."""
         last = self._last(step, What.EVALUATE)
         return 0 if last is None else int(last.value)
 
     def total_steps(self, step: float, recipe: int) -> int:
-        """Updates of the run, as far as it is decided at this step; infinity: by all orders."""
+        """Updates of the run, by the orders that count at this step.
+
+        Args:
+            step: number of finished updates; infinity for all orders
+            recipe: updates of the recipe
+        """
         last = self._last(step, What.END, What.EXTEND)
         if last is None:
             return recipe
         return last.at_step if last.what is What.END else int(last.value)
 
     def ends_by_order(self, step: float) -> bool:
-        """Whether it is ordered after how many updates the run is over."""
+        """Whether an order that counts at this step says after how many updates the run ends."""
         return self._last(step, What.END, What.EXTEND) is not None
 
     def schedule_position(self, step: int, recipe: int) -> float:
-        """The step whose learning rate counts, in a schedule of as many updates as the recipe has.
+        """The step of the recipe's schedule whose learning rate counts.
 
-        Where a run is extended, what is left of the schedule is stretched over what is left of the run.
+        Where a run is extended, the rest of the schedule is stretched over the rest of the run.
+
+        Args:
+            step: number of finished updates
+            recipe: updates of the recipe
         """
         position, since, total = 0.0, 0, None
         for order in self._by_step:
@@ -224,14 +239,14 @@ class Orders:
         return _stretched(step, position, since, total, recipe)
 
     def coming(self, step: int) -> list[Order]:
-        """Those that do not count yet at this step."""
+        """The orders that do not count yet at this step."""
         return [order for order in self._by_step if order.at_step > step]
 
     def digest(self, step: int) -> bytes:
-        """Names the orders that count for this update and the next one; empty if there are none.
+        """A digest of the orders that count for this update or the next one; empty if there are none.
 
-        Whoever averages together has to know them: a round before they count, since the last update of a run and the
-        one before a pause have to be the last on all peers.
+        All members of a group have to know the same ones. They have to know them a round before they count: the last
+        update of a run, or before a pause, has to be the last on all peers.
         """
         fields = [(order.at_step, order.what.value, float(order.value)) for order in self._by_step]
         counting = [order for order in fields if order[0] <= step + 1]
@@ -239,7 +254,15 @@ class Orders:
 
 
 def _stretched(step: int, position: float, since: int, total: int | None, recipe: int) -> float:
-    """Where the schedule is, which was at a position at the step `since` and has to end with the run."""
+    """The position in a schedule that was at `position` at the step `since`, and that ends when the run ends.
+
+    Args:
+        step: number of finished updates
+        position: position at the step `since`
+        since: step from which the schedule is stretched
+        total: updates of the run; None if the schedule is not stretched
+        recipe: updates of the recipe, at which the schedule ends
+    """
     if total is None:
         return step
     return position + (step - since) * max(0.0, recipe - position) / (total - since)

@@ -1,4 +1,4 @@
-"""How a round ended for one peer, and the update that came of it."""
+"""Reports of how a round ended for one peer, and of the update that it made."""
 
 from __future__ import annotations
 
@@ -18,25 +18,25 @@ class RoundReport:
     """What one peer saw of one round.
 
     Args:
-        group: who took part, with what weight
+        group: the members and their weights
         parts_expected: parts of the average that this peer should receive from the reducers, itself included
         parts_received: parts that it did receive
-        inputs_expected: parts of other peers' gradients that this peer should have reduced, its own included
+        inputs_expected: parts of the members' gradients that this peer should have reduced, its own included
         inputs_received: parts that it did reduce
         meeting_seconds: from entering the round to a closed group
         exchange_seconds: from a closed group to the complete average
-        bytes_sent: of gradients and averages, as messages, before the network's own headers
-        bytes_received: the same
+        bytes_sent: bytes of gradients and averages, as messages, before the network's own headers
+        bytes_received: the same, received
         lost: members that were found not to be there any more
-        blamed: members that sent what no honest peer sends, are far too slow, or were found to lie as reducers since
-            the last round, and which of these
+        blamed: members to blame, each with the reason: it sent what no honest peer sends, is far too slow, or was found
+            to lie as a reducer since the last round
         judged: whether this peer has compared the members' gradients, as a reducer
-        outside: members whose gradients were far from the others' in at least half of this peer's share
-        codec: how the numbers travelled; empty if nothing did
-        local_steps: of each of equal peers for this update; 0 where gradients are averaged
-        share: of the vector, that this peer reduced
-        line_kbps: that this peer said its line carries, in kbit/s; 0: not known
-        to_check: what this peer has to compute again of another member's work, before it makes the update
+        outside: members whose gradients were far from the other members' in at least half of this peer's share
+        codec: how the numbers travelled; empty if none did
+        local_steps: local steps of each peer for this update, if all are equally fast; 0 where gradients are averaged
+        share: fraction of the vector that this peer reduced
+        line_kbps: speed of its line that this peer announced, in kbit/s; 0 if it is not known
+        to_check: another member's work that this peer has to compute again before it makes the update
     """
 
     group: Group
@@ -60,25 +60,31 @@ class RoundReport:
 
     @classmethod
     def of(cls, group: Group, runners: Sequence[Any] = (), **known: Any) -> RoundReport:
-        """Of all-reduces that are over; each counts parts and bytes under the names that they have here."""
+        """A report of the all-reduces of one round.
+
+        Args:
+            group: the group
+            runners: all-reduces that are over, with the counts of parts and bytes under the names of this class
+            known: further fields of the report
+        """
         counts = ("parts_expected", "parts_received", "inputs_expected", "inputs_received")
         counts += ("bytes_sent", "bytes_received")
         return cls(group, **{name: sum(getattr(runner, name) for runner in runners) for name in counts}, **known)
 
     @property
     def received_fraction(self) -> float:
-        """Of the parts of the average and, as a reducer, of the others' gradients."""
+        """Fraction of the expected parts that arrived: of the average and, as a reducer, of the members' gradients."""
         expected = self.parts_expected + self.inputs_expected
         return (self.parts_received + self.inputs_received) / expected if expected else 1.0
 
     @property
     def complete(self) -> bool:
-        """Every part of the average arrived, and every part that this peer reduced had all its senders."""
+        """Whether all parts of the average arrived, and all senders' parts of what this peer reduced."""
         return self.parts_received == self.parts_expected and self.inputs_received == self.inputs_expected
 
     @property
     def loss(self) -> float:
-        """Mean training loss over the samples of the whole group."""
+        """Mean training loss over the samples of the whole group, without members whose loss is not finite."""
         weighted = [(t.samples, t.loss) for t in self.group.tickets if t.samples and math.isfinite(t.loss)]
         total = sum(samples for samples, _ in weighted)
         return sum(samples * loss for samples, loss in weighted) / total if total else math.nan
@@ -92,13 +98,13 @@ class StepReport:
         step: global updates so far, this one included
         num_peers: peers whose gradients are in it
         samples: samples in it, over all peers
-        own_samples: samples that this peer put in
+        own_samples: samples of this peer in it
         loss: mean training loss over all its samples
-        compute_seconds: from micro-batch to micro-batch; waiting and validating do not count
-        blocked_seconds: while nothing was computed because the round had to end first
-        round: what the exchange looked like, None if this peer was alone
-        apply_seconds: from the average to updated weights
-        ticket: what this peer brought
+        compute_seconds: time of computing, from micro-batch to micro-batch; waiting and validating do not count
+        blocked_seconds: time in which nothing was computed because the round had to end first
+        round: the report of its round; None if this peer was alone
+        apply_seconds: time from the average to updated weights
+        ticket: this peer's ticket
     """
 
     step: int
@@ -114,7 +120,7 @@ class StepReport:
 
     @property
     def granularity(self) -> float:
-        """Seconds of computing over those of the average: below 1 devices wait for lines; nan without an average."""
+        """Seconds of computing over those of the average; nan without an average. Below 1, devices wait for lines."""
         seconds = self.round.exchange_seconds if self.round else 0.0
         return self.compute_seconds / seconds if seconds > 0 else math.nan
 
@@ -122,7 +128,7 @@ class StepReport:
     def of(
         cls, ticket: Ticket, compute_seconds: float, blocked_seconds: float, report: RoundReport | None
     ) -> StepReport:
-        """Of a round, or of a ticket that was averaged with nobody's."""
+        """The report of the update that a round has made, or this peer alone, if `report` is None."""
         return cls(
             step=ticket.step + 1,
             num_peers=len(report.group.peer_ids) if report else 1,
@@ -142,29 +148,29 @@ class RoundEvent:
 
     Args:
         step: the global update that it was to make
-        outcome: "averaged", "alone", to which step the group went back and why, or why it failed
-        members: ids of those who took part, in the order of their shares
-        samples: of all of them, also of those who were lost: parts of the average have something of theirs
-        own_samples: of this peer; after a failure they count for the next round
-        compute_seconds: from micro-batch to micro-batch; waiting and validating do not count
-        waiting_seconds: while nothing was computed because the round had to end first
-        meeting_seconds: matchmaking
-        exchange_seconds: transfer
-        apply_seconds: from the average to updated weights
-        bytes_sent: of gradients and averages
-        bytes_received: the same
-        received_fraction: of the parts that this peer should have received
-        member_samples: of each member, as it said
+        outcome: "averaged"; "alone"; the step to which the group went back, and why; or why the round failed
+        members: ids of the members, in the order of their shares
+        samples: samples of all members, lost members included: parts of the average contain some of theirs
+        own_samples: samples of this peer; after a failure they count for the next round
+        compute_seconds: time of computing, from micro-batch to micro-batch; waiting and validating do not count
+        waiting_seconds: time in which nothing was computed because the round had to end first
+        meeting_seconds: time of matchmaking
+        exchange_seconds: time of the transfer
+        apply_seconds: time from the average to updated weights
+        bytes_sent: bytes of gradients and averages
+        bytes_received: the same, received
+        received_fraction: fraction of the parts that this peer should have received
+        member_samples: samples of each member, as it said
         member_losses: mean training loss of each member, as it said; None where it has no samples
-        group_size: how many took part; 0 if no group came about, or the round failed before anybody was told of it
-        lost: ids of those that were found not to be there any more
-        blamed: ids of those that sent what no honest peer sends, are far too slow, or were found to lie as reducers
-        outside: ids of those whose gradients were far from the others' in at least half of this peer's share
+        group_size: number of members; 0 if no group was closed, or the round failed
+        lost: ids of members that were found not to be there any more
+        blamed: ids of members that sent what no honest peer sends, are far too slow, or were found to lie as reducers
+        outside: ids of members whose gradients were far from the others' in at least half of this peer's share
         granularity: seconds of computing over those of the transfer; None where nothing was transferred
         codec: how the numbers travelled; empty where none did
-        local_steps: of each of equal peers for this update; 0 where gradients are averaged
-        share: of the numbers, that this peer averaged for all: a slow line gets little or nothing
-        line_kbps: what this peer's line carries, in kbit/s, as it measured before and told the others; 0: not known
+        local_steps: local steps of each peer for this update, if all are equally fast; 0 where gradients are averaged
+        share: fraction of the numbers that this peer averaged for all; a slow line gets little or nothing
+        line_kbps: speed of this peer's line in kbit/s, as it measured before and told the members; 0 if it is not known
     """
 
     step: int
@@ -196,7 +202,7 @@ class RoundEvent:
     def of_failure(
         cls, ticket: Ticket, error: RoundEnded, compute_seconds: float, waiting_seconds: float
     ) -> RoundEvent:
-        """A round that gave no average; of one whose samples were too few, whose they were."""
+        """The event of a round that gave no average. If its samples were too few, it has each member's samples."""
         group: Group | None = getattr(error, "group", None)
         return cls(
             ticket.step + 1,
@@ -214,7 +220,7 @@ class RoundEvent:
 
     @classmethod
     def of_update(cls, report: StepReport) -> RoundEvent:
-        """The round behind a global update."""
+        """The event of the round that made a global update."""
         common = (report.samples, report.own_samples, report.compute_seconds, report.blocked_seconds)
         exchanged = report.round
         if exchanged is None or len(exchanged.group.peer_ids) == 1:

@@ -1,4 +1,4 @@
-"""What runs are called, where in the DHT their records are, and whether their organiser has signed what they are."""
+"""Names of runs, the DHT keys of their records, and the organiser's signature on the description of a run."""
 
 from __future__ import annotations
 
@@ -15,23 +15,27 @@ _RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 MAX_SIGNATURE_BYTES = 256
 _FINGERPRINT = re.compile(r"[0-9a-f]{8,64}")
 PREFIX_PATTERN = r"\A[A-Za-z0-9][A-Za-z0-9_-]*-[0-9a-f]{8,64}(~[0-9a-f]{32}(-[1-9][0-9]{0,9})?)?\Z"
-"""What `key_prefix` returns looks so: a stranger's word for one is shown on terminals."""
+"""Pattern of the prefixes that `key_prefix` returns. It is checked before a prefix from a stranger is printed."""
 
 
 def is_run_id(name: object) -> bool:
-    """Whether this is a plain name: it becomes a folder on every volunteer's disk."""
+    """Whether this is a valid run id: a plain name, since it becomes a folder on every volunteer's disk."""
     return isinstance(name, str) and _RUN_ID.fullmatch(name) is not None
 
 
 def key_prefix(run_id: str, fingerprint: str, organiser: bytes = b"", begun: int = 0) -> str:
-    """Start of all DHT keys of a run. Other recipes get others; no dots, they have a meaning to hivemind.
+    """The prefix of all DHT keys of a run. It differs for each recipe. It has no dots, which Hivemind gives a meaning.
 
     Args:
-        organiser: her public key, so that nobody else's run of the same name is meant; empty if the run is open
-        begun: when she began it, seconds since 1970, so that none of her earlier ones is meant; 0 if nobody says it
+        run_id: name of the run
+        fingerprint: fingerprint of its recipe
+        organiser: the organiser's public key, which tells the run from others' runs of the same name; empty if the run
+            is open
+        begun: when she began it, seconds since 1970, which tells the run from her earlier ones of the same name; 0 if
+            it is not known
 
     Raises:
-        ValueError: one of them is no such thing
+        ValueError: an argument is malformed
     """
     if not is_run_id(run_id) or not isinstance(fingerprint, str) or not _FINGERPRINT.fullmatch(fingerprint):
         raise ValueError("no run id and fingerprint")
@@ -40,14 +44,14 @@ def key_prefix(run_id: str, fingerprint: str, organiser: bytes = b"", begun: int
     name = run_id
     if "." in name:  # "a.b" must not meet "a-b"
         name = f"{name.replace('.', '-')}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"
-    # A run id has no tilde: nobody can name an open run so that it gets the keys of this one.
+    # A run id has no tilde, so no open run can have a name that gives it the keys of a run with an organiser.
     if not organiser:
         return f"{name}-{fingerprint}"
     return f"{name}-{fingerprint}~{_digest_of(organiser)}" + (f"-{begun}" if begun else "")
 
 
 def is_prefix_of(prefix: str, run_id: str, organiser: bytes) -> bool:
-    """Whether the DHT keys of this organiser's run begin so, whatever its recipe is and whenever it was begun."""
+    """Whether this prefix is of this organiser's run of this name, with any recipe and beginning."""
     name, _, owner = prefix.partition("~")
     begun = owner.partition("-")[2]
     try:
@@ -57,23 +61,26 @@ def is_prefix_of(prefix: str, run_id: str, organiser: bytes) -> bool:
 
 
 def has_organiser(prefix: str, organiser: bytes) -> bool:
-    """Whether DHT keys that begin so are of a run with this organiser, or of an open one if she is empty."""
+    """Whether this prefix is of a run with this organiser, or, if `organiser` is empty, of an open run."""
     return prefix.partition("~")[2].partition("-")[0] == (_digest_of(organiser) if organiser else "")
 
 
 def _digest_of(organiser: bytes) -> str:
-    """Names her in keys of the DHT."""
+    """The digest of the organiser's public key in DHT keys."""
     return hashlib.sha256(organiser).hexdigest()[:32]
 
 
 def signed_content(content: Mapping[str, Any], signer: Signer) -> dict[str, Any]:
-    """What is said of a run, with its organiser's key and signature; `authority_in` checks them."""
+    """The description of a run with its organiser's key and signature added. `authority_in` checks them."""
     with_key = {**content, "organiser": signer.public_key.hex()}
     return {**with_key, "signature": base64.b64encode(signer.sign(MANIFEST, _digest(with_key))).decode()}
 
 
 def authority_in(content: Mapping[str, Any]) -> Authority | None:
-    """Whose word counts in the run that is described; None if it is open to everybody.
+    """The organiser of the run that is described; None if it is open to everybody.
+
+    Args:
+        content: the description, as `signed_content` returns it
 
     Raises:
         NotSigned: it names an organiser who has not signed it
@@ -95,5 +102,5 @@ def authority_in(content: Mapping[str, Any]) -> Authority | None:
 
 
 def _digest(content: Mapping[str, Any]) -> bytes:
-    """The same for the same content, however it was written."""
+    """A digest of the content that does not depend on the order of its keys."""
     return hashlib.sha256(json.dumps(content, sort_keys=True, separators=(",", ":")).encode()).digest()

@@ -1,4 +1,4 @@
-"""Lists that the organiser signs and all members pass on: the newest one of the removed, and all orders together."""
+"""Lists that the organiser signs and all members pass on: the newest list of removed members, and all orders."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from swarm.protocol.order_book import MAX_BOOK_BYTES, OrderBook, merged
 from swarm.protocol.orders import Orders
 
 REMOVED, ORDERS = "removed", "orders"
-"""Kinds of lists: who may not take part any more, and what is ordered. These are the last parts of their keys, too."""
+"""Kinds of lists: removed members, and orders. They are also the last parts of the lists' DHT keys."""
 MOST_BYTES = {REMOVED: MAX_REMOVALS_BYTES, ORDERS: MAX_BOOK_BYTES}
-"""Of a list as it was signed."""
+"""Size of a signed list of each kind."""
 
 
 class SignedLists:
-    """What this process has heard of each kind.
+    """The newest lists that this process has heard of, one of each kind.
 
     Args:
-        authority: whose word counts; None: in this run nobody signs anything
+        authority: the organiser of the run; None in an open run, where no lists are signed
     """
 
     def __init__(self, authority: Authority | None):
@@ -34,35 +34,35 @@ class SignedLists:
 
     @property
     def orders(self) -> Orders:
-        """Those that count."""
+        """The orders that count."""
         return self.book.orders
 
     def signed(self, kind: str) -> bytes:
-        """As it was signed; empty as long as there is none."""
+        """The newest list of this kind, as it was signed; empty as long as there is none."""
         return self._signed.get(kind, b"")
 
     @property
     def all_signed(self) -> dict[str, bytes]:
-        """By kind, those that there are; for another process."""
+        """All known lists by kind, as they were signed, for another process."""
         return dict(self._signed)
 
     def number(self, kind: str) -> int:
-        """Of the list; 0 as long as there is none."""
+        """Number of the newest list of this kind; 0 as long as there is none."""
         return (self.removals if kind == REMOVED else self.orders).number
 
     def seconds_removed(self, serial: int) -> float:
-        """How long this process has known that this member was removed."""
+        """How long this process has known that this member was removed; negative infinity if it was not."""
         return time.monotonic() - self._removed_since.get(serial, math.inf)
 
     def take(self, kind: str, signed: bytes) -> bool:
-        """Whether there is something new in this list; then it counts from now on.
+        """Take what is new in a list, which counts from now on; return whether there was anything new.
 
         Raises:
             NotSigned: it is no list of this run
         """
         if self._authority is None:
             raise NotSigned("is of no use: the run is open to everybody")
-        if signed and signed == self.signed(kind):  # as most that come
+        if signed and signed == self.signed(kind):  # most lists that come are known
             return False
         if kind == REMOVED:
             removals = Removals.read(signed, self._authority, get_dht_time())
@@ -80,7 +80,7 @@ class SignedLists:
         return True
 
     def take_all(self, lists: Mapping[str, bytes]) -> list[str]:
-        """The kinds of those in which there was something new.
+        """Take several lists; return the kinds of those in which there was something new.
 
         Raises:
             NotSigned: as `take`

@@ -1,4 +1,4 @@
-"""How a message is read that another peer has sent: as the word of a stranger, with a bound on every field."""
+"""Reads and writes messages between peers. The sender is not trusted: every field has bounds."""
 
 from __future__ import annotations
 
@@ -11,29 +11,31 @@ MAX_STEP = 10**9
 MAX_SAMPLES = 2**31
 LINEAGE_BYTES = 16
 PEER_ID_BYTES = 34
-"""Of a peer with an RSA key, as all peers have one that own records: the digest of the key, and two bytes before it."""
+"""Size of the id of a peer with an RSA key, which all owners of records have: two bytes, and the digest of the key."""
 MAX_SKETCH = 16
 
 Step = Annotated[int, Meta(ge=0, le=MAX_STEP)]
 Samples = Annotated[int, Meta(ge=0, le=MAX_SAMPLES)]
 Lineage = Annotated[bytes, Meta(min_length=LINEAGE_BYTES, max_length=LINEAGE_BYTES)]
 Name = Annotated[bytes, Meta(max_length=LINEAGE_BYTES)]
-"""Of something that need not be there."""
+"""A hash that names something; empty if there is nothing."""
 Sketch = Annotated[tuple[float, ...], Meta(max_length=MAX_SKETCH)]
 
 T = TypeVar("T")
 
 
 def to_wire(*fields: Any) -> bytes:
-    """These fields as one message."""
+    """Encode these fields as one message."""
     return msgspec.msgpack.encode(fields)
 
 
 def from_wire(decoder: msgspec.msgpack.Decoder[T], data: object, most_bytes: int) -> T:
-    """The fields of a message.
+    """Decode the fields of a message.
 
     Args:
-        decoder: of a tuple of bounded types
+        decoder: msgspec's decoder of a tuple of bounded types
+        data: the message
+        most_bytes: size of the message at most
 
     Raises:
         ValueError: it is too long, or a field is missing, of another type or out of bounds

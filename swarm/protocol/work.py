@@ -1,8 +1,8 @@
-"""What a member says that it has computed for an update, so that another one can compute a part of it again.
+"""The list of what a member has computed for an update, so that another member can compute a part of it again.
 
-The list has lines of micro-batches: which samples of the member's own order they were, and what their gradient was
-at a few places. A hash of it is in the ticket of the round, so it cannot be changed afterwards; the list itself is
-shown only to who asks for it.
+The list has lines of micro-batches: which samples of the member's own order they had, and the values of their gradient
+at a few places. A hash of the list is in the ticket of the round, so it cannot be changed afterwards. The list itself
+is sent only on request.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import hashlib
 import math
 import struct
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Annotated
 
@@ -23,19 +23,23 @@ from recipe.data.sampler import stable_seed
 from swarm.protocol.wire import LINEAGE_BYTES, MAX_SAMPLES, from_wire, to_wire
 
 NUM_PLACES = 32
-"""At which the gradient of each micro-batch is noted."""
+"""Places at which the gradient of each micro-batch is listed."""
 MAX_LINES = 4096
-"""Of one peer for one update; who computes more micro-batches puts neighbours into one line."""
+"""Lines of one peer for one update. A peer with more micro-batches puts neighbours into one line."""
 FEWEST_SHORTENED = MAX_LINES // 4
-"""Lines that a list has at least after that. In fewer, many tiny micro-batches would cost who computes them again."""
+"""Lines that a list with several micro-batches in one line has at least. Otherwise a short list could have many tiny
+micro-batches in a line, each of which costs the checking member a pass."""
 MAX_MICRO_BATCHES = 64
-"""In one line: who computes it again makes a pass for each of them."""
+"""Micro-batches in one line. The checking member makes a pass for each of them."""
 MAX_SPAN = 2
-"""Times its samples over which a list may stretch in a peer's order, and one line more: what was dropped in between
-leaves gaps. Without a limit a single image could be computed once and listed for every pass over the data."""
+"""How far a list may stretch in a peer's order: this many times its samples, and one line more. Samples that were
+dropped in between leave gaps. Without a limit, an image could be computed once and listed for every pass over the
+data."""
 OUTSIZED = 8.0
-"""Times as large as those of a usual sample: few honest gradients are."""
+"""A line is outsized if the numbers of its gradient, per sample, are this many times the list's mean. Few honest
+gradients are."""
 MAX_POSITION = 2**53
+"""Latest position of a sample in a peer's order."""
 MAX_KIND_BYTES = 64
 MAX_LIST_BYTES = MAX_LINES * (4 * NUM_PLACES + 32) + 2 * MAX_KIND_BYTES
 
@@ -59,20 +63,22 @@ _NUMBERS = struct.Struct(f"<{NUM_PLACES}f")
 class Line:
     """A micro-batch, or several of equal size that follow each other.
 
+    On the wire, `numbers` are `4 * NUM_PLACES` bytes of little-endian float32.
+
     Args:
-        first_position: of its samples, in the order of the peer that has computed them
-        samples: how many they are
-        numbers: the sum of their gradients at the places of this step, `NUM_PLACES` of them
-        micro_batches: how many it was computed in
+        first_position: position of its first sample, in the order of the peer that has computed it
+        samples: number of its samples
+        micro_batches: number of micro-batches that it was computed in
+        numbers: sum of the samples' gradients at the places of this step, `NUM_PLACES` numbers
     """
 
     first_position: int
     samples: int
+    micro_batches: int = field(default=1, kw_only=True)
     numbers: tuple[float, ...]
-    micro_batches: int = 1
 
     def with_next(self, other: Line) -> Line | None:
-        """Both in one; None if they do not follow each other, are of micro-batches of other sizes, or too many."""
+        """This line and the next in one; None if they are not adjacent, differ in micro-batch size, or are too many."""
         follows = other.first_position == self.first_position + self.samples
         if not follows or self.samples * other.micro_batches != other.samples * self.micro_batches:
             return None
@@ -80,44 +86,44 @@ class Line:
         micro_batches = self.micro_batches + other.micro_batches
         if micro_batches > MAX_MICRO_BATCHES:
             return None
-        return Line(self.first_position, self.samples + other.samples, numbers, micro_batches)
+        return Line(self.first_position, self.samples + other.samples, numbers, micro_batches=micro_batches)
 
 
 @dataclass(frozen=True)
 class WorkList:
-    """Of one member, for one round.
+    """What one member has computed for one round.
 
     Args:
-        kind: of device, where others draw otherwise what dropout leaves out; empty where that does not matter
-        lines: in the order in which they were computed
-        num_before: how many of them, the first ones, were computed on the weights before the latest update
+        kind: kind of device, where other kinds draw other numbers for dropout; empty where that does not matter
+        num_before: number of the first lines that were computed on the weights before the latest update
+        lines: its lines, in the order in which they were computed
     """
 
     kind: str
+    num_before: int = field(default=0, kw_only=True)
     lines: Sequence[Line]
-    num_before: int = 0
 
     @property
     def samples(self) -> int:
-        """In all of them."""
+        """Samples of all lines."""
         return sum(line.samples for line in self.lines)
 
     @property
     def is_dense(self) -> bool:
-        """Whether its samples follow each other in the peer's order, but for a few gaps."""
+        """Whether its samples follow each other in the peer's order, except for gaps within `MAX_SPAN`."""
         first, last = self.lines[0], self.lines[-1]
         span = last.first_position + last.samples - first.first_position
         return span <= MAX_SPAN * self.samples + max(line.samples for line in self.lines)
 
     @property
     def outsized(self) -> list[int]:
-        """Numbers of the lines that have far more of all numbers than of all samples."""
+        """Indices of the lines whose gradients are far too large for their samples (`OUTSIZED`)."""
         sizes = [sum(map(abs, line.numbers)) for line in self.lines]
         of_a_sample = sum(sizes) / self.samples
         return [n for n, line in enumerate(self.lines) if sizes[n] > OUTSIZED * line.samples * of_a_sample]
 
     def to_bytes(self) -> bytes:
-        """As it travels."""
+        """The list as it travels."""
         lines = [
             (line.first_position, line.samples, line.micro_batches, _NUMBERS.pack(*line.numbers)) for line in self.lines
         ]
@@ -125,23 +131,27 @@ class WorkList:
 
     @classmethod
     def from_bytes(cls, data: bytes, name: bytes, samples: int, largest: int = MAX_SAMPLES) -> WorkList:
-        """The list of another member.
+        """Read the list of another member.
 
         Args:
-            name: that its ticket gives
-            samples: that its ticket claims
+            data: the list as it travels
+            name: name of the list in the member's ticket
+            samples: samples that the ticket claims
             largest: samples that a line may have in this run
 
         Raises:
-            ValueError: it is not what the ticket says, or no list that an honest peer has
+            ValueError: it is not the list of the ticket, or not one that an honest peer can have
         """
         kind, num_before, lines = from_wire(_LIST, data, MAX_LIST_BYTES)
         if name_of(data) != name:
             raise ValueError("another list than the one of its ticket")
         found = cls(
             kind,
-            [Line(first, count, _NUMBERS.unpack(numbers), times) for first, count, times, numbers in lines],
-            num_before,
+            [
+                Line(first, count, _NUMBERS.unpack(numbers), micro_batches=times)
+                for first, count, times, numbers in lines
+            ],
+            num_before=num_before,
         )
         if found.samples != samples:
             raise ValueError("a list of other samples than its ticket claims")
@@ -161,12 +171,12 @@ class WorkList:
 
 
 def shortened(lines: Sequence[Line], most: int) -> list[Line]:
-    """At most so many, where neighbours can go into one line; unchanged if they are few enough already."""
+    """Put neighbours into one line until there are at most `most` lines, or no two neighbours fit together."""
     shorter, before = list(lines), []
     while len(shorter) > most and len(shorter) != len(before):
         before, shorter = shorter, []
         for line in before:
-            # A line takes in one that has taken in as many as itself, so that all grow alike.
+            # A line takes in only a line of as many micro-batches as itself, so that all lines grow alike.
             last = shorter[-1] if shorter and shorter[-1].micro_batches == line.micro_batches else None
             both = None if last is None else last.with_next(line)
             if both is None:
@@ -177,23 +187,23 @@ def shortened(lines: Sequence[Line], most: int) -> list[Line]:
 
 
 def largest_micro_batch(target_batch_size: int) -> int:
-    """Samples that one may have in a run that begins with this target: as many as an update, and 2 for BatchNorm.
+    """Samples that a micro-batch may have in a run with this target: as many as an update, or 2 for BatchNorm.
 
     Args:
-        target_batch_size: 0 where any number of samples makes an update
+        target_batch_size: target at the start of the run; 0 where any number of samples makes an update
     """
     return max(target_batch_size, 2) if target_batch_size else MAX_SAMPLES
 
 
 def places(sizes: Sequence[int], lineage: bytes) -> list[tuple[int, int]]:
-    """Of the numbers of a gradient that are compared: (number of the tensor, place in it).
+    """The places of a gradient at which its numbers are compared: pairs (index of the tensor, place in it).
 
-    They are in as many tensors as possible, so that a large embedding, most rows of which no micro-batch touches, does
-    not take all of them. Nobody knows them before the round that has made these weights.
+    They are spread over as many tensors as possible. Otherwise a large embedding, most rows of which no micro-batch
+    touches, could take all of them. No peer knows them before the end of the round that has made these weights.
 
     Args:
-        sizes: numbers in each tensor
-        lineage: of the weights
+        sizes: number of elements of each tensor
+        lineage: lineage of the weights
     """
     seed, filled = lineage.hex(), [number for number, size in enumerate(sizes) if size]
     if not filled:
@@ -204,23 +214,23 @@ def places(sizes: Sequence[int], lineage: bytes) -> list[tuple[int, int]]:
 
 
 def places_in_vector(sizes: Sequence[int], lineage: bytes) -> list[int]:
-    """The same, in the vector of all these tensors."""
+    """The same places as indices into the concatenation of all these tensors."""
     offsets = [0, *accumulate(sizes)]
     return [offsets[tensor] + place for tensor, place in places(sizes, lineage)]
 
 
 def name_of(data: bytes) -> bytes:
-    """Of a list as it travels, for the ticket."""
+    """The name of a list in tickets: a hash of the list as it travels."""
     return hashlib.sha256(data).digest()[:LINEAGE_BYTES]
 
 
 @dataclass(frozen=True)
 class Assignment:
-    """What a peer is to compute again, by its own lot.
+    """A line of another member's list that this peer has drawn to compute again.
 
     Args:
-        peer: whose work it is
-        line: as that peer has said it
+        peer: the member
+        line: the line, as the member has listed it
         is_before: whether it was computed on the weights before the latest update
     """
 
@@ -231,10 +241,10 @@ class Assignment:
 
 @dataclass(frozen=True)
 class WorkVerdict:
-    """What came of it.
+    """The result of computing a member's line again.
 
     Args:
-        peer: whose work it was
+        peer: the member
         holds: whether it gave the same numbers; None if this peer cannot tell
     """
 
@@ -248,12 +258,12 @@ class OwnWork:
 
     Args:
         listed: its own list, as it travels; empty if it has none
-        chance: with which it computes a micro-batch of another member again
+        chance: probability with which it computes a micro-batch of another member again
         largest: samples of its largest micro-batch
-        has_slices: whether it computes a larger one of another member in slices, which give the same
-        kind: of its device, as of `WorkList`
-        verdict: on what it was to compute last; None if there was nothing
-        has_earlier: whether members compute on the weights before the latest update, too, and keep them
+        has_slices: whether it can compute larger micro-batches of other members in slices, with the same result
+        kind: kind of its device, as in `WorkList`
+        verdict: result of its last `Assignment`; None if there was none
+        has_earlier: whether members also compute on the weights before the latest update, and keep these
     """
 
     listed: bytes = b""

@@ -14,6 +14,7 @@ from hivemind.p2p import P2P
 
 from recipe.presets import preset
 from swarm.membership.run_manifest import PROTOCOL, RunManifest, publish_manifest
+from swarm.network import reachability
 from swarm.network.dht_options import NetworkOptions, start_dht, stop_dht, visible_addresses
 from swarm.network.reachability import (
     CALLS_OF_A_HOST,
@@ -102,6 +103,8 @@ def test_what_was_measured_is_used(address):
         ([Called("192.0.2.1", True)], "server-mode", "1 peer could call this machine at 192.0.2.1 port 7"),
         ([Called("192.0.2.1", True)] * 3, "server-mode", "3 peers could"),
         ([Called("192.0.2.1", True), Called("198.51.100.1", False)], "client-mode", "1 of 2 peers"),
+        ([Called("8.8.8.8", True), Called("9.9.9.9", True)], "client-mode", "2 peers see this machine at different"),
+        ([Called("8.8.8.8", True), *[Called("9.9.9.9", True)] * 2], "server-mode", "call this machine at 9.9.9.9"),
         ([Called("192.168.1.7", True), Called("8.8.8.8", True)], "server-mode", "could call this machine at 8.8.8.8"),
     ],
 )
@@ -110,6 +113,12 @@ def test_conclusions(answers, mode, reason):
     assert isinstance(found, Reachability)
     assert found.mode == mode
     assert reason in found.reason
+
+
+def test_a_machine_with_several_addresses_is_called_at_each_of_them(monkeypatch):
+    monkeypatch.setattr(reachability, "own_addresses", lambda: ["127.0.0.1", "192.168.1.7"])
+    found = conclusion([Called("127.0.0.1", True), Called("192.168.1.7", True)], 7)
+    assert (found.mode, found.host) == ("server-mode", "127.0.0.1")
 
 
 @pytest.mark.parametrize(

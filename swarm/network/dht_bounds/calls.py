@@ -1,7 +1,8 @@
-"""Calls that one process answers at a time, and how many large ones are among them.
+"""Limits of the calls that one process answers at a time, and of the large ones among them.
 
-What a call has brought stays in memory until it is answered, and a name costs a stranger nothing. Members bring a few
-kB; only whoever hands over the records of a run brings more, and can do without.
+The bytes of a call stay in memory until it is answered, and a name costs a stranger nothing. Calls of members have a
+few kB. Only a node that hands over the records of a run sends more, and a refusal does no harm there: a search finds
+the records.
 """
 
 from __future__ import annotations
@@ -9,22 +10,27 @@ from __future__ import annotations
 from collections import Counter
 
 CALLS, ALL_CALLS = 64, 1024
-"""That one caller, and all of them together, may have at a time without an answer yet."""
+"""Unanswered calls that one caller, and all callers together, may have at a time."""
 SMALL_BYTES = 2**17
-"""Every list that an organiser has signed is smaller."""
+"""Bytes up to which a call is small. Every list that an organiser has signed is smaller."""
 LARGE_BYTES, ALL_LARGE_BYTES = 2**23, 2**25
-"""Of calls that are larger: of one caller, and of all together."""
+"""Bytes of unanswered calls above `SMALL_BYTES` that one caller, and all callers together, may have at a time."""
 
 
 class RunningCalls:
-    """Those of one process that have no answer yet."""
+    """The calls to one process that have no answer yet."""
 
     def __init__(self) -> None:
         self._calls: Counter[bytes] = Counter()
         self._large_bytes: Counter[bytes] = Counter()
 
     def begin(self, caller: bytes, num_bytes: int) -> bool:
-        """Whether one more call is answered, which has brought so many bytes; then `end` has to be called for it."""
+        """Whether one more call of this caller is answered; if so, `end` has to be called when it has its answer.
+
+        Args:
+            caller: peer id
+            num_bytes: size of the call's request
+        """
         if self._calls[caller] >= CALLS or self._calls.total() >= ALL_CALLS:
             return False
         large = _large(num_bytes)
@@ -37,7 +43,7 @@ class RunningCalls:
         return True
 
     def end(self, caller: bytes, num_bytes: int) -> None:
-        """It has its answer."""
+        """Note that a call for which `begin` returned True has its answer."""
         for used, number in ((self._calls, 1), (self._large_bytes, _large(num_bytes))):
             used[caller] -= number
             if not used[caller]:
@@ -45,5 +51,5 @@ class RunningCalls:
 
 
 def _large(num_bytes: int) -> int:
-    """Bytes of a call that count as those of a large one."""
+    """Bytes with which a call counts as a large one; 0 if it is small."""
     return num_bytes if num_bytes > SMALL_BYTES else 0

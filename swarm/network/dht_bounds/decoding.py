@@ -1,10 +1,10 @@
-"""Reads what strangers have encoded in Hivemind's way, which knows tuples and dictionaries of records beside msgpack.
+"""Decodes strangers' messages in Hivemind's encoding: msgpack, with extension types for tuples and record dictionaries.
 
-Hivemind decodes each of these by a call from within the C code of msgpack. So a message of 2 kB with 300 tuples inside
-each other overflowed the stack, and killed the process. And it wrote a line to the log for each type that it did not
-know. An empty list is one byte of a message, and costs hundreds of times what a byte of a text costs: 4 MB of them
-froze a process for 4 s. So nothing is decoded before it is known how many values it has, and where lists are of no use,
-there are none.
+Hivemind decodes each extension by a call from within the C code of msgpack. So a message of 2 kB with 300 nested tuples
+overflowed the stack and killed the process. And Hivemind wrote a line to the log for each type that it did not know. An
+empty list is one byte of a message, and costs hundreds of times what a byte of a text costs: 4 MB of them froze a
+process for 4 s. So the number of values is checked before anything is decoded. Where no list is needed, none is
+accepted.
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ from hivemind.dht.storage import DictionaryDHTValue
 from msgspec import Meta, Raw
 
 TUPLE, DICTIONARY = 0x40, 0x50
-"""The types that Hivemind adds to msgpack; it has others, which no peer of ours sends."""
+"""Codes of the extension types that Hivemind adds to msgpack. It has more, which no peer of this program sends."""
 MAX_RECORDS = 2**13
-"""In a dictionary: 5,000 that have an owner and a signature fill the largest message."""
+"""Records in a dictionary. 5,000 with an owner and a signature fill the largest message."""
 MAX_BYTES = 2**20
-"""Of anything that is no dictionary of records."""
+"""Bytes of a message that is no dictionary of records."""
 MAX_VALUES = 2**14
-"""In all lists and mappings together, each of which counts as one more."""
+"""Values in all lists and mappings of a message together. Each list or mapping counts as one more."""
 MAX_NESTED = 8
-"""Lists, tuples and mappings inside each other. Ours need four."""
+"""Depth of nested lists, tuples and mappings. This program's messages need four."""
 
 _LISTS = frozenset([*range(0x90, 0xA0), 0xDC, 0xDD])
 _MAPPINGS = frozenset([*range(0x80, 0x90), 0xDE, 0xDF])
 _TYPED = frozenset([*range(0xC7, 0xCA), *range(0xD4, 0xD9)])
 _MORE = _LISTS | _MAPPINGS | _TYPED
-"""First bytes of what is more than a single value."""
+"""First bytes of messages that are more than a single value."""
 _TYPE = msgspec.msgpack.Decoder(msgspec.msgpack.Ext)
 _LIST, _MAPPING = msgspec.msgpack.Decoder(list[Raw]), msgspec.msgpack.Decoder(dict[str, Raw])
 _DICTIONARY = msgspec.msgpack.Decoder(tuple[Raw, Raw, Annotated[list[Raw], Meta(max_length=MAX_RECORDS)]])
@@ -40,7 +40,7 @@ _ERRORS = (msgspec.MsgspecError, ValueError, TypeError, IndexError, RecursionErr
 
 
 def plain(data: bytes) -> Any:
-    """A single value as Hivemind decodes it: what is in records is bytes, or nothing.
+    """Decode a single value as Hivemind does. The contents and subkeys of records are single values.
 
     Raises:
         ValueError: it cannot be decoded, or is a list, a mapping, or one of Hivemind's types
@@ -51,13 +51,14 @@ def plain(data: bytes) -> Any:
 
 
 def loads(data: bytes, max_values: int = MAX_VALUES) -> Any:
-    """The inverse of Hivemind's `MSGPackSerializer.dumps`.
+    """The inverse of Hivemind's `MSGPackSerializer.dumps`, within bounds.
 
     Args:
-        max_values: in all lists and mappings together
+        data: one message
+        max_values: values that all lists and mappings together may have
 
     Raises:
-        ValueError: it cannot be read, is too large or nested too deeply, or has types that nobody knows
+        ValueError: it cannot be read, is too large or nested too deeply, or has unknown types
     """
     try:
         if data[0] in _TYPED and (found := _TYPE.decode(data)).code == DICTIONARY:
@@ -70,10 +71,10 @@ def loads(data: bytes, max_values: int = MAX_VALUES) -> Any:
 
 
 class _Reader:
-    """Reads one message from outside to inside: how long a list is, is known before anything in it is read.
+    """Reads one message from the outside in: the length of a list is checked before anything in it is read.
 
     Args:
-        max_values: as of `loads`
+        max_values: as in `loads`
     """
 
     def __init__(self, max_values: int):
@@ -101,24 +102,29 @@ class _Reader:
         return [self.read(value, depth + 1) for value in _LIST.decode(data)]
 
     def _count(self, begin: bytes) -> None:
-        """Raises ValueError: more values are to come than there may be."""
+        """Count a list or mapping that begins with these bytes.
+
+        Raises:
+            ValueError: the message has more values than it may have
+        """
         self._left -= 1 + _length(begin)
         if self._left < 0:
             raise ValueError("too many values")
 
 
 def _length(begin: bytes) -> int:
-    """Of the list or the mapping that begins with these five bytes."""
-    if begin[0] < 0xA0:
+    """Number of entries of the list or mapping that begins with these five bytes."""
+    if begin[0] < 0xA0:  # short forms: the length is in the lower four bits
         return begin[0] & 0x0F
     return int.from_bytes(begin[1:3] if begin[0] in (0xDC, 0xDE) else begin[1:5], "big")
 
 
 def _dictionary(data: bytes) -> DictionaryDHTValue:
-    """Without the largest size and the latest expiration that its sender names: every search would use them.
+    """Decode a dictionary of records, without the largest size and the latest expiration that its sender names.
 
-    And without what is no record of an owner. Keys of other kinds cannot be compared with those that are bytes, which
-    ends the search that sorts them by their end; and honest nodes of Hivemind pass on what anybody has stored there.
+    Every search would use these two values. Entries that are no record of an owner are left out as well. Their subkeys
+    cannot be compared with subkeys that are bytes, and a search that sorts records by expiration would end with an
+    error. Honest nodes of Hivemind pass such entries on, so the rest of the dictionary is kept.
     """
     _, _, entries = _DICTIONARY.decode(data)
     with DictionaryDHTValue().freeze() as found:

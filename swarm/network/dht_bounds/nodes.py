@@ -1,16 +1,17 @@
-"""What a node of the DHT believes of others, and what it answers them.
+"""What a DHT node believes other nodes, and how much it answers them.
 
-- A node tells its place in the DHT itself. One that takes many places next to the key of a run would be given all
-  records of it, and nobody else. So each peer has one place, and nobody gets that of another.
-- Who asks for many keys at once, or for the same again and again, would keep the node busy for minutes; and an answer
-  of more than 4 MiB does not get through.
-- A newcomer is given the records that it should have, and may ask to be called back. Who is new again and again would
-  use up the line of whoever gives (what is given counts as an answer); and who is called back and does not answer, the
-  calls that a process answers at a time, so that it would hear no member any more.
+- A node chooses its place in the DHT itself. A stranger in many places next to the key of a run would be given all
+  records of the run. So each peer has one place, and no peer gets the place of another.
+- A caller that asks for many keys at once, or for the same again and again, would keep the node busy for minutes. And
+  an answer of more than 4 MiB does not get through. So questions and answers are bounded.
+- A newcomer is given the records that it should store. A caller that is new again and again would use up the node's
+  line. So the records that it is given count as answers.
+- A newcomer may ask to be called back. A caller that then does not answer would use up the calls that a process answers
+  at a time. No member would be heard any more. So the calls back are bounded.
 - A start would fail if one of the first peers says that the newcomer's clock is off, or that it cannot be called back.
-  That may be a lie: it counts if none of the first peers disagrees.
-- Names cost a stranger nothing: what all of them use up is counted apart from what those use up who are known. Each
-  would be remembered for good as somebody who may replace another one.
+  That may be a lie, so it counts only if none of the first peers disagrees.
+- Names cost a stranger nothing. So what strangers use up is counted apart from what known peers use up. And only a few
+  names are kept as replacements for other nodes; Hivemind would remember each of them for good.
 """
 
 from __future__ import annotations
@@ -35,29 +36,31 @@ from swarm.runtime.token_bucket import TokenBucket, TokenBuckets
 logger = get_logger(__name__)
 
 MAX_KEYS = 32
-"""Of one question; a peer of ours asks for one or two."""
+"""Keys of one question. A peer of this program asks for one or two."""
 MAX_ANSWER_BYTES = 3 * 2**20 + 2**18
-"""Of all values in an answer; what does not fit has to be asked for alone."""
+"""Bytes of all values in an answer. A value that does not fit has to be asked for alone."""
 BYTES_AT_ONCE, BYTES_PER_SECOND = 2**24, 2**20
-"""That a peer gets in answers and as a newcomer: members find each other in what is pushed to them, and a newcomer asks
-a few times."""
+"""Bytes that a peer gets in answers and as a newcomer, at once and then per second. That is enough: members find each
+other by pushed records, and a newcomer asks a few times."""
 ALL_BYTES_AT_ONCE, ALL_BYTES_PER_SECOND = 2**27, 2**20
-"""That all strangers together get: 8 Mbit/s of a line, after what dozens of newcomers and watchers need at once."""
+"""Bytes that all strangers together get: first what dozens of newcomers and watchers need at once, then 8 Mbit/s of the
+line."""
 KEY_BYTES = 2**9
-"""That each key counts for beside the bytes of its answer: its neighbours have to be found."""
+"""Bytes that each key of a question counts for beside its answer, since its neighbours have to be found."""
 
 HAND_OVERS, HAND_OVERS_PER_SECOND = 64, 1.0
-"""Newcomers that are given records, of all: others find them by a search."""
+"""Newcomers that are given records, at once and then per second. Further ones find the records by a search."""
 PINGS_OF_A_PEER, ALL_PINGS = 2, 128
-"""That are called back at a time."""
+"""Calls back that one peer, and all peers together, may wait for at a time."""
 
 
 class CallerLimits:
-    """How much each caller may use up: of those who are known, and of strangers, who crowd out each other only.
+    """How much each caller may use up. Strangers are counted apart from known peers, and crowd out strangers only.
 
     Args:
-        most, per_second: as of `TokenBuckets`
-        of_all: what all strangers share beside that, if anything
+        most: what one caller may use up at once
+        per_second: what comes back to it per second
+        of_all: a further limit that all strangers share, if any
     """
 
     def __init__(self, most: float, per_second: float, of_all: TokenBucket | None = None):
@@ -71,7 +74,7 @@ class CallerLimits:
         return (self._of_all is None or self._of_all.left > 0) and self._strangers.may(caller)
 
     def spend(self, protocol: DHTProtocol, caller: PeerID, amount: float) -> None:
-        """It has used up so much."""
+        """Note that this caller has used up so much."""
         if self._is_known(protocol, caller):
             self._known.spend(caller, amount)
             return
@@ -86,41 +89,42 @@ class CallerLimits:
 
 @dataclass
 class NodeLimits:
-    """What a node does for others at most, and what it has done of that."""
+    """The limits of what a node does for other nodes, and how much of it is used up."""
 
     answered: CallerLimits = field(
         default_factory=lambda: CallerLimits(
             BYTES_AT_ONCE, BYTES_PER_SECOND, TokenBucket(ALL_BYTES_AT_ONCE, ALL_BYTES_PER_SECOND)
         )
     )
-    """Bytes in answers and as a newcomer."""
+    """Bytes that callers get in answers and as newcomers."""
     handed_over: TokenBucket = field(default_factory=lambda: TokenBucket(HAND_OVERS, HAND_OVERS_PER_SECOND))
-    """Newcomers that are given records."""
+    """Newcomers that may still be given records."""
     called_back: Counter[PeerID] = field(default_factory=Counter)
-    """Calls at this moment to those who want to be called back."""
+    """Unfinished calls back, by caller."""
 
 
 limits = NodeLimits()
-"""Of the node in this process."""
+"""The limits of the node in this process."""
 _update_routing_table, _find, _ping = DHTProtocol.update_routing_table, DHTProtocol.rpc_find, DHTProtocol.rpc_ping
 _call_ping, _call_store = DHTProtocol.call_ping, DHTProtocol.call_store
 _objections: ContextVar[dict[PeerID, ValidationError]] = ContextVar("objections")
-"""Of the first peers of the node that is being made."""
+"""Objections of first peers to the node that is being made in this context."""
 
 
 async def update_routing_table(self: DHTProtocol, node_id: DHTID | None, peer_id: PeerID, responded: bool = True):
-    """As Hivemind's, for one place of each peer: a further one takes the place of the first."""
+    """As Hivemind's, but with one place for each peer: a new place replaces the former one."""
     table = self.routing_table
     if responded and node_id is not None:
         if node_id == self.node_id or table.get(node_id=node_id) not in (None, peer_id):
-            return  # that is somebody else's
+            return  # the place of another peer
         before = table.get(peer_id=peer_id)
         if before is not None and before != node_id and before in table:
             del table[before]
         if node_id not in table and not (limits.answered.may(self, peer_id) and limits.handed_over.take()):
+            # Do what Hivemind does, except to hand over records.
             silent = table.add_or_update_node(node_id, peer_id)
             _keep_few_replacements(table, node_id)
-            if silent is not None:  # is it here?
+            if silent is not None:  # the bucket is full: its oldest node is removed if it does not answer
                 await self.call_ping(silent[1])
             return
     await _update_routing_table(self, node_id, peer_id, responded)
@@ -129,7 +133,7 @@ async def update_routing_table(self: DHTProtocol, node_id: DHTID | None, peer_id
 
 
 def _keep_few_replacements(table: RoutingTable, node_id: DHTID) -> None:
-    """In the bucket of this place keep the latest, as many as are in use there."""
+    """Keep only the latest replacement nodes in the bucket of this place, as many as the bucket has nodes at most."""
     bucket = table.buckets[table.get_bucket_index(node_id)]
     while len(bucket.replacement_nodes) > bucket.size:
         oldest, peer = next(iter(bucket.replacement_nodes.items()))
@@ -142,24 +146,24 @@ def _keep_few_replacements(table: RoutingTable, node_id: DHTID) -> None:
 async def call_store(
     self: DHTProtocol, peer: PeerID, keys: Sequence[DHTID], values: Sequence[Any], *args: Any, **options: Any
 ) -> list[bool] | None:
-    """As Hivemind's; what a newcomer is handed over counts as what it gets in answers."""
-    if options.get("in_cache") is False:  # said only of what is handed over
+    """As Hivemind's, but records that a newcomer is handed over count as answers."""
+    if options.get("in_cache") is False:  # Hivemind passes it only for records that are handed over
         limits.answered.spend(self, peer, sum(len(self.serializer.dumps(value)) for value in values))
     return await _call_store(self, peer, keys, values, *args, **options)
 
 
 async def rpc_find(self: DHTProtocol, request: dht_pb2.FindRequest, context: P2PContext) -> dht_pb2.FindResponse:
-    """As Hivemind's, for a few keys and an answer that gets through.
+    """As Hivemind's, with bounds on the keys of a question and on the size of the answer.
 
     Raises:
-        ValueError: this is more than anybody needs
+        ValueError: the question has too many keys or a key twice, or the caller has had enough answers for now
     """
     if len(request.keys) > MAX_KEYS or len(set(request.keys)) < len(request.keys):
         raise ValueError(f"a question for {len(request.keys)} keys")
     if not limits.answered.may(self, context.remote_id):
         raise ValueError("this peer has had enough answers for now")
     response = await _find(self, request, context)
-    num_bytes = 0  # of values: neighbours are few
+    num_bytes = 0  # of values alone, since neighbours are few
     for result in response.results:
         num_bytes += len(result.value)
         if num_bytes > MAX_ANSWER_BYTES:
@@ -171,10 +175,10 @@ async def rpc_find(self: DHTProtocol, request: dht_pb2.FindRequest, context: P2P
 
 
 async def rpc_ping(self: DHTProtocol, request: dht_pb2.PingRequest, context: P2PContext) -> dht_pb2.PingResponse:
-    """As Hivemind's, which waits for the caller if it wants to be called back.
+    """As Hivemind's, with bounds on the calls back: each waits for the caller's answer.
 
     Raises:
-        ValueError: too many wait for that
+        ValueError: too many calls back are unfinished
     """
     if not request.validate:
         return await _ping(self, request, context)
@@ -191,7 +195,7 @@ async def rpc_ping(self: DHTProtocol, request: dht_pb2.PingRequest, context: P2P
 
 
 async def call_ping(self: DHTProtocol, peer: PeerID, validate: bool = False, strict: bool = True) -> DHTID | None:
-    """As Hivemind's, except that a node that is being made goes on with its other first peers if this one objects."""
+    """As Hivemind's, except that a node that is being made goes on with its other first peers if this peer objects."""
     try:
         return await _call_ping(self, peer, validate, strict)
     except ValidationError as objection:
@@ -202,10 +206,9 @@ async def call_ping(self: DHTProtocol, peer: PeerID, validate: bool = False, str
 
 
 def hear_all_first_peers(create):
-    """Wraps `DHTNode.create`, which fails if one of the first peers objects.
+    """Wrap `DHTNode.create` so that it fails only if a first peer objects and no other first peer disagrees.
 
-    Raises:
-        ValidationError: somebody objects, and nobody disagrees
+    The wrapped function raises that peer's ValidationError.
     """
 
     @wraps(create)
@@ -213,7 +216,7 @@ def hear_all_first_peers(create):
         token = _objections.set(objections := {})
         try:
             node = await create(cls, *args, **kwargs)
-        except RuntimeError:  # nobody has answered and agreed
+        except RuntimeError:  # no first peer has answered without an objection
             if objections:
                 raise next(iter(objections.values())) from None
             raise

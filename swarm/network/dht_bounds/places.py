@@ -1,14 +1,15 @@
-"""Where a search in the DHT believes that peers stand, whatever those say whom it asks.
+"""Which places of peers in the DHT a search believes, whatever the asked nodes say.
 
-A search looks at the nodes that are nearest to a key, and a store calls five of them. A node that named itself under
-twenty places next to the key, or twenty peers that do not exist, was all that a search looked at: it took all five
-copies of a record, and newcomers found no run. So a peer stands where this node's table has it; who is in no table
-stands in two places of a search at most, so that one false word about it does not hide it; and no answer fills more
-than half of what a search looks at.
+A search looks at the nodes that are nearest to a key, and a store calls five of them. A node could name itself under
+twenty places next to the key, or name twenty peers that do not exist. Then a search looked at nothing else, the node
+took all five copies of a record, and newcomers found no run. So there are four rules:
 
-Twenty strangers that do answer, each in its own place next to a key, would still be all that a search looks at. So a
-search also asks peers that this one has met, however far from the key they stand. A newcomer has met the peers whose
-addresses a person gave it.
+- A peer in this node's routing table has its place there, and no other.
+- Any other peer has at most two places in a search. With only one, the first false answer about a peer would hide it.
+- No answer fills more than half of the nodes that a search looks at.
+- A search for records also asks peers that this peer has met, wherever they stand in its routing table. Twenty
+  strangers that answer, each in its own place next to the key, hide nothing from it. A newcomer has met the peers of
+  its join line.
 """
 
 from __future__ import annotations
@@ -25,30 +26,31 @@ from hivemind.p2p import PeerID
 from swarm.network.signed_records import records_of
 
 PLACES = 2
-"""Of a peer that is not in the table, in one search."""
+"""Places in one search of a peer that is not in the routing table."""
 NEW_PEERS = 10
-"""That one answer adds to a search; it looks at the 20 nodes that are nearest."""
+"""New peers that one answer adds to a search, which looks at the 20 nearest nodes."""
 MET_PEERS = 8
-"""Peers that this one has met, the latest ones, which each search asks. A record is pushed to as many of them."""
+"""Met peers that each search for records asks, the latest ones. A record is pushed to as many of them."""
 
 
 class Places:
-    """What one search believes.
+    """The places of peers that one search believes.
 
     Args:
-        node: that searches
-        asks_met: whether it asks peers that it has met, wherever they stand
+        node: the node that searches
+        asks_met: whether the search also asks peers that this peer has met
     """
 
     def __init__(self, node: DHTNode, asks_met: bool = False):
         self._node, self._table = node, node.protocol.routing_table
         self._before = dict(self._table.peer_id_to_uid)
-        """Of the table as it was when the search began: a peer that is asked can move in it."""
+        """Places in the routing table when the search began. An asked peer can change its place in the table."""
         self._heard: defaultdict[PeerID, set[DHTID]] = defaultdict(set)
+        """Places of other peers that this search has believed so far."""
         self.met = self._met_in_table() if asks_met else {}
-        """Peers that this search asks in any case, and where they stand."""
+        """Met peers that this search asks in any case, by place."""
         self.has_begun = False
-        """Whether the nodes to begin with have been chosen."""
+        """Whether the search has chosen the nodes that it begins with."""
 
     def _met_in_table(self) -> dict[DHTID, PeerID]:
         records = records_of(self._node.protocol)
@@ -57,18 +59,22 @@ class Places:
         met = {}
         for peer in reversed(records.met.peers):
             place = self._before.get(peer)
-            if place is not None and place in self._table and peer not in self._node.blacklist:
+            if place is not None and peer not in self._node.blacklist:
                 met[place] = peer
             if len(met) == MET_PEERS:
                 break
         return met
 
     def begins_with(self, table: RoutingTable) -> dict[DHTID, PeerID]:
-        """The met peers, while the search chooses from this table which nodes to begin with; later none."""
+        """The met peers, while the search chooses from this table the nodes that it begins with. Later none."""
         return {} if self.has_begun or table is not self._table else self.met
 
     def believed(self, said: dict[DHTID, PeerID]) -> dict[DHTID, PeerID]:
-        """What counts of one answer about one key, which begins with the nearest."""
+        """The part of one answer about one key that is believed.
+
+        Args:
+            said: peers by their claimed places, the nearest to the key first
+        """
         believed: dict[DHTID, PeerID] = {}
         num_new = 0
         for place, peer in said.items():
@@ -83,7 +89,7 @@ class Places:
         return believed
 
     def _may_stand(self, peer: PeerID, place: DHTID) -> bool:
-        """Nobody stands in this node's own place, or in that of another that it knows."""
+        """Whether the claimed place of a peer is believed: never this node's own, or that of another known peer."""
         if place == self._node.node_id or peer == self._node.peer_id:
             return False
         if self._table.get(node_id=place) not in (None, peer):
@@ -95,11 +101,16 @@ class Places:
 
 
 _search: ContextVar[Places] = ContextVar("search")
-"""That goes on in this context."""
+"""The search that goes on in this context."""
 
 
 def of_a_search(search, asks_met: bool = False):
-    """Wraps a method of `DHTNode` that searches, for what others have stored if it `asks_met` peers."""
+    """Wrap a method of `DHTNode` that searches, so that its calls share one `Places`.
+
+    Args:
+        search: the method
+        asks_met: whether it searches for records, and so asks met peers in any case
+    """
 
     @wraps(search)
     async def repaired(self: DHTNode, *args, **kwargs):
@@ -113,7 +124,7 @@ def of_a_search(search, asks_met: bool = False):
 
 
 def met_of_the_search() -> Collection[DHTID]:
-    """Where the peers stand that the search of this context asks in any case. It has chosen where to begin."""
+    """Note that the search of this context has chosen where it begins; return the places of its met peers."""
     if (places := _search.get(None)) is None:
         return ()
     places.has_begun = True
@@ -121,7 +132,7 @@ def met_of_the_search() -> Collection[DHTID]:
 
 
 def and_met_peers(nearest):
-    """Wraps what chooses the nodes that a search begins with: `RoutingTable.get_nearest_neighbors`."""
+    """Wrap `RoutingTable.get_nearest_neighbors`, with which a search chooses the nodes that it begins with."""
 
     @wraps(nearest)
     def repaired(self: RoutingTable, *args, **kwargs) -> list[tuple[DHTID, PeerID]]:
@@ -133,7 +144,7 @@ def and_met_peers(nearest):
 
 
 def without_false_places(choose):
-    """Wraps what takes those who do not answer out of an answer."""
+    """Wrap the method that removes silent peers from an answer, so that it removes false places as well."""
 
     @wraps(choose)
     def repaired(self: DHTNode, said: dict[DHTID, PeerID]) -> dict[DHTID, PeerID]:

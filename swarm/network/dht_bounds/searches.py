@@ -1,13 +1,14 @@
-"""Every search of the DHT ends, and a store with it, whatever a node is told on the way.
+"""Bounds of a search in the DHT, so that every search ends, and every store, whatever other nodes answer.
 
-Hivemind asks whoever is named, as long as somebody is named who is nearer to the key. A node that names others without
-end, each of them a little nearer, would be asked for good: nothing would be stored or found any more, and what was
-begun anew would pile up. So a search makes so many calls and takes so long. One that is broken off asks the nearest of
-those whom this node knows itself, all at once, since who is named must not hide them; and ends with what it has. One
-that has heard of several who do not answer asks them, too: made-up peers would fill all places that it looks at. A
-search for records asks the peers that this node has met in any case, as soon as it begins.
+Hivemind goes on as long as an answer names a node that is nearer to the key. A node that names further ones without
+end, each a little nearer, would keep it asking for good. Nothing would be stored or found any more, and new searches
+would pile up. So a search has a limit of calls and of time. At the limit it asks the nearest nodes that this node knows
+itself, all at once, and ends with what it has. So named nodes cannot hide the known ones. It asks them as well when
+several named nodes have not answered: made-up nodes could fill all places that it looks at. A search for records asks
+the peers that this peer has met in any case, as soon as it begins.
 
-A name that belongs to nobody costs its inventor nothing, and would be remembered for good for not having answered.
+Made-up names cost a liar nothing, and Hivemind would remember for good that they have not answered. So this is bounded,
+too.
 """
 
 from __future__ import annotations
@@ -27,30 +28,32 @@ from swarm.network.dht_bounds.places import met_of_the_search
 logger = get_logger(__name__)
 
 MAX_CALLS = 128
-"""Of one search; one for the 20 nearest of a thousand honest nodes makes some dozens."""
+"""Calls that one search may make, beside those to met peers and its last ones. A search for the 20 nearest of a
+thousand honest nodes makes some dozens."""
 SEARCH_SECONDS = 3.0
-"""As long as Hivemind waits for one answer: with a silent node a search takes so long anyway."""
+"""Time limit of a search. Hivemind waits so long for one answer, so a search with a silent node takes it anyway."""
 LAST_SECONDS = 1.5
-"""For those who are asked at the end; whoever waits for records waits a little longer than both."""
+"""Time limit for the known nodes that are asked at the end. Callers of a search wait a little longer than both."""
 MAX_UNANSWERED = 5
-"""Whom others have named, and who did not answer or named nobody: a quarter of the nodes that a search looks at."""
+"""Nodes named by other nodes that did not answer, or named no node, before the known nodes are asked as well. It is a
+quarter of the nodes that a search looks at."""
 MAX_SILENT = 4096
-"""Peers of whom a node remembers how often they have not answered, beside those that it does not ask at present."""
+"""Peers whose unanswered calls a node counts, beside the peers that it does not ask at present."""
 
 Neighbours = dict[DHTID, tuple[Collection[DHTID], bool]]
-"""By key: who is named, and whether the search for it ends."""
+"""An answer: by key, the nodes that it names, and whether the search for the key ends."""
 NOTHING: tuple[Collection[DHTID], bool] = ((), False)
-"""That a node says of a key."""
+"""What an answer says of a key, if it says nothing."""
 
 
 class Search:
-    """Asks for Hivemind's `traverse_dht`, within bounds.
+    """Asks nodes on behalf of Hivemind's `traverse_dht`, within bounds.
 
     Args:
-        ask: one node for some keys
-        known: nodes that this one knows itself
-        keys: that are searched for
-        met: of the known nodes, those that are asked in any case, at once
+        ask: asks one node for some keys
+        known: nodes that this node knows itself
+        keys: keys that are searched for
+        met: the known nodes that are asked in any case, at once
     """
 
     def __init__(
@@ -68,7 +71,7 @@ class Search:
         self._last: asyncio.Task[None] | None = None
 
     async def neighbours(self, node: DHTID, keys: Collection[DHTID]) -> Neighbours:
-        """What this node says; when the search has lasted long enough, that it ends."""
+        """The answer of a node; at the limits of the search, an answer that ends it."""
         seconds = self._ends - time.monotonic()
         if self._calls < MAX_CALLS and seconds > 0:
             self._calls += 1
@@ -87,10 +90,11 @@ class Search:
     async def met_have_answered(self) -> None:
         """Return when the met peers have answered, or have had time enough."""
         if self._met:
-            await asyncio.wait(self._met.values(), timeout=LAST_SECONDS)
+            seconds = min(LAST_SECONDS, self._ends + LAST_SECONDS - time.monotonic())
+            await asyncio.wait(self._met.values(), timeout=max(0.0, seconds))
 
     async def _others_asked(self) -> None:
-        """Once in a search."""
+        """Ask the known nodes that were not asked yet, once in a search; wait until that is over."""
         if self._last is None:
             self._last = asyncio.ensure_future(self._ask_the_others())
         await asyncio.wait([self._last])
@@ -100,7 +104,7 @@ class Search:
             await asyncio.wait(calls, timeout=LAST_SECONDS)
 
     async def _answer(self, node: DHTID, keys: Collection[DHTID]) -> Neighbours:
-        """An answer of which nothing can be made is none: the search would otherwise end without a word."""
+        """Ask a node. An answer that cannot be used counts as none: its error would end the whole search silently."""
         try:
             return await self._ask(node, keys)
         except Exception as error:
@@ -112,7 +116,7 @@ _register_failure = Blacklist.register_failure
 
 
 def register_failure(self: Blacklist, peer: PeerID) -> None:
-    """As Hivemind's, which would count for good how often each has not answered."""
+    """As Hivemind's, but with a bound on the peers that are counted. Hivemind keeps each count for good."""
     _register_failure(self, peer)
     if len(self.ban_counter) > MAX_SILENT + len(self.banned_peers):
         counts = {silent: count for silent, count in self.ban_counter.items() if silent in self.banned_peers}
@@ -121,7 +125,7 @@ def register_failure(self: Blacklist, peer: PeerID) -> None:
 
 
 def with_an_end(traverse):
-    """Wraps Hivemind's `traverse_dht`, which all searches use."""
+    """Wrap Hivemind's `traverse_dht`, which all searches use, so that it ends."""
 
     @wraps(traverse)
     async def repaired(queries, initial_nodes, *, get_neighbors, found_callback=None, **kwargs):

@@ -1,4 +1,4 @@
-"""Ports that the home router opens for this peer: leased, renewed as long as it runs, and closed when it ends."""
+"""Ports that the home router opens for this peer: leased, renewed as long as the peer runs, and closed when it ends."""
 
 from __future__ import annotations
 
@@ -15,53 +15,55 @@ from swarm.runtime.timeouts import seconds_since_boot
 logger = get_logger(__name__)
 
 LEASE_SECONDS = 3600
-"""Of a peer that is killed, the port stays open for so long."""
+"""Length of a lease. If the peer is killed, its port stays open for at most so long."""
 RENEWALS_PER_LEASE, SHORTEST_PAUSE_SECONDS = 3, 20.0
+"""How often a lease is renewed before it would end, and the shortest pause between two renewals."""
 LOOK_SECONDS = 15.0
-"""Between two looks at the clock: a wait does not count the time for which the machine sleeps, and the router does."""
+"""Time between two looks at the clock. A wait does not count the time for which the machine sleeps; the router does."""
 CALL_SECONDS = 1.5
-"""For each wish of this peer."""
+"""Time limit for each request to the router."""
 OTHER_PORTS, NUM_OTHERS = range(20_000, 60_000), 2
-"""Where another machine at home has the wanted one."""
+"""Ports to choose from, and how many are tried, where another machine at home has the wanted one."""
 
 
 class OpenPorts:
-    """What a router has opened for this peer.
+    """The ports that a router has opened for this peer.
 
     Args:
-        router: whose ports they are
-        shortest_pause_seconds: between renewals, however short a lease the router gives
+        router: the router that opens them
+        shortest_pause_seconds: pause between renewals, however short a lease the router gives
     """
 
     def __init__(self, router: Router, shortest_pause_seconds: float = SHORTEST_PAUSE_SECONDS):
         self._router, self._shortest_pause_seconds = router, shortest_pause_seconds
         self._opened: dict[int, tuple[int, int]] = {}
-        """By port of this machine: the router's, and for how many seconds."""
+        """By port of this machine: the router's port, and the seconds of its lease."""
         self._lock = threading.Lock()
         self._closed = threading.Event()
         self._keeper = threading.Thread(target=self._keep_open, name="open-ports", daemon=True)
 
     @property
     def host(self) -> str:
-        """Address on the internet that the router says it has: nobody has measured that."""
+        """Address on the internet that the router says it has. It is not measured."""
         return self._router.external_host
 
     @property
     def ports(self) -> dict[int, int]:
-        """The router's ports, by those of this machine."""
+        """The router's ports, by port of this machine."""
         return {port: outside for port, (outside, _) in self._opened.items()}
 
     async def open(self, port: int, may_differ: bool = True) -> int:
-        """Open a port of the router, the same number if it can be.
+        """Open a port of the router, with the same number if possible.
 
         Args:
-            may_differ: another number would do
+            port: port of this machine
+            may_differ: whether another number will do
 
         Returns:
-            the number
+            the router's port
 
         Raises:
-            RouterRefuses: none is open
+            RouterRefuses: it opens none
         """
         others = random.sample(OTHER_PORTS, NUM_OTHERS) if may_differ else []
         for wanted in (port, *others):
@@ -78,7 +80,7 @@ class OpenPorts:
         raise RouterRefuses(f"port {port} is taken there")
 
     def open_same(self, port: int) -> bool:
-        """Whether the router has opened this port under the same number, too."""
+        """Open a port of the router with the same number; return whether that succeeded."""
         try:
             asyncio.run(self.open(port, may_differ=False))
         except RouterRefuses as why:
@@ -91,14 +93,17 @@ class OpenPorts:
         self._keeper.start()
 
     def close(self) -> None:
-        """Close all; in a few seconds at most. Never raises: what stays open ends with its lease."""
+        """Close all ports, in a few seconds at most. Never raises: a port that stays open ends with its lease."""
+        self._closed.set()
         if self._keeper.is_alive():
-            self._closed.set()
-            self._keeper.join(CALL_SECONDS)
-        asyncio.run(self.close_all())
+            self._keeper.join(2 * CALL_SECONDS)  # it ends with the request that it is making
+        # In a thread of its own: this one may have an event loop, as in a notebook, and `asyncio.run` refuses that.
+        closing = threading.Thread(target=lambda: asyncio.run(self.close_all()), name="close-ports")
+        closing.start()
+        closing.join()
 
     async def close_all(self) -> None:
-        """As `close`, where nothing is renewed yet."""
+        """As `close`, where `keep` was not called yet."""
         with self._lock:
             opened, self._opened = self._opened, {}
         for port, (outside, _) in opened.items():
@@ -115,6 +120,8 @@ class OpenPorts:
                 continue
             renewed_at = seconds_since_boot()
             for port, (outside, _) in list(self._opened.items()):
+                if self._closed.is_set():
+                    return
                 try:
                     got, _ = asyncio.run(self._call(self._router.open(port, outside, LEASE_SECONDS)))
                     trouble = "" if got == outside else f"it opened port {got}"
@@ -127,7 +134,7 @@ class OpenPorts:
                     logger.warning(f"The router no longer opens port {outside} for this peer ({trouble}).")
 
     def _seconds_left(self, renewed_at: float) -> float:
-        """Until the leases are renewed."""
+        """Seconds until the leases have to be renewed."""
         return renewed_at + self._pause_seconds() - seconds_since_boot()
 
     def _pause_seconds(self) -> float:
@@ -143,10 +150,10 @@ class OpenPorts:
 
 
 async def open_port(port: int) -> OpenPorts | None:
-    """Ask the router of this home to open a port, whatever number it has there; None if it opens none for anybody.
+    """Ask the home router to open a port, under any number; None if no router that opens ports was found.
 
     Raises:
-        RouterRefuses: it could, and does not
+        RouterRefuses: there is such a router, and it does not open this one
     """
     if (router := await find_router()) is None:
         return None

@@ -1,6 +1,6 @@
-"""What is asked of the router of a home, whatever protocol it speaks.
+"""The interface to a home router, whatever protocol it speaks.
 
-What it answers is read with bounds and never believed: whether others can call this machine is measured.
+Its answers are read with bounds and never believed: whether other peers can call this machine is measured.
 """
 
 from __future__ import annotations
@@ -9,25 +9,26 @@ from typing import Protocol
 
 
 class RouterRefuses(Exception):  # noqa: N818
-    """The end of a sentence: why a router does not open a port."""
+    """A router does not open or close a port. The text says why, as the end of a sentence."""
 
 
 class PortTaken(RouterRefuses):
-    """Another port might be free."""
+    """The wanted port is taken; another might be free."""
 
 
 class Router(Protocol):
-    """One that can open TCP ports."""
+    """A router that can open TCP ports."""
 
     external_host: str
     """IPv4 address that it says it has on the internet."""
 
     async def open(self, port: int, external_port: int, lease_seconds: int) -> tuple[int, int]:
-        """Let others call a port of this machine; the same again renews the lease.
+        """Open a port of the router that leads to a port of this machine. The same call again renews the lease.
 
         Args:
-            port: of this machine
-            external_port: of the router, as wanted
+            port: port of this machine
+            external_port: wanted port of the router
+            lease_seconds: wanted length of the lease
 
         Returns:
             the router's port, and for how many seconds it stays open
@@ -37,4 +38,8 @@ class Router(Protocol):
         """
 
     async def close(self, port: int, external_port: int) -> None:
-        """Raises RouterRefuses: it does not, or does not answer"""
+        """Close a port of the router.
+
+        Raises:
+            RouterRefuses: it does not, or does not answer
+        """

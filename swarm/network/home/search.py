@@ -1,4 +1,4 @@
-"""Looks for the router of this home, by UPnP and NAT-PMP at a time."""
+"""Looks for the home router, by UPnP and NAT-PMP at the same time."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from swarm.network.home.nat_pmp import NatPmpRouter
 from swarm.network.home.router import Router
 
 FIND_SECONDS = 2.5
-"""In all; 1.2 s of it where no router answers. Meanwhile p2pd starts."""
+"""Time limit of the whole search, which takes 1.2 s where no router answers. p2pd starts meanwhile."""
 _ROUTES = Path("/proc/net/route")
 _HAS_GATEWAY = 0x2  # linux/route.h, RTF_GATEWAY
 
 
 async def find_router() -> Router | None:
-    """The default gateway of this machine, if it opens ports; None also where this machine is not behind one."""
+    """The default gateway of this machine, if it opens ports; None if not, or if this machine is not behind one."""
     from swarm.network.home.upnp import UpnpRouter  # takes 0.3 s
 
     gateway = default_gateway()
@@ -42,7 +42,7 @@ async def find_router() -> Router | None:
 
 
 def default_gateway(routes: Path = _ROUTES) -> str | None:
-    """IPv4 address of the router that leads to the internet; None if there is none, or this is not Linux."""
+    """IPv4 address of the router that leads to the internet; None if there is none, or the system is not Linux."""
     try:
         rows = [line.split() for line in routes.read_text().splitlines()[1:]]
     except OSError:

@@ -1,7 +1,7 @@
-"""When a volunteer's machine is to be spared: it runs on its battery, or its line costs by the byte.
+"""Pauses on a volunteer's machine while it runs on its battery, or while its line is metered (costs by the byte).
 
-Both are known where the system tells: batteries on Linux and macOS, metered lines where there is NetworkManager. Who
-wishes a pause that nobody can tell hears so.
+Both can be found out only where the system tells: batteries on Linux and macOS, metered lines where NetworkManager
+runs. If an owner wishes a pause that this machine cannot detect, the program says so.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from collections.abc import Callable
 import psutil
 
 LOOK_SECONDS = 5.0
-"""From one look at the machine to the next."""
+"""Time between two looks at the machine's state."""
 ANSWER_SECONDS = 1.0
-"""For NetworkManager: training stands still meanwhile."""
+"""Time limit for NetworkManager's answer. Training stands still meanwhile."""
 METERED, NOT_METERED = ("u 1", "u 3"), ("u 2", "u 4")
-"""NetworkManager's answers for a line that is metered, or is taken for one (a telephone's), and for others."""
+"""NetworkManager's answers for a line that is, or is guessed to be, metered (a telephone's), and for other lines."""
 _ASK = (
     "busctl get-property org.freedesktop.NetworkManager /org/freedesktop/NetworkManager "
     "org.freedesktop.NetworkManager Metered"
@@ -25,7 +25,7 @@ _ASK = (
 
 
 def is_on_battery() -> bool | None:
-    """Whether nothing charges this machine's battery; None where it has none, or the system does not tell."""
+    """Whether this machine runs on its battery; None where it has none, or the system does not tell."""
     try:
         battery = psutil.sensors_battery() if hasattr(psutil, "sensors_battery") else None
     except OSError:  # a container has no folder of batteries
@@ -45,11 +45,11 @@ def is_metered() -> bool | None:
 
 
 def why_spared(on_battery: bool, metered: bool) -> str:
-    """Why this machine is to be spared now, as the beginning of a sentence; empty if it is not.
+    """Why this peer is to pause now, as the beginning of a sentence; empty if it is not to.
 
     Args:
-        on_battery: its owner wishes that while it runs on its battery
-        metered: and while its line is metered
+        on_battery: whether its owner wishes a pause while the machine runs on its battery
+        metered: whether its owner wishes a pause while the line is metered
     """
     if on_battery and is_on_battery():
         return "This machine runs on its battery"
@@ -59,7 +59,12 @@ def why_spared(on_battery: bool, metered: bool) -> str:
 
 
 def never_spared(on_battery: bool, metered: bool) -> list[str]:
-    """Sentences for an owner whose wish does nothing here, because nobody tells; arguments as of `why_spared`."""
+    """Sentences for the owner about wishes that have no effect, since the system does not tell the machine's state.
+
+    Args:
+        on_battery: as in `why_spared`
+        metered: as in `why_spared`
+    """
     said = []
     if on_battery and is_on_battery() is None:
         said.append(
@@ -74,10 +79,10 @@ def never_spared(on_battery: bool, metered: bool) -> list[str]:
 
 
 def wait_while_spared(why: Callable[[], str]) -> None:
-    """Say why nothing happens, and return when it may.
+    """Wait as long as there is a reason to pause, and print each new reason.
 
     Args:
-        why: `why_spared` with what the owner wishes
+        why: `why_spared` with the owner's wishes
     """
     told = ""
     while reason := why():

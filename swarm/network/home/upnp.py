@@ -1,4 +1,4 @@
-"""UPnP Internet Gateway Devices, by the library async-upnp-client, which only ever talks to the gateway itself."""
+"""UPnP Internet Gateway Devices, by the library async-upnp-client, which may only talk to the gateway here."""
 
 from __future__ import annotations
 
@@ -22,16 +22,19 @@ from swarm.network.home.router import PortTaken, RouterRefuses
 logger = get_logger(__name__)
 
 SEARCH_SECONDS, REPEAT_SECONDS = 1.2, 0.4
-"""A router answers within the second that it is given (MX), or not at all; questions may get lost."""
+"""Time limit of a search, and the time after which the question is repeated, since datagrams get lost. A router answers
+within the one second that the question allows (MX), or not at all."""
 ANSWER_SECONDS = 2.0
+"""Time limit for each document."""
 MAX_ANSWERS, MAX_DATAGRAM_BYTES = 64, 2048
+"""Datagrams that are read before the question is repeated, and bytes of each."""
 MAX_DOCUMENT_BYTES, MAX_DOCUMENTS = 2**17, 24
-"""Of a description: miniupnpd's longest has 15 kB, and there are seven."""
+"""Bytes of a document, and documents of a description. miniupnpd's description has seven, of 15 kB at most."""
 _GATEWAYS = tuple(f"urn:schemas-upnp-org:device:InternetGatewayDevice:{version}" for version in (1, 2))
 _CONNECTIONS = ("urn:schemas-upnp-org:service:WANIPConnection:", "urn:schemas-upnp-org:service:WANPPPConnection:")
 _PORT_TAKEN, _ONLY_PERMANENT = 718, 725  # WANIPConnection:1, section 2.4.16
 DESCRIPTION = "swarm-vit"
-"""What the router's own page lists the port under."""
+"""Name of the port on the router's own page."""
 
 
 class GatewayRequester(UpnpRequester):
@@ -44,10 +47,15 @@ class GatewayRequester(UpnpRequester):
     def __init__(self, host: str):
         self.host = host
         self.documents_left = MAX_DOCUMENTS
-        """That may still be asked for."""
+        """Documents that may still be requested."""
 
     async def async_http_request(self, http_request: HttpRequest) -> HttpResponse:
-        """Raises UpnpCommunicationError: it is another host, or too much, or takes too long"""
+        """Make one HTTP request.
+
+        Raises:
+            UpnpCommunicationError: it goes to another host, is one too many, fails or takes too long, or the answer is
+                too long
+        """
         self.documents_left -= 1
         if urlsplit(http_request.url).hostname != self.host or self.documents_left < 0:
             raise UpnpCommunicationError(f"{http_request.url} is not asked for")
@@ -77,10 +85,10 @@ class UpnpRouter:
     """A router whose connection to the internet can be configured by UPnP.
 
     Args:
-        service: of that connection
+        service: the service that configures that connection
         own_host: this machine's address, as the router sees it
-        external_host: the one that it says it has on the internet
-        requester: of the service
+        external_host: IPv4 address that the router says it has on the internet
+        requester: what the service sends its requests with
     """
 
     def __init__(self, service: UpnpService, own_host: str, external_host: str, requester: GatewayRequester):
@@ -89,7 +97,7 @@ class UpnpRouter:
 
     @classmethod
     async def find(cls, gateway: str, own_host: str, target: tuple[str, int] = SSDP_TARGET_V4) -> UpnpRouter | None:
-        """The gateway, if it is such a router and connected; never raises."""
+        """The gateway, if it is such a router and connected to the internet. Never raises."""
         try:
             async with asyncio.timeout(SEARCH_SECONDS):
                 location = await _description(gateway, own_host, target)
@@ -99,20 +107,22 @@ class UpnpRouter:
 
     @classmethod
     async def at(cls, location: str, own_host: str, requester: GatewayRequester) -> UpnpRouter | None:
-        """The router that describes itself there, if it is one and connected; never raises.
+        """The router that a description is of, if it is connected to the internet; else None. Never raises.
 
         Args:
             location: URL of the description
+            own_host: this machine's address, as the router sees it
+            requester: what requests are sent with
         """
         try:
             device = await UpnpFactory(requester, non_strict=True).async_create_device(location)
             services = [one for one in device.all_services if one.service_type.startswith(_CONNECTIONS)]
-        except Exception as error:  # the library raises what it likes at descriptions that make no sense
+        except Exception as error:  # the library raises errors of any type for descriptions that make no sense
             logger.debug(f"the description at {location} cannot be used: {error!r}")
             return None
         for service in services:
             router = cls(service, own_host, "", requester)
-            with contextlib.suppress(RouterRefuses, ValueError, KeyError):  # not connected by this one
+            with contextlib.suppress(RouterRefuses, ValueError, KeyError):  # not connected through this service
                 answer = await router._call("GetExternalIPAddress")
                 router.external_host = str(ipaddress.IPv4Address(answer["NewExternalIPAddress"]))
                 return router
@@ -121,7 +131,7 @@ class UpnpRouter:
     async def open(self, port: int, external_port: int, lease_seconds: int) -> tuple[int, int]:
         """As `Router.open`; raises PortTaken as well.
 
-        The port leads to the address that this machine has now: it may have got another one since the last time.
+        The port leads to the address that this machine has now, which may have changed since the last call.
         """
         self._own_host = own_host_towards(self._requester.host) or self._own_host
         await self._call(
@@ -151,13 +161,13 @@ class UpnpRouter:
             if error.error_code == _ONLY_PERMANENT:
                 raise RouterRefuses("it opens ports for good only") from None
             raise RouterRefuses(f"it says error {error.error_code}") from None
-        except Exception as error:  # as above
+        except Exception as error:  # the library's, of any type
             logger.debug(f"{action} failed: {error!r}")
             raise RouterRefuses("it does not answer as it should") from None
 
 
 async def _description(gateway: str, own_host: str, target: tuple[str, int]) -> str:
-    """URL of the gateway's description of itself. Other devices may answer as well; they are not meant."""
+    """URL of the gateway's description of itself. Answers of other devices are ignored. Searches without end."""
     loop = asyncio.get_running_loop()
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as line:
         line.setblocking(False)
@@ -176,13 +186,13 @@ async def _description(gateway: str, own_host: str, target: tuple[str, int]) -> 
 
 
 def location_in(data: bytes, sender: tuple[str, int]) -> str | None:
-    """The URL in an answer to the search, if it is one of the sender's own."""
+    """The URL in an answer to the search, if it is an http URL of the sender itself; else None."""
     try:
         _, headers = decode_ssdp_packet(data, None, sender)
         location = headers.get("location", "")
         parts = urlsplit(location)
         is_own = parts.scheme == "http" and parts.hostname == sender[0] and parts.port != 0
-    except Exception as error:  # it may be anything
+    except Exception as error:  # the datagram may hold anything
         logger.debug(f"the answer of {sender[0]} cannot be read: {error!r}")
         return None
     return location if is_own else None

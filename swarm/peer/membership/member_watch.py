@@ -65,8 +65,8 @@ class MemberWatch(threading.Thread):
         self._shown = admission.certificate
         """Certificate that the DHT process has."""
         self._passed_on: Mapping[str, bytes] = {}
-        self._refused: dict[str, int] = {}
-        """By kind, the number of the latest list that this peer has refused."""
+        self._looked_at: dict[str, int] = {}
+        """By kind: number of the DHT process's list at the last look, whether this process could take it or not."""
         now = time.monotonic()
         self._search_at, self._pass_on_at, self._renew_at, self._say_at = now, now, now, now
         self._ended_at: float | None = None
@@ -120,13 +120,13 @@ class MemberWatch(threading.Thread):
 
     def _take(self, kind: str) -> None:
         number = self._dht.list_number(kind)
-        if number <= max(self._admission.lists.number(kind), self._refused.get(kind, 0)):
+        if number == self._looked_at.get(kind, 0):  # a newer list can have a smaller number: `OrderBook`
             return
         try:
             self._admission.lists.take(kind, self._dht.newest_list(kind, ANSWER_SECONDS))
         except NotSigned as error:  # this machine's clock has been set back, for instance
-            self._refused[kind] = number
             logger.warning("The organiser's list under %s %s", kind, error)
+        self._looked_at[kind] = number
 
     def _pass_on(self, lists: Mapping[str, bytes]) -> None:
         """Give the lists to other peers. One may have come with a round, so that the DHT process does not know it."""

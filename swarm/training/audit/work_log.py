@@ -206,7 +206,7 @@ def listed_in(lines: list[Line], num_before: int, kind: str) -> WorkList:
     before, after = lines[:num_before], lines[num_before:]
     if len(lines) > MAX_LINES:
         before, after = shortened(before, MAX_LINES // 2), shortened(after, MAX_LINES // 2)
-    return WorkList(kind, [*before, *after], len(before))
+    return WorkList(kind, [*before, *after], num_before=len(before))
 
 
 def distance(one: torch.Tensor, other: torch.Tensor) -> float:

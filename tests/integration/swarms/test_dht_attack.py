@@ -20,7 +20,7 @@ from swarm.membership.run_manifest import PROTOCOL, RunManifest, publish_manifes
 from swarm.network.dht_options import NetworkOptions, start_dht, stop_dht, visible_addresses
 from swarm.network.dht_process import SwarmDHT
 from swarm.network.dht_storage import MAX_MANIFESTS, MAX_RECORDS
-from swarm.network.signed_records import RUNS_KEY, OwnedRecords
+from swarm.network.signed_records import RUNS_KEY, Meet, OwnedRecords, records_of
 
 pytestmark = pytest.mark.timeout(120)
 LOOPBACK = ("/ip4/127.0.0.1/tcp/0",)
@@ -59,6 +59,23 @@ class Flood:
             answer = await node.protocol.call_store(self.victim, [key] * len(subkeys), values, ends, subkeys=subkeys)
             stored += sum(answer or [])
         return stored
+
+
+class Place:
+    """Where a node stands in the DHT."""
+
+    async def __call__(self, _dht, node) -> int:
+        return int(node.node_id)
+
+
+class Forget:
+    """Makes a peer a stranger to a node."""
+
+    def __init__(self, peer: PeerID):
+        self.peer = peer
+
+    async def __call__(self, _dht, node) -> None:
+        records_of(node.protocol).met.drop([self.peer])
 
 
 def signed(key: str, said: bytes, owners: list[OwnedRecords], expiration_time: float) -> list[tuple[bytes, bytes]]:
@@ -145,3 +162,26 @@ def test_a_node_without_a_run_passes_its_records_on(is_stock):
     finally:
         for dht in reversed(started):
             stop_dht(dht) if isinstance(dht, SwarmDHT) else dht.shutdown()
+
+
+def test_a_search_asks_a_met_peer_however_far_from_the_key_it_stands():
+    """The search looks at the nearest node only, as at twenty in a large network: that node answers and has nothing."""
+    started = [start_dht(NetworkOptions(host_maddrs=LOOPBACK)) for _ in range(2)]
+    try:
+        keeper, nearer = started
+        far, near = (dht.run_coroutine(Place(), return_future=True).result(20) for dht in started)
+        names = map("key {}".format, itertools.count())
+        key = next(name for name in names if (to := int(DHTID.generate(source=name))) ^ near < to ^ far)
+        assert keeper.store(key, subkey=keeper.owner, value=b"here", expiration_time=get_dht_time() + 100)
+        invited = (*visible_addresses(keeper), *visible_addresses(nearer))
+        newcomer = start_dht(NetworkOptions(host_maddrs=LOOPBACK, initial_peers=invited))
+        started.append(newcomer)
+        newcomer.run_coroutine(Forget(keeper.peer_id), return_future=True).result(20)
+        assert newcomer.get(key, latest=True, beam_size=1) is None, "or the search looks at both"
+        newcomer.run_coroutine(Meet([keeper.peer_id]), return_future=True).result(20)
+        found = newcomer.get(key, latest=True, beam_size=1)
+        assert found is not None
+        assert found.value[keeper.owner].value == b"here"
+    finally:
+        for dht in reversed(started):
+            stop_dht(dht)

@@ -209,6 +209,19 @@ def test_what_a_search_has_found_is_kept_within_the_same_bounds(node):
     assert not node.storage.store(key, b"a value without an owner", time.time() + 60)
 
 
+def test_what_a_search_has_found_changes_nothing_if_it_ends_earlier(node, monkeypatch):
+    key, number = key_of("run"), 0
+    node.records.written.add(key.to_bytes())
+    while node.stores(key, f"peer {number}", bytes(30_000)):
+        number += 1
+    assert number * 30_000 > MAX_KEY_BYTES - 60_000
+    assert not node.storage.store(key, DictionaryDHTValue(), time.time() + 30)
+    assert not node.stores(key, "one more", bytes(30_000)), "there is as little room as before"
+    later = time.time() + 45
+    monkeypatch.setattr("hivemind.utils.timed_storage.get_dht_time", lambda: later)
+    assert node.has(key, "peer 0")
+
+
 def test_acquaintances_are_read_first(node):
     key = "run.progress"
     key_id = DHTID.generate(source=key)

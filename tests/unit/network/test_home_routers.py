@@ -253,6 +253,48 @@ def test_a_port_that_is_lost_is_said_once_also_beside_one_that_is_not(monkeypatc
     assert said == [f"The router no longer opens port {PORT} for this peer (it has no port left)."]
 
 
+def test_no_port_is_opened_again_once_closing_has_begun(monkeypatch):
+    """The router does not answer the first renewal, and the second one would come after the end."""
+    monkeypatch.setattr(open_ports, "CALL_SECONDS", 0.2)
+    opened_at, renewals, renewing = [], [], threading.Event()
+
+    class HangsAtRenewals(Obeys):
+        async def open(self, port: int, external_port: int, lease_seconds: int) -> tuple[int, int]:
+            if len(opened_at) < 2:
+                opened_at.append(port)
+                return external_port, 1
+            renewals.append(port)
+            renewing.set()
+            return await asyncio.get_running_loop().create_future()
+
+    opened = OpenPorts(HangsAtRenewals(), shortest_pause_seconds=0.01)
+    for port in (PORT, PORT + 1):
+        asyncio.run(opened.open(port))
+    opened.keep()
+    assert renewing.wait(20)
+    opened.close()
+    for keeper in [thread for thread in threading.enumerate() if thread.name == "open-ports"]:
+        keeper.join(20)
+    assert renewals == [PORT]
+
+
+def test_ports_are_closed_where_an_event_loop_runs():
+    """As in a notebook."""
+    closed = []
+
+    class Notes(Obeys):
+        async def close(self, port: int, external_port: int) -> None:
+            closed.append(port)
+
+    async def use() -> None:
+        opened = OpenPorts(Notes())
+        await opened.open(PORT)
+        opened.close()
+
+    asyncio.run(use())
+    assert closed == [PORT]
+
+
 # ---- UPnP: answers that make no sense --------------------------------------------------------------------------------
 
 

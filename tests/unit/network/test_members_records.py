@@ -28,6 +28,8 @@ class Node:
 
     def __init__(self, organiser: Organiser):
         self.organiser, self.prefix = organiser, "run-1~abc"
+        self.given: dict[OwnedRecords, dht_pb2.StoreRequest] = {}
+        """What each signer wanted to store last."""
         self.records = OwnedRecords(KEYS[0])
         self.records.take_part(Admission(organiser.authority), self.prefix)
         self.protocol = SimpleNamespace(
@@ -43,10 +45,14 @@ class Node:
         key, expiration = DHTID.generate(source=f"{self.prefix}.{kind}").to_bytes(), time.time() + 60
         subkey, content = MSGPackSerializer.dumps(signer.local_public_key), MSGPackSerializer.dumps(value)
         signed = signer.sign_value(DHTRecord(key, subkey, content, expiration))
-        request = dht_pb2.StoreRequest(
+        self.given[signer] = dht_pb2.StoreRequest(
             keys=[key], subkeys=[subkey], values=[signed], expiration_time=[expiration], in_cache=[False]
         )
-        (stored,) = await store_requested(self.protocol, request)
+        return await self.is_given_again(signer)
+
+    async def is_given_again(self, signer: OwnedRecords) -> bool:
+        """The last record of this signer, which anybody can pass on."""
+        (stored,) = await store_requested(self.protocol, self.given[signer])
         return stored
 
     def copies(self) -> int:
@@ -108,6 +114,44 @@ def test_a_newer_list_takes_the_place_of_all_copies_of_the_older_one(node, organ
     assert node.copies() == 1
     assert node.records.own_run.lists.signed(REMOVED) == newer
     assert not run(node.is_given(strangers[0], REMOVED, older))
+
+
+def test_records_of_an_older_list_are_not_stored_again(node, organiser):
+    """They were valid when they came, and each is remembered as checked."""
+    strangers = [OwnedRecords(RSAPrivateKey()) for _ in range(2)]
+    older = organiser.remove(organiser.admission(strangers[0].own))
+    assert run(node.is_given(strangers[0], REMOVED, older))
+    newer = organiser.remove(organiser.admission(strangers[1].own))
+    assert run(node.is_given(strangers[1], REMOVED, newer))
+    assert not run(node.is_given_again(strangers[0]))
+    assert run(node.is_given_again(strangers[1])) is False, "it is there already"
+    assert node.copies() == 1
+
+
+def test_copies_of_an_older_list_make_room_although_the_newer_one_was_heard_elsewhere(node, organiser):
+    """As in a search, whose answers are checked and not stored."""
+    strangers = [OwnedRecords(RSAPrivateKey()) for _ in range(MAX_COPIES + 1)]
+    older = organiser.remove(organiser.admission(strangers[0].own))
+    for stranger in strangers[:MAX_COPIES]:
+        assert run(node.is_given(stranger, REMOVED, older))
+    newer = organiser.remove(organiser.admission(strangers[1].own))
+    assert node.records.own_run.lists.take(REMOVED, newer)
+    assert run(node.is_given(strangers[-1], REMOVED, newer))
+    assert node.copies() == 1
+
+
+def test_a_list_counts_again_after_its_run_was_forgotten(node, ada):
+    other, node.prefix = Organiser("other"), "other-1~abc"
+    key = DHTID.generate(source=f"{node.prefix}.{REMOVED}")
+    node.records.written.add(key.to_bytes())
+    node.records.admit_by(Admission(other.authority), node.prefix)
+    assert run(node.is_given(ada, REMOVED, other.remove(other.admission(ada.own))))
+    node.protocol.storage.forget(key)
+    node.records.forget_admission(key.to_bytes())
+    again = Admission(other.authority)
+    node.records.admit_by(again, node.prefix)
+    assert run(node.is_given_again(ada))
+    assert again.lists.signed(REMOVED)
 
 
 def test_who_uses_up_the_patience_with_strangers_keeps_no_member_out(node, organiser, ada):

@@ -299,7 +299,7 @@ def test_the_weights_are_tested_every_so_many_updates_until_that_is_taken_back()
     assert [given.evaluate_every(step) for step in (9, 10, 199, 200)] == [0, 50, 50, 0]
     assert [str(order) for order in given.given] == [
         "from step 10 on the weights are tested every 50 updates",
-        "from step 200 on nobody tests the weights",
+        "from step 200 on no peer tests the weights",
     ]
 
 

@@ -43,7 +43,7 @@ def list_of(place: int, num_before: int = 0, apart: float = 0.0) -> WorkList:
     first = 0.3 * total + apart
     second = total - first
     lines = [Line(0, 40, tuple(first.tolist())), Line(40, 60, tuple(second.tolist()))]
-    return WorkList("", lines, num_before)
+    return WorkList("", lines, num_before=num_before)
 
 
 LISTS = [list_of(place).to_bytes() for place in range(len(MEMBERS))]

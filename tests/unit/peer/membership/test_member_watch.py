@@ -220,6 +220,17 @@ def test_it_hears_what_is_ordered_and_passes_that_on_however_it_came(organiser):
     assert member.dht.pushed == [signed, newer]
 
 
+def test_a_newer_list_with_a_smaller_number_is_taken(organiser):
+    """As where a deputy with an earlier warrant takes the place of one that has given more orders."""
+    member, orders = Watched(organiser), Orders("run").with_order(Order(7, What.PAUSE))
+    member.dht.hears_orders(orders.signed_by(organiser.signer), 2)
+    member.watch.look()
+    newer = orders.with_order(Order(7, What.RESUME))
+    member.dht.hears_orders(newer.signed_by(organiser.signer), 1)
+    member.watch.look()
+    assert member.admission.lists.orders == newer
+
+
 def test_a_list_that_is_not_the_organisers_word_is_refused_once(organiser, caplog):
     member, orders = Watched(organiser), Orders("run").with_order(Order(7, What.LEARNING_RATE, 0.5))
     member.dht.hears_orders(orders.signed_by(organiser.signer), 1)
