@@ -156,7 +156,12 @@ def _search(probe: Probe, fewest: int, most: int) -> MicroBatch:
     deadline = time.perf_counter() + BUDGET_SECONDS
     best, samples = None, fewest
     while True:
-        seconds = probe.best_seconds(samples)
+        try:
+            seconds = probe.best_seconds(samples)
+        except (RuntimeError, MemoryError):  # on a CPU, torch has no error of its own for too little memory
+            if best is None:
+                raise
+            seconds = None
         if seconds is None and best is None:
             raise InputError("This device has too little memory for this model: give --device cpu, or free memory.")
         if seconds is None:

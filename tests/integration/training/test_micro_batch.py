@@ -91,6 +91,23 @@ def test_one_sample_is_the_least(clock):
     assert measure(Slow(1.5), most=64).samples == 1
 
 
+class Greedy(nn.Module):
+    """Fits into memory with one sample only."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(3, 2)
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        taken = torch.empty(1 if len(images) == 1 else 2**60, dtype=torch.uint8)
+        return self.linear(images.flatten(1)) + len(taken)
+
+
+def test_a_size_for_which_a_cpu_has_too_little_memory_ends_the_search_at_the_one_before():
+    found = measure(Greedy(), most=64)
+    assert (found.samples, found.limit) == (1, "memory")
+
+
 class SlowNorm(Slow):
     """Normalises what it sees over the micro-batch, which one sample alone does not allow."""
 
