@@ -12,6 +12,7 @@ from recipe.model import build_model
 from recipe.overrides import OTHER_MODEL
 from recipe.presets import preset
 from recipe.registry import build_task
+from recipe.training import main_memory
 from swarm.training.micro_batch.finder import (
     BUDGET_SECONDS,
     largest_sensible,
@@ -105,6 +106,17 @@ class Greedy(nn.Module):
 
 def test_a_size_for_which_a_cpu_has_too_little_memory_ends_the_search_at_the_one_before():
     found = measure(Greedy(), most=64)
+    assert (found.samples, found.limit) == (1, "memory")
+
+
+def test_it_leaves_a_container_some_of_its_memory(tmp_path, monkeypatch):
+    """However much the machine has."""
+    (tmp_path / "own").write_text("0::/\n")
+    for name, content in {"memory.max": 2**28, "memory.current": 2**20, "memory.stat": "anon 5"}.items():
+        (tmp_path / name).write_text(str(content))
+    monkeypatch.setattr(main_memory, "OWN_GROUPS", tmp_path / "own")
+    monkeypatch.setattr(main_memory, "GROUPS", tmp_path)
+    found = measure(nn.Sequential(nn.Flatten(), nn.Linear(3, 2)), most=64)
     assert (found.samples, found.limit) == (1, "memory")
 
 
