@@ -78,7 +78,8 @@ class Fetcher:
     def _tell(self, donors: Sequence[PeerID], what: str) -> None:
         """Log how far the download is."""
         arrived = self._averager.transfers.arrived
-        if arrived.total_bytes:
+        # Until the averaging process begins, these numbers are those of the download before, from other donors.
+        if arrived.total_bytes and arrived.donor < len(donors):
             name = self._tracker.name_of(donors[arrived.donor])
             so_far = f"{arrived.num_bytes / 1e6:.0f} of {arrived.total_bytes / 1e6:.0f} MB from {name}"
             left = f", {arrived.seconds_left:.0f} s left" if arrived.seconds_left < float("inf") else ""
