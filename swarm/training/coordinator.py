@@ -550,6 +550,7 @@ class Coordinator:
         """
         self._round.take_back()
         self.tracker.exchange.wait_refreshed(NEWS_SECONDS)
+        self._contribution.resume()  # this wait was no computing
         if self.tracker.swarm.latest_step > self.step:
             self.catch_up(is_told=True)
             return False
