@@ -66,7 +66,7 @@ class Fetcher:
                 if attempt.may_listen and averager.transfers.arrived.seconds_left < NEAR_SECONDS:
                     self._listener.begin()
                 if attempt.corroboration.is_denied:
-                    raise NoState({}, "all others deny that the swarm has gone on")
+                    raise NoState({}, "all witnesses deny that the swarm has gone on")
                 if now - told_at > TELL_SECONDS:
                     told_at = now
                     self._tell(donors, "state" if request.average_of is None else "average")

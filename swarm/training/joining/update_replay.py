@@ -168,10 +168,10 @@ class UpdateReplay:
             if corroboration.is_denied or time.monotonic() > deadline:  # others may end that round later
                 raise RoundFailed("no other peer has made this update")
             if corroboration.is_witness_past(version.step + len(lineages)):
-                raise RoundFailed("others have made more, and may name one of those")
+                raise RoundFailed("the witnesses are further, and may name a later update")
             yield from self._fetcher.until_refreshed(POLL_SECONDS)
         if (version.step, version.lineage) != before:
-            raise RoundFailed("this peer has gone on itself")
+            raise RoundFailed("this peer has made an update meanwhile")
         return lineages[:number]
 
     def _may_replay(self, donor: PeerID | None, made: int) -> bool:
@@ -200,7 +200,7 @@ class UpdateReplay:
         request = DownloadRequest(max_bytes, average_of=version.step, waits=waits)
         fetched = yield from self._fetcher.fetch(donors, attempt, request)
         if (version.step, version.lineage) != own:
-            raise RoundFailed("this peer has gone on itself")
+            raise RoundFailed("this peer has made an update meanwhile")
         try:
             before, lineages, averages = self._read(fetched)
         except (TypeError, ValueError, RoundFailed) as error:
