@@ -9,10 +9,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import psutil
 import torch
 
 from recipe.command_line import without_secrets
+from recipe.training.main_memory import main_memory
 from recipe.training.pacing import paced_samples_per_second
 
 _PACKAGES = ("torch", "torchvision", "hivemind", "timm", "lightning", "torchmetrics", "numpy")
@@ -25,7 +25,7 @@ def describe_environment() -> dict[str, Any]:
         "os": f"{platform.system()} {platform.release().partition('-')[0]} {platform.machine()}",
         "cpu": _cpu_name(),
         "cores": _available_cores(),
-        "memory_gib": round(psutil.virtual_memory().total / 2**30, 1),
+        "memory_gib": round(main_memory().total / 2**30, 1),
         "gpus": [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())],
         "paced_samples_per_second": paced_samples_per_second(),
         "versions": {package: _version(package) for package in _PACKAGES},

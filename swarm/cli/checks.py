@@ -19,6 +19,7 @@ import psutil
 from recipe.config import Recipe
 from recipe.errors import InputError
 from recipe.run_folder import make_writable
+from recipe.training.main_memory import main_memory
 from swarm.runtime.hivemind_version import HIVEMIND_VERSION, check_hivemind_version
 
 if TYPE_CHECKING:
@@ -99,9 +100,16 @@ def check_device(wanted: str) -> Check:
 
 
 def check_memory() -> Check:
-    memory = psutil.virtual_memory()
+    memory = main_memory()
     found = f"{memory.available / GIB:.1f} of {memory.total / GIB:.1f} GiB free"
-    return judged("memory", memory.available / GIB, 1, 2, found, "end other programs: a peer takes 1 to 2 GiB")
+    return judged(
+        "memory",
+        memory.available / GIB,
+        1,
+        2,
+        found,
+        "end other programs, or give a container more: a peer takes 1 to 2 GiB",
+    )
 
 
 def check_shared_memory(num_parameters: int) -> Check:

@@ -181,9 +181,9 @@ class Averaging:
         if self.rule.clips:
             checked = "compared" if self.codec.name == "topk" else "checked by lot"
             return (
-                f"Averages are clipped and {checked}: gradients far from the others' count for little, and what a "
-                "proven lie did is undone. This needs three members that give samples, fewer than half of them liars; "
-                "small lies, and lies before the proven one, stay (docs/explanation/checks.md)."
+                f"Averages are clipped and {checked}: gradients far from those of the other members count for little, "
+                "and what a proven lie did is undone. This needs three members that give samples, fewer than half of "
+                "them liars; small lies, and lies before the proven one, stay (docs/explanation/checks.md)."
             )
         why = "--robust off" if self.robust == "off" else f"codec {self.codec.name}"
         return f"Averages are not clipped ({why}): one member that sends false gradients can corrupt the run."

@@ -58,7 +58,7 @@ from swarm.training.undo.going_back import GoingBack
 
 IF_IT_RISES_AGAIN = (
     ". If it rises again, lower the learning rate (swarm control learning-rate 0.5), or remove the member whose "
-    "gradients are far from the others'"
+    "gradients are far from those of the other members"
 )
 FIRST_RECORDS_SECONDS = 60
 """Longest wait for the first records of other peers. A DHT node that names a dozen silent ones costs more than 30 s."""
@@ -550,6 +550,7 @@ class Coordinator:
         """
         self._round.take_back()
         self.tracker.exchange.wait_refreshed(NEWS_SECONDS)
+        self._contribution.resume()  # this wait was no computing
         if self.tracker.swarm.latest_step > self.step:
             self.catch_up(is_told=True)
             return False
@@ -583,7 +584,7 @@ class Coordinator:
             self._go_back(back)
         else:  # if the others do go back, they are ahead then, and this peer catches up
             self.tracker.blame(back.blamed)
-            self._give_up(RoundFailed(f"most of the group go back to step {back.step}, and show no reason"))
+            self._give_up(RoundFailed(f"most of the group goes back to step {back.step} without showing a reason"))
 
     def _go_back(self, back: WentBack) -> None:
         """Make an earlier state that of the next step, as the group does; drop what was computed on the spoilt one."""

@@ -54,12 +54,8 @@ class EarlierWeights:
                 yield
             finally:
                 self._swap()
-                if self._params[0].device.type == "cuda":  # the next reader may use another stream
-                    torch.cuda.current_stream(self._params[0].device).synchronize()
 
-    @torch.no_grad()
     def _swap(self) -> None:
+        # Storages change hands and nothing is copied: if memory ran out halfway, the model would mix two versions.
         for param, kept in zip(self._params, self._kept, strict=True):
-            own = param.detach().clone()
-            param.copy_(kept)
-            kept.copy_(own)
+            param.data, kept.data = kept.data, param.data

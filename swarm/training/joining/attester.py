@@ -97,7 +97,7 @@ class Attester:
                 self.tell(self.attest_now())
         except Exception as error:
             if self._complaints.first():
-                logger.warning(f"This peer cannot tell the others what state it holds: {error!r} (said once)")
+                logger.warning(f"This peer cannot report what state it holds: {error!r} (said once)")
 
     @contextlib.contextmanager
     def _beside_training(self, ready: torch.cuda.Event | None) -> Iterator[None]:

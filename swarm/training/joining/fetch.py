@@ -66,7 +66,7 @@ class Fetcher:
                 if attempt.may_listen and averager.transfers.arrived.seconds_left < NEAR_SECONDS:
                     self._listener.begin()
                 if attempt.corroboration.is_denied:
-                    raise NoState({}, "all others deny that the swarm has gone on")
+                    raise NoState({}, "all witnesses deny that the swarm has gone on")
                 if now - told_at > TELL_SECONDS:
                     told_at = now
                     self._tell(donors, "state" if request.average_of is None else "average")
@@ -78,7 +78,8 @@ class Fetcher:
     def _tell(self, donors: Sequence[PeerID], what: str) -> None:
         """Log how far the download is."""
         arrived = self._averager.transfers.arrived
-        if arrived.total_bytes:
+        # Until the averaging process begins, these numbers are those of the download before, from other donors.
+        if arrived.total_bytes and arrived.donor < len(donors):
             name = self._tracker.name_of(donors[arrived.donor])
             so_far = f"{arrived.num_bytes / 1e6:.0f} of {arrived.total_bytes / 1e6:.0f} MB from {name}"
             left = f", {arrived.seconds_left:.0f} s left" if arrived.seconds_left < float("inf") else ""

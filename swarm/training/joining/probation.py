@@ -2,9 +2,10 @@
 
 A donor proves nothing, since its digests are of its own bytes. So other peers say in their progress records what they
 hold (`Attestation`). A peer that has taken over a state is on probation until one of them says that it holds the same.
-On probation its samples do not count, and it does not attest its state itself. Probation ends after a while in any
-case, or a swarm whose hardware differs would shut all joiners out. The group still compares weights at every eighth
-step.
+On probation its samples do not count, and it does not attest its state itself. Probation ends after a while without a
+confirmation, or a swarm whose hardware differs would shut all joiners out. The group still compares weights at every
+eighth step. A state that most peers refute keeps a peer on probation for as long as these peers are there, since its
+samples would be of false weights; but not a new peer of an open run, where most peers may be one liar.
 """
 
 from __future__ import annotations
@@ -40,9 +41,9 @@ MAX_OWN = 16
 class StateVerdict(Enum):
     """What other peers' attestations say of a state."""
 
-    CONFIRMED = "another one holds it, too"
-    REFUTED = "others hold another one, and agree with each other"
-    OPEN = "nobody has said anything that decides"
+    CONFIRMED = "another peer holds it, too"
+    REFUTED = "other peers hold another one, and agree with each other"
+    OPEN = "no attestation decides"
 
 
 def is_same(one: Attestation, other: Attestation) -> bool:

@@ -15,7 +15,7 @@ from swarm.protocol.messages import RoundFailed
 from swarm.protocol.wire import LINEAGE_BYTES
 from swarm.runtime.async_utils import POLL_SECONDS
 from swarm.state_sync.average_log import MAX_AVERAGES, MAX_BATCH_BYTES, averages_in, whole
-from swarm.state_sync.download import DownloadRequest
+from swarm.state_sync.download import Downloaded, DownloadRequest
 from swarm.state_sync.download_messages import MAX_DESCRIPTION_BYTES
 from swarm.training.joining.attempt import Attempt, Steps
 from swarm.training.joining.corroboration import Corroboration
@@ -30,6 +30,14 @@ REPLAY_SECONDS = 1.0
 """Seconds for which this peer replays updates without doing anything else: averages may be many and small."""
 MAX_UPDATES = 1000
 """Most updates that this peer replays in a row. A donor with more has made them up."""
+
+
+class UselessAverages(RoundFailed):
+    """A donor has sent averages that this peer cannot use; another donor may have others."""
+
+    def __init__(self, donor: PeerID):
+        super().__init__("these averages are of no use here")
+        self.donor = donor
 
 
 class UpdateReplay:
@@ -93,6 +101,9 @@ class UpdateReplay:
             try:
                 donor, lineages, averages = yield from self.fetch_averages(donors, attempt, waits and not made)
                 lineages = yield from self._confirmed_by_others(donor, lineages, attempt.corroboration)
+            except UselessAverages as error:
+                donors = [peer for peer in donors if peer != error.donor]
+                continue
             except RoundFailed as error:  # no donor has made the next update yet, or all are gone
                 logger.debug(f"no further average: {error}")
                 break
@@ -157,10 +168,10 @@ class UpdateReplay:
             if corroboration.is_denied or time.monotonic() > deadline:  # others may end that round later
                 raise RoundFailed("no other peer has made this update")
             if corroboration.is_witness_past(version.step + len(lineages)):
-                raise RoundFailed("others have made more, and may name one of those")
+                raise RoundFailed("the witnesses are further, and may name a later update")
             yield from self._fetcher.until_refreshed(POLL_SECONDS)
         if (version.step, version.lineage) != before:
-            raise RoundFailed("this peer has gone on itself")
+            raise RoundFailed("this peer has made an update meanwhile")
         return lineages[:number]
 
     def _may_replay(self, donor: PeerID | None, made: int) -> bool:
@@ -179,21 +190,43 @@ class UpdateReplay:
             the donor, the lineages after each update, and the averages in the form in which they travel
 
         Raises:
-            RoundFailed: no donor has them, or what came is no average of this model
+            UselessAverages: they do not follow on this peer's weights, or are none of this model
+            RoundFailed: no donor has them, or this peer has made an update meanwhile
         """
-        sizes = map(self._gradients.fragments.size_at, count(self._version.step))
+        version = self._version
+        own = version.step, version.lineage
         vector_bytes = self._averager.vector.nbytes
         max_bytes = max(vector_bytes, MAX_BATCH_BYTES) + MAX_DESCRIPTION_BYTES
-        request = DownloadRequest(max_bytes, average_of=self._version.step, waits=waits)
+        request = DownloadRequest(max_bytes, average_of=version.step, waits=waits)
         fetched = yield from self._fetcher.fetch(donors, attempt, request)
+        if (version.step, version.lineage) != own:
+            raise RoundFailed("this peer has made an update meanwhile")
         try:
-            step, before, lineages = fetched.description
-            averages = list(averages_in(fetched.tensors(), sizes))
-            are_named = all(type(name) is bytes and len(name) == LINEAGE_BYTES for name in lineages)
-        except (TypeError, ValueError) as error:
-            raise RoundFailed(f"the averages' description is malformed: {error!r}") from error
-        if (step, before) != (self._version.step, self._version.lineage):
-            raise RoundFailed("the averages belong to other weights")
-        if not 1 <= len(averages) <= MAX_AVERAGES or len(lineages) != len(averages) or not are_named:
-            raise RoundFailed("they are no averages of this model")
+            before, lineages, averages = self._read(fetched)
+        except (TypeError, ValueError, RoundFailed) as error:
+            name = self._tracker.name_of(fetched.donor)
+            logger.warning(f"{name} sends no averages of this model, and is not asked again for a while: {error}")
+            self._tracker.trust.handed_over_false(fetched.donor)
+            raise UselessAverages(fetched.donor) from error
+        if before != version.lineage:
+            raise UselessAverages(fetched.donor)
         return fetched.donor, lineages, averages
+
+    def _read(self, fetched: Downloaded) -> tuple[bytes, list[bytes], list[tuple[torch.Tensor, ...]]]:
+        """Read averages from this peer's step on; the donor is not trusted.
+
+        Returns:
+            the lineage before the first update, the lineages after each of them, and the averages
+
+        Raises:
+            TypeError, ValueError, RoundFailed: they are no averages of this model from this step on
+        """
+        step, before, lineages = fetched.description
+        sizes = map(self._gradients.fragments.size_at, count(self._version.step))
+        lineages, averages = list(lineages), list(averages_in(fetched.tensors(), sizes))
+        are_named = all(type(name) is bytes and len(name) == LINEAGE_BYTES for name in lineages)
+        if step != self._version.step or not are_named:
+            raise ValueError("the description is malformed")
+        if not 1 <= len(averages) <= MAX_AVERAGES or len(lineages) != len(averages):
+            raise ValueError("the number of averages is wrong")
+        return before, lineages, averages

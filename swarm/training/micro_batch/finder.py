@@ -8,7 +8,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
-import psutil
 import torch
 from torch import nn
 from torch.nn import functional as F
@@ -17,6 +16,7 @@ from recipe.config import Recipe
 from recipe.errors import InputError
 from recipe.model import fewest_samples
 from recipe.registry import kind_of
+from recipe.training.main_memory import main_memory
 
 AIM_SECONDS = 1.0
 """Time that a micro-batch is to take."""
@@ -156,7 +156,12 @@ def _search(probe: Probe, fewest: int, most: int) -> MicroBatch:
     deadline = time.perf_counter() + BUDGET_SECONDS
     best, samples = None, fewest
     while True:
-        seconds = probe.best_seconds(samples)
+        try:
+            seconds = probe.best_seconds(samples)
+        except (RuntimeError, MemoryError):  # on a CPU, torch has no error of its own for too little memory
+            if best is None:
+                raise
+            seconds = None
         if seconds is None and best is None:
             raise InputError("This device has too little memory for this model: give --device cpu, or free memory.")
         if seconds is None:
@@ -205,7 +210,7 @@ class Probe:
 
     def seconds(self, samples: int) -> float | None:
         """Seconds of one pass; None when the memory does not suffice."""
-        if self._device.type == "cpu" and samples > 1 and psutil.virtual_memory().available < MIN_FREE_BYTES:
+        if self._device.type == "cpu" and samples > 1 and main_memory().available < MIN_FREE_BYTES:
             return None
         try:
             inputs = self._random_inputs(samples).to(self._device)

@@ -12,6 +12,7 @@ import torch
 
 from recipe.data.peer_data import PeerData
 from recipe.model import fewest_samples
+from recipe.training.main_memory import main_memory
 from swarm.training.micro_batch.finder import MAX_SECONDS, MEMORY_FRACTION, MIN_FREE_BYTES, MicroBatch
 
 MICRO_BATCHES = 8
@@ -138,4 +139,4 @@ def _has_room(device: torch.device) -> bool:
         total = torch.cuda.get_device_properties(device).total_memory
         return 2 * torch.cuda.max_memory_reserved(device) <= MEMORY_FRACTION * total
     taken = psutil.Process().memory_info().rss
-    return psutil.virtual_memory().available - taken >= MIN_FREE_BYTES
+    return main_memory().available - taken >= MIN_FREE_BYTES

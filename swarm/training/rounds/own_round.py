@@ -155,12 +155,12 @@ class OwnRound:
             is_own = peer == self._tracker.peer_id
             who = "This peer" if is_own else self._tracker.name_of(peer)
             why = (
-                "Check that it has the same images as the others, and that its machine works."
+                "Check that it has the same images as the other members, and that its machine works."
                 if is_own
-                else "It has other images, is far faster than the others, is broken, or lies: ask its owner."
+                else "It has other images, is far faster than the other members, is broken, or lies: ask its owner."
             )
-            found = f"its gradients were far from the others' in {MANY} of its latest rounds, and count for little"
-            logger.warning(f"{who}: {found}. {why}")
+            found = f"its gradients were far from those of the other members in {MANY} of its latest rounds"
+            logger.warning(f"{who}: {found}, and count for little. {why}")
 
     def note_failure(self, error: RoundEnded) -> None:
         """Report why the round gave no average, and blame the members that have spoilt it."""

@@ -55,6 +55,8 @@ class Breaker:
         if len(self._losses) < WINDOW:
             return
         median = statistics.median([*self._losses][-WINDOW:])
+        if math.isinf(median):  # no loss could be compared with it
+            return
         if math.isnan(self.gained.first):
             self.gained = Gained(first=median, best=median)
         self.gained = replace(self.gained, best=min(self.gained.best, median))

@@ -99,7 +99,7 @@ class SoundStates:
             torch.save(tensors, file)
         except (OSError, RuntimeError) as error:
             if self._complaints.first():
-                logger.warning(f"A state that all could go back to cannot be written: {error} (said once)")
+                logger.warning(f"A state for going back cannot be written: {error} (said once)")
             raise
         return file
 
@@ -108,7 +108,7 @@ class SoundStates:
         try:
             return self._kept[step].load() if step in self._kept else None
         except (OSError, RuntimeError) as error:
-            logger.warning(f"The state of step {step} cannot be had: {error}")
+            logger.warning(f"The state of step {step} cannot be read: {error}")
             return None
 
     def rename(self, step: int, to: int) -> None:

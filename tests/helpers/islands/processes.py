@@ -71,7 +71,7 @@ def compute(name: str, initial_peers, line: Line, rank: int, size: int, port: in
     """Run one process of an island.
 
     Options: those of `train`; inside; slow, to download states slowly; silent_seconds, of `join_slowly`; folder, for
-    checkpoints.
+    checkpoints; checkpoint, to go on from; callback, the class of one more callback.
 
     Returns its Outcome and what it has computed. The Outcome is None in all but the first process, and if one was lost.
     """
@@ -79,8 +79,10 @@ def compute(name: str, initial_peers, line: Line, rank: int, size: int, port: in
     address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
     os.environ.update({name: str(value) for name, value in (places | address).items()})
     given = {"min_peers": 1, "max_steps": -1, "averaging": "sync", "stop": lambda _: False, "inside": "ddp"}
-    options = given | {"slow": False, "silent_seconds": None, "folder": None} | options
+    options = given | dict.fromkeys(("slow", "silent_seconds", "folder", "checkpoint", "callback")) | options
     inside, callbacks = options["inside"], []
+    if options["callback"] is not None:
+        callbacks.append(options["callback"]())
     if options["silent_seconds"] is not None:
         join_slowly(options["silent_seconds"])
     if options["folder"] is not None:
@@ -92,7 +94,8 @@ def compute(name: str, initial_peers, line: Line, rank: int, size: int, port: in
         for parameter in task.net.parameters():  # other weights than the first process's, which replace them
             torch.nn.init.normal_(parameter)
         strategy = SwarmStrategy(target, "test", inside=inside, averaging=options["averaging"])
-        trainer_for(strategy, callbacks, max_steps=options["max_steps"], devices=size).fit(task, batches)
+        trainer = trainer_for(strategy, callbacks, max_steps=options["max_steps"], devices=size)
+        trainer.fit(task, batches, ckpt_path=options["checkpoint"])
         return None, task.computed
     followed = count_followed_updates()
     if options["slow"]:
@@ -108,7 +111,7 @@ def compute(name: str, initial_peers, line: Line, rank: int, size: int, port: in
             strategy, [record, *callbacks], max_steps=options["max_steps"], devices=size, gradient_clip_val=plan.clip
         )
         try:
-            trainer.fit(task, batches)
+            trainer.fit(task, batches, ckpt_path=options["checkpoint"])
         except IslandLost:
             return None, task.computed
         state = {name: value.clone() for name, value in weights_of(trainer).items()}

@@ -4,9 +4,11 @@ from functools import partial
 from statistics import mean
 
 import pytest
+from lightning.pytorch.callbacks import Callback
 
+from recipe.errors import InputError
 from tests.helpers.islands.processes import start_island
-from tests.helpers.strategy_runs import Plan, Update, assert_equal_updates, assert_same_bits, replay, train
+from tests.helpers.strategy_runs import Plan, Samples, Update, assert_equal_updates, assert_same_bits, replay, train
 from tests.helpers.swarm_peers import Peers
 
 pytestmark = pytest.mark.timeout(120)
@@ -126,6 +128,23 @@ def test_in_every_mode_the_processes_compute_on_the_same_bits(averaging):
     outcomes, computed = train_islands("a", Plan(), 10, target=64, averaging=averaging)
     assert_one_state(computed, "a")
     assert outcomes["a"].updates[-1].loss < outcomes["a"].updates[0].loss
+
+
+class EvaluatesAtOnce(Callback):
+    """Computes the model in the first process before any micro-batch."""
+
+    def on_train_start(self, trainer, pl_module):
+        if trainer.is_global_zero:
+            with pytest.raises(InputError, match="only after their first micro-batch"):
+                pl_module.net(Samples().x)
+
+
+def test_a_divided_model_that_is_evaluated_too_early_is_refused_and_the_island_stays():
+    plan = Plan()
+    with Peers() as peers:
+        start_island(peers, "a", plan, 32, inside="fsdp", max_steps=1, callback=EvaluatesAtOnce)
+        outcome, _ = peers.results()["a0"]
+    assert [update.step for update in outcome.updates] == [1]
 
 
 def are_two_after_one(updates) -> bool:

@@ -8,7 +8,9 @@ import torch
 from recipe.run_folder import read_metrics
 from swarm.peer.main import main
 from tests.helpers.clusters import run_processes
-from tests.helpers.strategy_runs import assert_same_bits
+from tests.helpers.islands.processes import start_island
+from tests.helpers.strategy_runs import Plan, assert_same_bits
+from tests.helpers.swarm_peers import Peers
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -41,3 +43,16 @@ def test_it_ends_at_the_same_weights_as_without_a_break(tmp_path):
     assert_same_bits(own["state_dict"], expected["state_dict"])
     for one, other in zip(*(state["optimizer_states"][0]["state"].values() for state in (own, expected)), strict=True):
         assert_same_bits(one, other)
+
+
+def test_a_library_user_may_give_the_checkpoint_to_all_processes(tmp_path):
+    def train(steps: int, **options):
+        with Peers() as peers:
+            start_island(peers, "a", Plan(), 32, inside="fsdp", max_steps=steps, **options)
+            return peers.results()["a0"][0]
+
+    train(5, folder=tmp_path)
+    (checkpoint,) = tmp_path.glob("*.ckpt")
+    resumed = train(7, checkpoint=checkpoint)
+    assert [update.step for update in resumed.updates] == [6, 7]
+    assert {int(one["step"]) for one in resumed.optimizer["state"].values()} == {7}

@@ -1,5 +1,7 @@
 """A swarm computes what one process would compute on the same samples, and counts as Lightning does."""
 
+import math
+import time
 from contextlib import contextmanager
 from functools import partial
 
@@ -56,6 +58,46 @@ def test_a_peer_whose_time_is_up_when_it_has_joined_computes_nothing():
     with Peers() as peers:
         peers.start("a", train_without_time)
         assert peers.results()["a"] == []
+
+
+HOUR = 3600.0
+
+
+class WaitsForAnHour(L.Callback):
+    """Lets a peer that is alone expect others, and wait for their records for an hour when none has come."""
+
+    def __init__(self):
+        self.compute_seconds: list[float] = []
+        self._num_waits = 0
+
+    def on_train_start(self, trainer, pl_module):
+        coordinator, clock = trainer.strategy.coordinator, time.perf_counter
+        coordinator.averager.signals.expect_company(math.inf)
+        coordinator.tracker.exchange.wait_refreshed = self._wait
+        time.perf_counter = lambda: clock() + HOUR * self._num_waits
+
+    def _wait(self, timeout_seconds):
+        self._num_waits += 1
+        return True
+
+    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+        if (last := trainer.strategy.coordinator.last_step) is not None:
+            self.compute_seconds.append(last.compute_seconds)
+
+
+def train_expecting_others(name, initial_peers, line):
+    with running_dht(initial_peers, line) as dht:
+        waits = WaitsForAnHour()
+        trainer_for(SwarmStrategy(16, "test", dht=dht), [waits], max_steps=2).fit(Task(Plan()), loader(1))
+        return waits.compute_seconds
+
+
+def test_waiting_for_news_of_other_peers_does_not_count_as_computing():
+    with Peers() as peers:
+        peers.start("a", train_expecting_others)
+        found = peers.results()["a"]
+    assert found
+    assert max(found) < HOUR
 
 
 # ---- one peer against a plain Trainer ------------------------------------------------------------------------------

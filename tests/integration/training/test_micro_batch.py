@@ -12,6 +12,7 @@ from recipe.model import build_model
 from recipe.overrides import OTHER_MODEL
 from recipe.presets import preset
 from recipe.registry import build_task
+from recipe.training import main_memory
 from swarm.training.micro_batch.finder import (
     BUDGET_SECONDS,
     largest_sensible,
@@ -89,6 +90,34 @@ def test_bfloat16_is_not_imitated(monkeypatch, is_native):
 
 def test_one_sample_is_the_least(clock):
     assert measure(Slow(1.5), most=64).samples == 1
+
+
+class Greedy(nn.Module):
+    """Fits into memory with one sample only."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(3, 2)
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        taken = torch.empty(1 if len(images) == 1 else 2**60, dtype=torch.uint8)
+        return self.linear(images.flatten(1)) + len(taken)
+
+
+def test_a_size_for_which_a_cpu_has_too_little_memory_ends_the_search_at_the_one_before():
+    found = measure(Greedy(), most=64)
+    assert (found.samples, found.limit) == (1, "memory")
+
+
+def test_it_leaves_a_container_some_of_its_memory(tmp_path, monkeypatch):
+    """However much the machine has."""
+    (tmp_path / "own").write_text("0::/\n")
+    for name, content in {"memory.max": 2**28, "memory.current": 2**20, "memory.stat": "anon 5"}.items():
+        (tmp_path / name).write_text(str(content))
+    monkeypatch.setattr(main_memory, "OWN_GROUPS", tmp_path / "own")
+    monkeypatch.setattr(main_memory, "GROUPS", tmp_path)
+    found = measure(nn.Sequential(nn.Flatten(), nn.Linear(3, 2)), most=64)
+    assert (found.samples, found.limit) == (1, "memory")
 
 
 class SlowNorm(Slow):

@@ -31,6 +31,11 @@ def test_a_loss_that_stays_up_is_noticed_within_three_windows(false):
     assert 150 + WINDOW < update <= 150 + 3 * WINDOW
 
 
+def test_losses_that_are_not_finite_at_first_do_not_hide_a_later_rise():
+    (update,) = watch([math.nan] * WINDOW + learning(150) + [2.3] * 3 * WINDOW)[:1]
+    assert 166 + WINDOW < update <= 166 + 3 * WINDOW
+
+
 def test_it_is_noticed_again_if_going_back_has_not_helped():
     first, second = watch(learning(150) + [2.3] * 6 * WINDOW)[:2]
     assert second == first + 2 * WINDOW

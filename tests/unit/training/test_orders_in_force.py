@@ -36,7 +36,7 @@ def test_an_order_is_late_where_an_update_was_made_without_it(control, step, is_
     control.take(SIGNED)
     assert control.look(step) == is_late
     assert not control.look(step), "once"
-    assert ("hears of it at step 8 only" in caplog.text) == is_late
+    assert ("learns of it only at step 8" in caplog.text) == is_late
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,8 @@
 """What a peer says that it has computed, another one computes again from (seed, identity, position)."""
 
+import contextlib
 from dataclasses import replace
+from itertools import count
 from types import SimpleNamespace
 
 import pytest
@@ -181,6 +183,23 @@ def test_what_was_computed_before_the_latest_update_is_computed_again_on_the_wei
     for param, before in zip(checker.vector.params, held, strict=True):
         assert torch.equal(param, before)
     assert checker.finds(X, listed.lines[0], True), "and again"
+
+
+def test_a_peer_that_runs_out_of_memory_during_a_check_keeps_its_own_weights(monkeypatch):
+    checker, calls, clone = Trainer(VIT, Y), count(), torch.Tensor.clone
+    checker.update(LATER)
+    held = [param.detach().clone() for param in checker.vector.params]
+
+    def clone_once(tensor: torch.Tensor) -> torch.Tensor:
+        if next(calls):
+            raise RuntimeError("DefaultCPUAllocator: can't allocate memory")
+        return clone(tensor)
+
+    monkeypatch.setattr(torch.Tensor, "clone", clone_once)
+    with contextlib.suppress(RuntimeError), checker.earlier.in_place():
+        pass
+    for param, before in zip(checker.vector.params, held, strict=True):
+        assert torch.equal(param, before)
 
 
 def test_who_has_computed_on_weights_that_nobody_keeps_names_no_list():

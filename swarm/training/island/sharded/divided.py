@@ -120,5 +120,6 @@ class Divided:
         return self._kept
 
     def load_optimizer(self, state: dict[str, Any]) -> None:
-        """Hand out the whole `state_dict` of an optimizer to all processes."""
-        self._lead.load_optimizer(state)
+        """Hand out the whole `state_dict` of an optimizer to all processes; only the first one does this."""
+        if self._lead is not None:
+            self._lead.load_optimizer(state)

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from recipe.errors import InputError
 from recipe.training.replay import Replay
 from swarm.protocol.work import Assignment
 from swarm.training.audit.earlier_weights import EarlierWeights
@@ -55,6 +56,8 @@ class ShardedLead(Lead):
         self._is_computing = False
         self._goes_back = False
         """Whether a backward pass follows when the others next compute along (`Word.LEND`)."""
+        self._computed: set[int] = set()
+        """The numbers of the roots that micro-batches have computed."""
         for number, root in enumerate(roots):
             self._borrow_for(root, number)
 
@@ -64,9 +67,16 @@ class ShardedLead(Lead):
         """Let the others compute along when this process computes alone, as in validation: it needs their pieces."""
 
         def begin(module: nn.Module, inputs: Any) -> None:
-            if not self._is_computing:
-                self._channel.hold()
-                self._channel.tell(Word.LEND, number, int(self._goes_back))
+            if self._is_computing:
+                self._computed.add(number)
+                return
+            self._channel.hold()
+            if number not in self._computed:  # the others compute along on the inputs of their latest micro-batch
+                raise InputError(
+                    "Processes that share one model (fsdp) can evaluate it only after their first micro-batch: let "
+                    "callbacks evaluate it later, or take inside='ddp'."
+                )
+            self._channel.tell(Word.LEND, number, int(self._goes_back))
 
         def end(module: nn.Module, inputs: Any, outputs: Any) -> None:
             if not self._is_computing:

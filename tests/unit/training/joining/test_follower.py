@@ -341,6 +341,17 @@ def test_how_far_a_download_is_can_be_seen(monkeypatch, caplog):
     assert "state: 31 of 70 MB from anna, 40 s left" in caplog.text
 
 
+def test_how_far_the_download_before_was_is_not_told_of_donors_that_are_not_asked_now(monkeypatch, caplog):
+    monkeypatch.setattr(fetch, "TELL_SECONDS", 0.0)
+    donor = Pending(version_at(7))
+    donor.transfers.arrived = DownloadProgress(1, 31_000_000, 70_000_000, 40.2)  # the second one of those asked before
+    follows = follower(version_at(0), Tracker(), donor)
+    follows.begin(None, 20, joins=True)
+    assert follows.poll() is Progress.NOTHING
+    assert follows.poll() is Progress.NOTHING
+    assert "MB" not in caplog.text
+
+
 def test_who_is_behind_does_not_take_over_the_step_that_it_has():
     member, donor, tracker = version_at(5), Donor(version_at(7), failures=0), Tracker()
     tracker.others = {"anna": SimpleNamespace(step=7), "cleo": SimpleNamespace(step=5)}
