@@ -98,7 +98,7 @@ def test_nothing_of_a_gradient_is_lost_where_shares_move(codec):
 
 
 class HasASlowLine(AllReduce):
-    """Each of its parts comes long after those of the others."""
+    """A member on a slow line: each of its parts comes long after those of the others."""
 
     async def inputs_for(self, reducer):
         async for message in super().inputs_for(reducer):
@@ -107,7 +107,7 @@ class HasASlowLine(AllReduce):
 
 
 @pytest.mark.parametrize("lines", [(0, 0, 0, 0), (1, 100, 100, 100)], ids=["equal shares", "none for the slow one"])
-def test_all_know_for_whom_they_wait(lines):
+def test_all_members_know_for_which_member_they_wait(lines):
     group = with_lines(lines)
     slow = group.peer_ids[0]
     exchange, _ = averages_of(group, "none", None, rule=CLIPPED, kinds={slow: HasASlowLine})
