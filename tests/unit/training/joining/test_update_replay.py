@@ -1,4 +1,4 @@
-"""What a peer does while it makes updates that others have made."""
+"""What a peer does while it makes updates that other peers have made before."""
 
 from types import SimpleNamespace
 
@@ -14,7 +14,7 @@ LINEAGES = [bytes([number]) * 16 for number in (1, 2)]
 
 
 class Fetcher:
-    """The averages of two updates come together."""
+    """A fetcher that gets the averages of two updates together."""
 
     def __init__(self, version: StateVersion):
         self._description = (version.step, version.lineage, LINEAGES)
@@ -25,7 +25,7 @@ class Fetcher:
 
 
 def test_the_averaging_process_hears_of_each_update():
-    """One of them may be that of a round that has failed here, whichever comes last."""
+    """One of the updates may be that of a round that has failed here, whichever comes last."""
     version, heard = version_at(5), []
     swarm = SimpleNamespace(donors=lambda min_step: ["anna"], may_hold=lambda donor, step: version.step < 7)
     own = SimpleNamespace(
