@@ -1,4 +1,4 @@
-"""What a signal does to a peer: that depends on how far it is, and on whether it was asked to leave before."""
+"""What a signal does to a peer depends on its state, and on whether it was asked to leave before."""
 
 import signal
 
@@ -8,7 +8,7 @@ from swarm.peer.main import Interrupts, State
 
 
 class EndedAtOnce(Exception):  # noqa: N818
-    """In place of the end of this process."""
+    """Raised in place of the end of this process."""
 
 
 @pytest.fixture
@@ -25,7 +25,7 @@ def test_an_import_could_swallow_an_exception(interrupts):
 
 
 @pytest.mark.parametrize("state", [State.JOINING, State.ENDED])
-def test_where_nothing_looks_at_what_was_requested_an_exception_tells(interrupts, state):
+def test_an_exception_ends_a_state_in_which_the_request_is_not_looked_at(interrupts, state):
     interrupts.state = state
     with pytest.raises(KeyboardInterrupt):
         interrupts.interrupt(signal.SIGTERM)
@@ -39,7 +39,7 @@ def test_the_training_loop_ends_by_itself(interrupts):
 
 
 @pytest.mark.parametrize("state", State)
-def test_who_asks_twice_does_not_wait(interrupts, state):
+def test_a_second_request_ends_the_peer_at_once(interrupts, state):
     interrupts.state = state
     interrupts.stop_requested.set()
     with pytest.raises(EndedAtOnce):
