@@ -180,7 +180,7 @@ def test_a_late_host_and_what_it_costs_the_others(tmp_path):
     assert late["others_before"] == {"median": pytest.approx(9.5), "worst": pytest.approx(10.0)}
     assert late["others_meanwhile"]["worst"] == pytest.approx(12.0), "the round that it joins is not one of these"
     assert late["others_meanwhile"]["worst_over_usual"] == pytest.approx(12.0 / 9.5)
-    assert found["whole_updates"] == 4, "it counts from the start who was there from the start"
+    assert found["whole_updates"] == 4, "the count starts with the peers that were there from the start"
 
 
 def test_a_host_that_is_to_join_later_makes_no_cell_invalid_before_it_came():

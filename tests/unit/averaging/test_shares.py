@@ -69,7 +69,7 @@ def test_parts_are_as_large_as_the_slowest_line_allows():
     unknown, slow, usual, fast, fastest = (
         part_size_bytes(large, reducers, stripes, members, line_kbps) for line_kbps in (0, 1, 10_000, 20_000, 10**6)
     )
-    assert unknown == slow == usual == BURST_BYTES // streams, "nobody makes parts small with a line that it invents"
+    assert unknown == slow == usual == BURST_BYTES // streams, "no peer makes parts small with a line that it invents"
     assert fast == 2 * usual
     assert fastest == MAX_PART_BYTES
 

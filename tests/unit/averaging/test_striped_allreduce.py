@@ -74,7 +74,7 @@ def test_no_two_stripes_have_the_same_name():
     stripes = [stripe_of(group, turn, stripe) for turn in range(2) for stripe in range(8)]
     assert len({stripe.group_id for stripe in stripes} | {group.group_id}) == 17
     assert all((stripe.peer_ids, stripe.tickets) == (group.peer_ids, group.tickets) for stripe in stripes)
-    assert stripe_of(group, 1, 3) == stripes[11], "the same for everybody"
+    assert stripe_of(group, 1, 3) == stripes[11], "the same for all members"
 
 
 def test_stripes_share_the_memory_of_what_was_left_out():

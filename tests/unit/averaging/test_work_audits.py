@@ -462,7 +462,7 @@ def test_a_suspect_with_expensive_work_does_not_hold_up_all_members():
         members.computed = sum(members.members[peer].computed for peer in HONEST) - before
 
     members = run(scenario, chance=1.0, computes=lambda number: True)
-    assert members.computed < SUSPECT_AUDITS, "one who suspects it would compute that often"
+    assert members.computed < SUSPECT_AUDITS, "a peer that suspects it would compute that often"
     assert not members.who_left_out
 
 

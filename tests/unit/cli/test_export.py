@@ -142,7 +142,7 @@ def test_the_card_says_what_the_run_folder_says(tmp_path):
     assert "2 updates with 1,050 samples of 3 peers" in card.text
     assert f"`{recipe.fingerprint}`" in card.text
     assert "| embed_dim | 16 |" in card.text
-    assert "## Contributors" not in card.text, "nobody agreed to be named"
+    assert "## Contributors" not in card.text, "no contributor agreed to be named"
 
 
 def test_the_card_of_a_baseline_counts_all_samples_until_its_weights(tmp_path):

@@ -138,7 +138,7 @@ def test_a_line_for_many(her_run):
 def test_a_certificate_is_made_for_a_peer_that_cannot_reach_the_enrolment_server(her_run):
     (line, option, text), sentence = invited(her_run.options("--peer-id", PEER, "--name", "ada", "--days", "10"))
     assert option == "--certificate"
-    assert JoinLine.parse(line) == her_run.folder.join_line(), "nobody else can join with it"
+    assert JoinLine.parse(line) == her_run.folder.join_line(), "no other peer can join with it"
     certificate = Certificate.read(base64.b64decode(text, validate=True), her_run.folder.authority)
     certificate.check_time()
     assert (str(certificate.peer_id), certificate.name, certificate.roles) == (PEER, "ada", EVERYTHING)

@@ -45,7 +45,7 @@ def test_the_table_says_which_peers_are_there_and_how_far():
     view = SwarmView(MANIFEST)
     assert "0 peers" in text_of(view)
     view.look(by_id(record("ada", 7, 20.0), record("[red]ben", 7), record("a liar", 10**6)))
-    assert (view.step, view.made_progress) == (7, False), "one who claims to be ahead moves nothing"
+    assert (view.step, view.made_progress) == (7, False), "one peer that claims to be ahead moves nothing"
     view.look(by_id(record("ada", 8, 20.0), record("[red]ben", 8), record("a liar", 10**6)))
     assert (view.step, view.made_progress) == (8, True)
     shown = text_of(view)

@@ -170,7 +170,7 @@ def books(swarm, monkeypatch) -> Bookkeeper:
 @pytest.mark.timeout(120)
 def test_signed_updates_are_added_up_and_a_changed_line_costs_only_its_own_peer(swarm, books):
     books.turn()
-    assert not books.credits.trouble, "nobody has a ledger yet"
+    assert not books.credits.trouble, "no peer has a ledger yet"
     half = swarm.folder.with_name(f".{RUN}.credits.json.7.tmp")
     half.parent.mkdir(parents=True, exist_ok=True)
     half.write_bytes(b"of a desk that was killed")

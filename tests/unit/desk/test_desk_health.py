@@ -53,7 +53,7 @@ def test_the_sentence_says_that_the_run_is_over(seen):
     seen.train("ada", steps=range(9998, 10_001))
     assert sentence(seen) == ("good", "The run has ended: all 10,000 updates are made.")
     seen.look(after=3600)
-    assert sentence(seen)[0] == "good", "nobody has to be there any more"
+    assert sentence(seen)[0] == "good", "no peer has to be there any more"
 
 
 def test_peers_that_leave_with_the_last_update_have_ended_the_run(seen):
@@ -235,7 +235,7 @@ def test_an_alert_is_sent_once_and_once_more_when_the_matter_is_over(another, ma
     assert mailbox.texts == []
     go_on(SURE_SECONDS - 4)
     go_on(SETTLED_SECONDS, "ada", "ben")
-    assert mailbox.texts == [], "it was over before anybody was sure"
+    assert mailbox.texts == [], "it was over before the desk was sure"
     go_on(10 * SURE_SECONDS)
     told = ["No peer trains: the desk finds no peer in the run."]
     assert mailbox.texts == told

@@ -128,7 +128,7 @@ def test_samples_are_credited_by_pace_and_not_for_updates_that_the_desk_did_not_
     seen.look(seen.record("ada", 3, rate=30), seen.record("ben", 3, rate=10))
     assert [peer.samples for peer in seen.history.peers.values()] == [96, 32], "two updates of 64 samples"
     seen.look(seen.record("ada", 10**6, rate=30), seen.record("ben", 10**6, rate=10))
-    assert sum(peer.samples for peer in seen.history.peers.values()) < 512, "nobody can have computed so much"
+    assert sum(peer.samples for peer in seen.history.peers.values()) < 512, "no peer can have computed so much"
     before = [peer.samples for peer in seen.history.peers.values()]
     seen.look(seen.record("ada", 10**7, rate=30), seen.record("ben", 10**7, rate=10), after=3600)
     assert [peer.samples for peer in seen.history.peers.values()] == before

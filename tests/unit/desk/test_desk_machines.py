@@ -74,7 +74,7 @@ def test_the_traffic_is_what_was_sent_lately_and_all_that_was_sent(seen):
     history = seen.history
     assert history.bytes_per_second is None
     sending(seen, GPU, [5 * 10**9])
-    assert history.bytes_per_second is None, "sent before anybody looked, nobody knows when"
+    assert history.bytes_per_second is None, "they were sent before the desk looked, at an unknown time"
     sending(seen, GPU, [5 * 10**9 + n * 10**6 for n in range(1, 30)])
     assert history.bytes_per_second == pytest.approx(0.5e6)
     assert history.sent == 5 * 10**9 + 29 * 10**6

@@ -166,7 +166,7 @@ def test_a_deputys_certificates_count(organiser, key, tmp_path):
     assert read(renew(line, key, "", first.certificate), organiser).serial == read(first, organiser).serial
 
 
-def test_a_deputy_without_the_right_serves_nobody(organiser, tmp_path):
+def test_a_deputy_without_the_right_serves_no_volunteer(organiser, tmp_path):
     deputy = make_deputy(organiser.signer, "digits", Right.REMOVE, 1, tmp_path / "deputy.pem", None)
     with pytest.raises(InputError, match="was signed by a deputy who has no right to"):
         organiser.serve(deputy)

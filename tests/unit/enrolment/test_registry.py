@@ -195,7 +195,7 @@ def test_a_newer_list_from_elsewhere_is_kept(registry):
     assert not registry.keep_removals(new.signed_by(SIGNER), AUTHORITY)
     assert not registry.keep_removals(old.signed_by(SIGNER), AUTHORITY)
     why = [member.why_removed for member in registry.members()]
-    assert why == ["here", "elsewhere"], "somebody elsewhere may not have known"
+    assert why == ["here", "elsewhere"], "the reason may not be known elsewhere"
     next_ = Removals.read(registry.remove([8], "", SIGNER, AUTHORITY), AUTHORITY).removed
     assert next_.keys() == {ana.serial, ben.serial, 7, 8}
 
@@ -255,7 +255,7 @@ def test_a_member_that_a_deputy_has_let_in_stays_removed_whatever_numbers_it_inv
         again = Removals.read(registry.remove([7], "once more", SIGNER, AUTHORITY), AUTHORITY).removed
         assert (len(again), list(again)[-1], again[7]) == (MAX_REMOVED, 7, "once more")
         other = Removals.read(registry.remove([first], "another", SIGNER, AUTHORITY), AUTHORITY).removed
-        assert again[7] == other[7], "before what the deputy says, also when it is about somebody else"
+        assert again[7] == other[7], "before what the deputy says, also about other members"
     assert other.keys() >= {7, 1000, 2000}
 
 

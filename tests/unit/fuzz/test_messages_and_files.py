@@ -154,7 +154,7 @@ def test_what_members_show(data):
     here = Admission(ORGANISER.authority)
     if not refused(lambda data: here.admit(data, PEERS[0]), data):
         assert here.member(PEERS[0]) == MEMBER.own, "nothing that the organiser has not signed"
-    assert refused(lambda data: here.admit(data, PEERS[1]), data), "nor by anybody else"
+    assert refused(lambda data: here.admit(data, PEERS[1]), data), "nor by another peer"
 
 
 @often(200)

@@ -27,7 +27,7 @@ def test_the_ledger_has_what_the_rounds_have_said(run):
         "ben": (640, 10),
         "cleo": (320, 10),
     }
-    assert [credit.name for _, credit in found.ranked] == list(NAMES), "who has given most comes first"
+    assert [credit.name for _, credit in found.ranked] == list(NAMES), "the peer that has given most comes first"
 
 
 def test_a_peer_that_comes_back_goes_on_with_its_ledger(run):

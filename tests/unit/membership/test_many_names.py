@@ -22,7 +22,7 @@ def test_of_missed_peers_the_latest_are_remembered(monkeypatch):
         missed.note(name(number), number, math.nan, is_proven=False)
         missed.note(name(0), number, 7.0, is_proven=True)
     assert [missed.missed_at(name(number)) for number in (0, 1, 900, 901, 999)] == [999, -1, -1, 901, 999]
-    assert not missed.is_over(name(0), 7.0), "who is missed again and again is not forgotten"
+    assert not missed.is_over(name(0), 7.0), "a peer that is missed again and again is not forgotten"
 
 
 def test_of_heard_peers_the_latest_are_remembered(monkeypatch):

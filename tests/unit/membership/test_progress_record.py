@@ -258,7 +258,9 @@ def test_clocks_of_other_peers_are_corrected_only_if_they_are_clearly_off():
         assert found[peer].time == pytest.approx(now - 1.6, abs=0.3), "to within the least delay"
     assert found[late].samples_by(now, 12, NOW, True) < 96 + 250 * 2, "what it computed is not overestimated"
     assert clocks.corrected({}, now) == {}
-    assert clocks.corrected({late: replace(RECORD, time=now - 1.4)}, now)[late].time == now, "who is gone is forgotten"
+    assert clocks.corrected({late: replace(RECORD, time=now - 1.4)}, now)[late].time == now, (
+        "a peer that is gone is forgotten"
+    )
 
 
 def test_a_clock_that_is_set_is_noticed_once(monkeypatch):

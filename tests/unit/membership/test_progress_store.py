@@ -40,7 +40,7 @@ class Board(ProgressStore):
 def board():
     board = Board()
     board.says("anna")
-    assert board.searches() == 1, "it has not met anybody yet"
+    assert board.searches() == 1, "it has not met any peer yet"
     return board
 
 
@@ -105,7 +105,7 @@ def test_a_record_is_out_before_any_search_and_waits_for_none():
     assert dht.begun == [Push, "search"]
     assert store.post(RECORD).done()
     assert dht.begun == [Push, "search", Push]
-    assert not store.post(None).done(), "a goodbye waits for those whom this peer does not know"
+    assert not store.post(None).done(), "a goodbye waits for the search, for peers that this one does not know"
     assert dht.begun == [Push, "search", Push, Push, "search"]
 
 

@@ -101,9 +101,9 @@ def test_a_group_that_met_too_early_counts_again(swarm):
     swarm.tracker.recount(Group(lineage, (swarm.tracker.peer_id, anna), tickets))
     swarm.tracker.resume()
     assert swarm.tracker.swarm.samples_by_now == pytest.approx(51, abs=0.1), (
-        "who did not come has no samples for this step"
+        "a peer that did not come has no samples for this step"
     )
-    assert not swarm.tracker.swarm.step_is_over, "whoever was averaging was so before the group met"
+    assert not swarm.tracker.swarm.step_is_over, "each of these was averaging before the group met"
     swarm.says("cleo", samples=1, phase=AVERAGING)
     assert swarm.tracker.swarm.step_is_over
 
@@ -148,7 +148,7 @@ def test_a_peer_that_waits_at_an_earlier_step_takes_over_this_peers_state_first(
     ben = swarm.says("ben", step=19)
     assert swarm.members == {own, anna, ben}, "records are a little old"
     swarm.tracker.begin_step(21, LINEAGE, frozenset([own, anna]))
-    assert swarm.members == {own, anna, ben}, "that of one who has begun with us, too"
+    assert swarm.members == {own, anna, ben}, "one has begun with this peer, too"
 
 
 def test_a_missed_peer_is_expected_again_once_it_has_caught_up(swarm):
@@ -224,7 +224,7 @@ def test_a_member_of_the_last_group_leads_before_a_stranger_that_claims_to_be_ol
     def order() -> list[PeerID]:
         return [member.peer_id for member in sorted(swarm.tracker.swarm.members, key=lambda member: member.seniority)]
 
-    assert order() == [stranger, own, anna], "of those whom it does not know, this peer believes it"
+    assert order() == [stranger, own, anna], "of the peers that it does not know, this peer believes it"
     swarm.tracker.begin_step(1, LINEAGE, frozenset([own, anna]))
     assert order() == [own, anna, stranger]
     swarm.tracker.begin_step(2, LINEAGE, frozenset([own]))
@@ -252,7 +252,7 @@ def test_a_member_that_claims_to_be_the_oldest_does_not_lead():
     swarm.tracker.begin_step(1, LINEAGE, frozenset([own, ada, liar, eve]))
     assert order() == [own, ada, liar, eve]
     says("eve", 0.0)
-    assert order() == [own, ada, liar, eve], "who has come back is the junior"
+    assert order() == [own, ada, liar, eve], "a peer that has come back is the junior"
     says("ada", back := get_dht_time())
     assert order() == [own, liar, eve, ada], "however early it became a member"
     swarm.tracker.begin_step(2, LINEAGE, frozenset([own, ada, liar, eve]))
@@ -271,7 +271,7 @@ def test_a_peer_that_has_handed_over_something_false_is_not_asked_again_and_met_
     assert swarm.tracker.swarm.donors(7) == [ben]
     assert swarm.tracker.swarm.latest_step == 7
     assert swarm.tracker.swarm.superiors == [ben]
-    assert liar in swarm.members, "who leads is followed by the others"
+    assert liar in swarm.members, "the others follow their leader"
 
 
 def test_a_peer_that_waited_in_a_failed_round_waits_no_more(swarm):
@@ -314,7 +314,9 @@ def test_donors_are_full_peers_first_then_the_latest_then_the_senior(swarm):
     swarm.says("emil", step=9, phase=JOINING)
     swarm.says("fred", step=6)
     assert swarm.tracker.swarm.donors(min_step=7) == [clara, ben, anna]
-    assert swarm.tracker.swarm.donors(min_step=9) == [dora], "of those who cannot be called only if it has to be"
+    assert swarm.tracker.swarm.donors(min_step=9) == [dora], (
+        "a peer that cannot be called is asked only if there is no other"
+    )
 
 
 def test_a_claim_makes_a_donor_until_it_proves_false(swarm):
@@ -352,7 +354,7 @@ def test_a_peer_that_claims_to_be_ahead_has_to_answer_first(swarm, caplog):
     assert liar in swarm.members, "at the same step it claims nothing"
     swarm.says("liar", step=50)
     swarm.tracker.report(phase=JOINING)
-    assert swarm.tracker.swarm.latest_step == 2, "who has trained is not a newcomer again"
+    assert swarm.tracker.swarm.latest_step == 2, "a peer that has trained is not a newcomer again"
 
 
 def test_a_joiner_has_nothing_to_lose(swarm):
@@ -376,7 +378,7 @@ def test_step_and_lineage_are_reported_together():
 def test_a_newcomer_wants_a_claim_corroborated_where_another_peer_can(swarm, caplog):
     swarm.tracker.report(phase=JOINING)
     liar = swarm.says("liar", step=10**6)
-    assert swarm.tracker.swarm.superiors == [liar], "nobody says otherwise"
+    assert swarm.tracker.swarm.superiors == [liar], "no other peer says otherwise"
     anna = swarm.says("anna", step=500)
     for _ in range(2):
         assert swarm.tracker.swarm.superiors == swarm.tracker.swarm.donors(min_step=1) == [anna]
@@ -385,7 +387,7 @@ def test_a_newcomer_wants_a_claim_corroborated_where_another_peer_can(swarm, cap
     assert swarm.tracker.swarm.may_hold(anna, 500 + 60)
     assert caplog.text.count("Ignoring liar, which claims to be at step 1000000") == 1
     swarm.says("ben", step=10**6, phase=JOINING)
-    assert swarm.tracker.swarm.latest_step == 500, "who has just come itself is no witness"
+    assert swarm.tracker.swarm.latest_step == 500, "a peer that has just come itself is no witness"
 
 
 def test_a_peer_that_has_trained_knows_about_how_far_the_others_can_be(swarm):
@@ -394,13 +396,13 @@ def test_a_peer_that_has_trained_knows_about_how_far_the_others_can_be(swarm):
     swarm.tracker.begin_step(10, LINEAGE, frozenset({own, ben}))
     for name, step in (("liar", 10**6), ("accomplice", 10**6)):
         swarm.says(name, step=step)
-    assert swarm.tracker.swarm.latest_step == 10, "nobody whom this peer knows is near that"
+    assert swarm.tracker.swarm.latest_step == 10, "no peer that this one knows is near that"
     assert swarm.members == {own, ben}
     swarm.says("ben", step=11, joined=joined)
     swarm.says("liar", step=12)
-    assert swarm.tracker.swarm.donors(min_step=11) == [ben], "a stranger is not ahead of all whom this peer knows"
+    assert swarm.tracker.swarm.donors(min_step=11) == [ben], "a stranger is not ahead of all peers that this one knows"
     liar = swarm.says("liar", step=11)
-    assert swarm.tracker.swarm.donors(min_step=11) == [ben, liar], "those first whom this peer knows"
+    assert swarm.tracker.swarm.donors(min_step=11) == [ben, liar], "peers that this one knows come first"
     swarm.says("ben", step=10 + MAX_AHEAD + 1, joined=joined)
     swarm.says("accomplice", step=10 + MAX_AHEAD + 1)
     assert swarm.tracker.swarm.latest_step == 11, "it knows one alone, and that one says too much"
@@ -442,7 +444,7 @@ def test_a_peer_that_has_slept_for_long_believes_two_peers_that_it_knows(swarm):
     swarm.says("ben", step=5003, joined=joined)
     assert swarm.tracker.swarm.latest_step == 5003
     swarm.says("anna", step=10**6, joined=joined)
-    assert swarm.tracker.swarm.latest_step == 5003, "of two who say different things the one that says less"
+    assert swarm.tracker.swarm.latest_step == 5003, "of two different claims the lower one counts"
 
 
 def test_one_peer_alone_that_claims_to_be_ahead_is_no_reason_to_give_up_weights(swarm):
@@ -456,7 +458,7 @@ def test_one_peer_alone_that_claims_to_be_ahead_is_no_reason_to_give_up_weights(
     swarm.says("anna", step=12, joined=joined)
     now = swarm.tracker.swarm
     assert now.seconded_step == 12
-    assert now.donors(min_step=11) == [anna, liar], "who is further than a second one says comes last"
+    assert now.donors(min_step=11) == [anna, liar], "a peer that is further than a second one says comes last"
     swarm.says("anna", step=12, joined=joined, phase=JOINING)
     assert swarm.tracker.swarm.seconded_step == 30, "of two, one is behind itself: this peer knows one alone"
 

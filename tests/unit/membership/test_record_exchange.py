@@ -70,7 +70,7 @@ def test_a_look_that_fails_does_not_count(store, exchange):
     exchange.start()
     assert not exchange.wait_refreshed(1.0)
     assert len(store.looks) > 1
-    assert all(store.looks), "whoever waits waits for a search, and none has succeeded"
+    assert all(store.looks), "a caller that waits waits for a search, and none has succeeded"
     assert not rings
     store.is_silent = False
     assert exchange.wait_refreshed(5)

@@ -165,7 +165,7 @@ def test_a_reachable_peer_has_to_greet_first():
 
     with socket.create_server(("127.0.0.1", 0)) as server:
         address = local(server.getsockname()[1])
-        assert reachable(address, 0.3, is_greeted=True) == "timed out", "nobody has accepted"
+        assert reachable(address, 0.3, is_greeted=True) == "timed out", "no process has accepted"
         server.settimeout(10)
         server.accept()[0].close()
         serving = threading.Thread(target=serve, args=(server,))

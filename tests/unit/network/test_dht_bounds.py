@@ -134,7 +134,7 @@ def test_a_question_has_few_keys_and_an_answer_few_bytes(monkeypatch):
     answer(node, keys[:1], PEERS[0])
     with pytest.raises(ValueError, match="enough answers"):
         answer(node, keys[:1], PEERS[0])
-    assert asked == [DHTID.from_bytes(key) for key in (*keys[:3], keys[0])], "who is refused costs nothing"
+    assert asked == [DHTID.from_bytes(key) for key in (*keys[:3], keys[0])], "a refused call costs nothing"
     assert answer(node, keys[:1], PEERS[1]).results[0].value, "another peer is answered"
 
 

@@ -123,7 +123,7 @@ def test_ten_thousand_records_of_strangers_push_out_no_known_record(node):
     assert node.has(key, "anna")
     assert node.has(key, "ben")
     assert len(node.storage.get(key).value) == MAX_RECORDS
-    assert node.stores(key, "stranger 0", b"newer", seconds=90), "who is there already can go on"
+    assert node.stores(key, "stranger 0", b"newer", seconds=90), "a peer that is there already can go on"
 
 
 def test_bytes_are_bounded_and_an_answer_gets_through(node):

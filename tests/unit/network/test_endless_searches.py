@@ -92,7 +92,7 @@ def test_a_record_is_found_behind_a_node_that_names_others_without_end(answer_se
     network = Network(answer_seconds)
     found = asyncio.run(in_time(network.node.get("run.progress", latest=True)))
     assert found.value == b"a record"
-    assert set(network.asked) == {LIAR, *HONEST}, "whom it knows itself it asks in any case"
+    assert set(network.asked) == {LIAR, *HONEST}, "nodes that it knows itself it asks in any case"
     assert network.asked.count(LIAR) <= searches.MAX_CALLS + 1
 
 

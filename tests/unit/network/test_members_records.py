@@ -85,7 +85,7 @@ def test_only_members_store_records(node, organiser, ada):
     assert run(node.is_given(ada, REMOVED, organiser.remove(member)))
     assert node.records.list_numbers[REMOVED].value == organiser.removals.number
     assert not run(node.is_given(ada, PROGRESS, member.show(b"hello again")))
-    assert ada.own not in node.records.met, "who was removed is a stranger again"
+    assert ada.own not in node.records.met, "a removed member is a stranger again"
 
 
 def test_a_member_that_only_watches_stores_no_records(node, organiser, ada):
@@ -117,8 +117,8 @@ def test_a_stranger_that_uses_up_the_checks_for_strangers_keeps_no_member_out(no
         pass
     assert run(node.is_given(ada, PROGRESS, member.show(b"hello again")))
     stranger = OwnedRecords(RSAPrivateKey())
-    assert run(node.is_given(stranger, REMOVED, organiser.remove(member))), "anybody passes it on"
-    assert stranger.own not in node.records.met, "which makes nobody known"
+    assert run(node.is_given(stranger, REMOVED, organiser.remove(member))), "any peer may pass it on"
+    assert stranger.own not in node.records.met, "but that makes no peer known"
 
 
 def test_made_up_lists_keep_no_list_of_the_organiser_out(node, organiser):

@@ -52,7 +52,7 @@ def test_a_list_that_no_peer_takes_is_handed_out_again():
     assert push_until_taken(hopeless, "run", "removed", b"signed", ["ada"], 10) == 0
     assert hopeless.made == 10, "one a second"
     assert push_until_taken(alone, "run", "removed", b"signed", [], 10) == 0
-    assert alone.made == 1, "nobody is there to take it"
+    assert alone.made == 1, "no peer is there to take it"
 
 
 def test_a_peer_that_has_slept_for_too_long_still_waits_for_an_answer(clock):

@@ -358,7 +358,7 @@ def test_links_between_pages_lead_somewhere():
 
 
 def test_each_page_can_be_found():
-    """From the README or the index, in one click or two."""
+    """Each page is one or two clicks away from the README or the index."""
     linked = set()
     for page in (ROOT / "README.md", DOCS / "index.md"):
         linked |= {(page.parent / target).resolve() for target in re.findall(r"\]\(([^)#:]+)", PAGES[page])}

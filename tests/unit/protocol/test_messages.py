@@ -179,4 +179,4 @@ def test_a_member_that_gives_nothing_has_no_say_in_how_all_average():
     idle = Ticket(30, 0, False, 0.0, bytes(LINEAGE_BYTES), pace=Pace(other))
     assert group(giver, idle, idle).plan == one
     assert group(giver, *[replace(giver, pace=Pace(other))] * 2).plan == other
-    assert group(idle, idle).plan == other, "a group in which nobody gives anything follows its members all the same"
+    assert group(idle, idle).plan == other, "a group without gifts follows its members all the same"

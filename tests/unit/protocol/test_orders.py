@@ -133,7 +133,7 @@ def test_of_two_orders_for_a_step_the_one_that_was_given_later_counts():
     later = known.orders.with_order(Order(7, What.LEARNING_RATE, 2.0)).given[-1]
     assert later.given_at > time.time() * 1000 - 60_000
     ahead = orders(Order(7, What.PAUSE, 0, 2**41)).with_order(Order(7, What.RESUME))
-    assert ahead.given[-1].given_at == 2**41 + 1, "also where this clock is behind that of who gave the last one"
+    assert ahead.given[-1].given_at == 2**41 + 1, "also where this clock is behind that of the last order"
 
 
 def test_a_deputy_that_gives_too_many_orders_takes_none_from_others():
@@ -165,7 +165,7 @@ def test_the_fullest_book_fits_and_takes_no_further_deputy():
         known = known.with_all(revoke(os.urandom(32), known.given[:MAX_OF_DEPUTY], ORGANISER.signer, AUTHORITY))
     assert len(known.given) == MAX_ORDERS + MAX_DEPUTIES * MAX_OF_DEPUTY
     assert known.number_left(deputies[-1]) == 0
-    assert not known.given_by(deputies[-1].public_key), "those come first who were made deputies first"
+    assert not known.given_by(deputies[-1].public_key), "the earliest deputies come first"
     assert len(known.to_bytes()) <= MAX_BOOK_BYTES
     assert known.orders.number < 2**63
 
@@ -199,7 +199,7 @@ def test_the_orders_of_a_revoked_deputy_that_the_organiser_names_count():
     for later in (given, backdated):
         assert book(later, after) == after, "whatever it signs, and whenever it says it did"
     assert book(backdated, book(given)).with_all(revocation) == book(revocation.to_bytes(), book(given)), (
-        "who hears of the revocation last knows the same"
+        "a peer that hears of the revocation last knows the same"
     )
 
 

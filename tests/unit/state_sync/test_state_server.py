@@ -120,7 +120,7 @@ def test_a_few_joiners_get_the_state_at_a_time_and_the_others_hear_how_long_that
             upload.moved_at -= DEFAULT_TIMEOUTS.stalled_seconds
         for _ in range(MAX_STATE_UPLOADS):
             streams.append(await begin(donor, f"late {len(streams)}"))
-        assert len(streams) == MAX_STATE_UPLOADS + 1, "who takes nothing is in nobody's way"
+        assert len(streams) == MAX_STATE_UPLOADS + 1, "a peer that takes nothing is in no other's way"
         for _, writer in streams:
             writer.close()
 

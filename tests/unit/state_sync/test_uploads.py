@@ -86,7 +86,9 @@ def test_other_joiners_wait_as_long_as_the_first_needs_for_the_rest():
         assert busy.busy_seconds("another", 100 * PIECE_BYTES) == pytest.approx(10 * 60 / 40, rel=0.1)
         assert busy.busy_seconds(0, 100 * PIECE_BYTES) == 0.0, "its own download ends with that"
         busy.of[0].began -= 10_000.0
-        assert busy.busy_seconds("another", 100 * PIECE_BYTES) == 0.0, "who hardly takes anything is in nobody's way"
+        assert busy.busy_seconds("another", 100 * PIECE_BYTES) == 0.0, (
+            "a peer that hardly takes anything is in no other's way"
+        )
 
     asyncio.run(run())
 

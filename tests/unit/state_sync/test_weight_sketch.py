@@ -64,7 +64,7 @@ def test_the_member_that_is_off_takes_over_the_state_of_the_others():
     assert [StateVersion.strayed_from(ticket, pair) for ticket in pair.tickets] == [None, "a"], "one of two gives way"
     hidden = group_of(here, there, client_modes=[True, False])
     assert [StateVersion.strayed_from(ticket, hidden) for ticket in hidden.tickets] == ["b", None], (
-        "who can be called gives"
+        "a peer that can be called gives"
     )
     nearly = group_of(here, Sketch(moved(SKETCH_TOLERANCE / 10, 2)).take(LINEAGE))
     assert [StateVersion.strayed_from(ticket, nearly) for ticket in nearly.tickets] == [None, None]
@@ -80,7 +80,7 @@ def test_the_donor_of_these_weights_is_not_asked_for_better_ones():
     group = group_of(there, here, here)
     assert StateVersion.strayed_from(group.tickets[0], group, last_donor="b") == "c"
     pair = group_of(there, here)
-    assert StateVersion.strayed_from(pair.tickets[0], pair, last_donor="b") in (None, "b"), "nobody else is there"
+    assert StateVersion.strayed_from(pair.tickets[0], pair, last_donor="b") in (None, "b"), "no other peer is there"
 
 
 def test_no_peer_can_know_in_advance_how_weights_will_look():

@@ -105,7 +105,7 @@ def test_target_schedule_and_end_follow_the_mode():
     assert [control.target(step).samples for step in (19, 20)] == [64, 256]
     assert [control.schedule_position(step) for step in (19, 20, 21)] == [19, 20, 24]
     assert [control.total_steps(step) for step in (5, 25)] == [40, 40]
-    assert control.total_steps(math.inf) == 100, "nobody can be further"
+    assert control.total_steps(math.inf) == 100, "no peer can be further"
     assert (control.is_over(39), control.is_over(40)) == (False, True)
 
 

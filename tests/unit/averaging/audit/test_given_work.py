@@ -269,7 +269,7 @@ def test_all_members_leave_the_liar_out_for_good(monkeypatch, lie):
     assert [found[member] for member in honest] == [{MEMBERS[LIAR]: Blame.GAVE_OTHER_WORK}] * 3
     assert all(MEMBERS[LIAR] in swarm.shunned[member] for member in honest)
     back_to = [swarm.audits[member].annotate(TICKETS[0], sound=(0, 2)).back_to for member in honest]
-    assert back_to == [NOWHERE] * 3, "what one member gives is clipped: nobody goes back for that"
+    assert back_to == [NOWHERE] * 3, "what one member gives is clipped: no member goes back for that"
 
 
 def test_no_member_is_left_out_where_all_are_honest(monkeypatch):

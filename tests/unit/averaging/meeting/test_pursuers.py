@@ -101,7 +101,7 @@ def test_a_group_is_held_open_for_a_joiner_that_is_right_behind(lacks, monkeypat
 
 
 @pytest.mark.parametrize("usual_seconds", [0.0, 60.0])
-def test_it_is_held_for_some_seconds_or_a_share_of_an_exchange(usual_seconds, monkeypatch):
+def test_a_group_is_held_open_for_some_seconds_or_a_share_of_an_exchange(usual_seconds, monkeypatch):
     async def steps() -> None:
         leader = Leader(usual_seconds=usual_seconds)
         await leader.lead(4)
@@ -114,7 +114,7 @@ def test_it_is_held_for_some_seconds_or_a_share_of_an_exchange(usual_seconds, mo
     run_in_virtual_time(steps, monkeypatch)
 
 
-def test_it_is_not_held_for_a_joiner_that_has_gone(monkeypatch):
+def test_a_group_is_not_held_open_for_a_joiner_that_has_gone(monkeypatch):
     async def steps() -> None:
         leader = Leader()
         await leader.lead(4)

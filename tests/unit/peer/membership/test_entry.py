@@ -227,7 +227,7 @@ def test_a_person_in_an_open_run_reads_what_that_means(organiser):
     )
     assert "start another run by invitation" in said
     assert "its organiser has to start" in open_door(manifest, [elsewhere], joins=True)
-    assert open_door(manifest, [ADDRESS], joins=False) == "", "nobody elsewhere can reach it"
+    assert open_door(manifest, [ADDRESS], joins=False) == "", "no peer elsewhere can reach it"
     assert open_door(manifest.signed_by(organiser.signer), [elsewhere], joins=True) == ""
 
 

@@ -46,7 +46,7 @@ def test_updates_are_made_up_to_the_last_one_that_another_peer_has_made():
     assert told.num_confirmed(leader, 10, [MADE_UP, MADE_UP]) == 0
     assert told.num_confirmed(anna, 10, [NEXT, LATER]) == 0, "her own word"
     told.say("leader", 12, LATER)
-    assert told.num_confirmed(anna, 10, [NEXT, LATER]) == 2, "who leads is a second one, if another one hands it over"
+    assert told.num_confirmed(anna, 10, [NEXT, LATER]) == 2, "the leader is a second one, if another peer hands it over"
     assert told.confirms(leader, 12, LATER)
     assert not told.confirms(leader, 13, MADE_UP)
     assert told.is_witness_past(11)
@@ -123,7 +123,7 @@ def test_an_average_of_a_round_that_this_peer_has_been_in_needs_no_second_statem
 def test_helpers_deny_nothing_to_each_other():
     told = Told("anna", helps=True)
     told.say("anna", 10, OURS, helps=True)
-    assert not told.is_needed, "who trains leads them both"
+    assert not told.is_needed, "a peer that trains leads them both"
     told.say("anna", 10, OURS)
     assert told.is_needed
 

@@ -188,7 +188,7 @@ def test_a_peer_that_has_trained_does_not_end_because_no_donor_hands_over_a_stat
     member.advance(b"a round")
     tracker = Stalling()
     assert not catch_up(member, tracker, donor, timeout_seconds=0.2, joins=False)
-    assert {*tracker.given_up[-2:]} == {"anna", "ben"}, "nobody is asked again at once"
+    assert {*tracker.given_up[-2:]} == {"anna", "ben"}, "no donor is asked again at once"
     assert "cleo" not in tracker.given_up, "it is where we are, and was not asked"
     assert member.step == 6
     with pytest.raises(InputError, match=r"could not be downloaded in [0-9]+ s \(its line is dead\)"):
@@ -219,7 +219,7 @@ def test_a_peer_that_has_trained_computes_on_while_the_state_is_on_its_way():
     follows.begin(None, 20)
     for _ in range(100):
         assert follows.poll() is Progress.NOTHING
-        assert (member.step, len(donor.coming)) == (6, 1), "nothing has changed, and nobody waits"
+        assert (member.step, len(donor.coming)) == (6, 1), "nothing has changed, and the peer does not wait"
     donor.come()
     assert follows.poll() is Progress.OTHER_WEIGHTS
     assert (member.step, follows.is_running) == (7, False)

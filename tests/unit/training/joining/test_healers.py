@@ -26,10 +26,12 @@ def healers(version: StateVersion, tracker: SimpleNamespace, sources=(), refuter
 def test_weights_of_no_use_are_replaced_or_end_a_peer_that_is_alone():
     member, alone = version_at(5), tracker_of()
     assert healers(member, tracker_of("anna")).find_healer(None) == "anna"
-    assert healers(member, tracker_of("anna")).find_healer("anna") == "anna", "nobody else is there"
+    assert healers(member, tracker_of("anna")).find_healer("anna") == "anna", "no other peer is there"
     both = healers(member, tracker_of("anna", "ben"))
-    assert {both.find_healer("anna") for _ in range(20)} == {"ben"}, "not from whom these weights came"
-    assert healers(version_at(0), tracker_of("anna")).find_healer(None) is None, "nobody has better ones than a recipe"
+    assert {both.find_healer("anna") for _ in range(20)} == {"ben"}, "not the donor of these weights"
+    assert healers(version_at(0), tracker_of("anna")).find_healer(None) is None, (
+        "no peer has better weights than a recipe"
+    )
     assert healers(member, alone).find_healer(None) is None, "they are finite: the data may be the reason"
     with torch.no_grad():
         next(member.state.model.parameters()).fill_(torch.nan)

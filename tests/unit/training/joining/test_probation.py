@@ -166,7 +166,7 @@ def test_a_false_state_gives_nothing_and_is_refuted_by_later_statements(newcomer
     newcomer.probation.review()
     assert newcomer.probation.refuters == {"ben", "carl"}
     assert newcomer.tracker.given_up == ["donor"]
-    assert newcomer.version.is_refuted, "nobody needs a copy of these"
+    assert newcomer.version.is_refuted, "no peer needs a copy of these"
     assert "The weights of step 7 from donor are not those of ben and carl: they are dropped" in caplog.text
     for _ in range(MAX_UPDATES):
         newcomer.probation.note_update()
