@@ -164,7 +164,7 @@ def test_a_remainder_of_earlier_averages_may_come_with_a_later_one():
 
 @pytest.mark.parametrize("codec", ["fp16", "int8", "int4"])
 def test_an_honest_reducers_average_is_never_false_whatever_it_has_left_out_before(codec):
-    """With anything added, half of what may be is left; without it, an average is always faithful."""
+    """With a remainder added, half of the tolerance is left. Without one, an average is always faithful."""
     codec, info = CODECS[codec](), CompressionInfo.from_tensor(torch.zeros(1))
     for seed in range(40):
         torch.manual_seed(seed)

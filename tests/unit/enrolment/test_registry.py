@@ -195,7 +195,7 @@ def test_a_newer_list_from_elsewhere_is_kept(registry):
     assert not registry.keep_removals(new.signed_by(SIGNER), AUTHORITY)
     assert not registry.keep_removals(old.signed_by(SIGNER), AUTHORITY)
     why = [member.why_removed for member in registry.members()]
-    assert why == ["here", "elsewhere"], "the reason may not be known elsewhere"
+    assert why == ["here", "elsewhere"], "the signer elsewhere may not have known of it"
     next_ = Removals.read(registry.remove([8], "", SIGNER, AUTHORITY), AUTHORITY).removed
     assert next_.keys() == {ana.serial, ben.serial, 7, 8}
 
