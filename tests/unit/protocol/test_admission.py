@@ -88,8 +88,7 @@ def test_the_reason_of_a_deputy_moves_no_terminal(here, caplog):
 
 
 def test_a_removed_peer_gets_no_more_time_from_a_further_list(here, monkeypatch):
-    """A group of a leader that had not heard of the removal goes on. A lying one could go on with each further removal.
-    ⌫"""
+    """A leader that has not heard of a removal may finish its group. Otherwise a liar could do so with each removal."""
     now = [1000.0]
     monkeypatch.setattr(signed_lists.time, "monotonic", lambda: now[0])
     ada, bob = ORGANISER.admission(ADA), ORGANISER.admission(BOB)
