@@ -1,4 +1,4 @@
-"""Experiments: grids, gates, measurements and the model, against values worked out by hand."""
+"""Experiments: grids, gates, measurements and the model, against values computed by hand."""
 
 import json
 import math
@@ -39,7 +39,7 @@ def test_shipped_experiments_have_cells_that_can_run(name):
 
 
 def test_systems_run_forwards_and_backwards_in_turn():
-    """Else a machine that slows down would favour the same one each time."""
+    """Otherwise a machine that slows down would favour the same system each time."""
     orders: dict[tuple, list[str]] = {}
     for cell in load_grid("accuracy").cells(repeat=2):
         orders.setdefault((cell.repetition, cell.changes["seed"], cell.rtt_ms), []).append(cell.system)
@@ -112,7 +112,7 @@ def test_a_grid_that_cannot_work_is_refused(tmp_path, text, problem):
     ],
 )
 def test_a_value_that_no_cell_can_have_is_refused(tmp_path, setting, problem):
-    """Before the first run, which may take hours."""
+    """It is refused before the first run, which may take hours."""
     file = tmp_path / "grid.toml"
     file.write_text(f'[cell]\n{setting}\n[grid]\nsystem = ["swarm"]')
     with pytest.raises(InputError, match=problem):
@@ -135,8 +135,8 @@ def test_time_to_an_accuracy_is_measured_as_finely_for_all_systems():
 
 
 @pytest.mark.parametrize("name", shipped_grids())
-def test_whoever_learns_is_warmed_up_by_as_many_samples_as_ddp(name, tmp_path):
-    """Three quarters of a warm-up of five updates would be lost, were a quarter of it rounded down: one is none."""
+def test_a_system_that_learns_is_warmed_up_by_as_many_samples_as_ddp(name, tmp_path):
+    """A quarter of five updates, rounded down, would be one, which is no warm-up. Three quarters would be lost."""
     for cell in (cell for cell in load_grid(name).cells() if cell.target_accuracy is not None):
         asked, own = cell.full_recipe(), recipe_of_command(cell, tmp_path)
         local = own.target_batch_size // asked.target_batch_size
@@ -147,7 +147,10 @@ def test_whoever_learns_is_warmed_up_by_as_many_samples_as_ddp(name, tmp_path):
 
 
 def recipe_of_command(cell: Cell, folder) -> Recipe:
-    """What the command line of a swarm's first host makes of the preset; that of others is the cell's."""
+    """The recipe that the command line of a swarm's first host makes of the preset.
+
+    For other systems it is the cell's.
+    """
     system, host = SYSTEMS[cell.system], cell.network().hosts[0]
     if system.command is not swarm:
         return cell.full_recipe()
@@ -239,7 +242,7 @@ def test_a_validation_after_an_update_is_no_part_of_it(tmp_path):
     assert found["top1"] == 0.5
 
 
-def test_what_a_validation_leaves_behind_judges_nobody_s_speed(tmp_path):
+def test_an_update_after_a_validation_does_not_count_for_the_speed(tmp_path):
     cell = replace(CELL, target_accuracy=0.95)
     write_run(tmp_path, cell, top1=0.9)
     file = tmp_path / "runs/run/h1/metrics.jsonl"
@@ -247,7 +250,7 @@ def test_what_a_validation_leaves_behind_judges_nobody_s_speed(tmp_path):
     assert [line["step"] for line in lines if "val/top1" in line] == [4]
     for line in lines:
         if line["step"] == 5:
-            line["perf/swarm_samples_per_second"] = 512 / 8  # four times as long
+            line["perf/swarm_samples_per_second"] = 512 / 8  # the update takes four times as long
     lines.append({"time": 1017.0, "step": 8, "val/top1": 0.97})
     file.write_text("".join(json.dumps(line) + "\n" for line in lines))
     found = measure(tmp_path, cell, rounds_of(tmp_path, cell))
@@ -306,7 +309,7 @@ def test_gates_name_the_machine_the_router_and_missing_peers(tmp_path):
     assert "computed on" in problems(replace(CELL, peers=99, paced_samples_per_second=None), kept, fine)[0]
 
 
-def test_a_cell_that_nobody_watched_is_invalid(tmp_path):
+def test_a_cell_without_a_watch_of_the_machine_and_the_router_is_invalid(tmp_path):
     write_run(tmp_path, CELL)
     (tmp_path / "watch.jsonl").unlink()
     found = measure(tmp_path, CELL, rounds_of(tmp_path, CELL))
@@ -319,7 +322,7 @@ def test_a_cell_that_nobody_watched_is_invalid(tmp_path):
 
 @pytest.mark.parametrize("target", [None, 0.95])
 def test_seconds_that_are_not_those_of_the_clock_make_a_cell_invalid(tmp_path, target):
-    """What a system says of its own speed is not believed; only what is beside a validation is not compared."""
+    """A system's own statement of its speed is checked against the clock, except beside a validation."""
     cell = replace(CELL, target_accuracy=target)
     write_run(tmp_path, cell, top1=target and 0.97)
     file = tmp_path / "runs/run/h1/metrics.jsonl"
@@ -342,7 +345,7 @@ def test_an_update_without_the_first_peer_makes_a_cell_invalid(tmp_path):
 
 
 def test_an_update_that_a_peer_of_hivemind_has_not_made_makes_a_cell_invalid(tmp_path):
-    """Each peer knows its own samples only: who has none in an update was not there."""
+    """Each peer knows its own samples only. A peer without samples in an update was not there."""
     cell = replace(CELL, system="hivemind", steps=4, warm_up_steps=1)
     for host, steps in (("h1", (1, 2, 3, 4)), ("h2", (1, 2, 4))):
         file = tmp_path / "runs" / "run" / host / "metrics.jsonl"
@@ -411,7 +414,7 @@ def test_a_simulated_swarm_is_as_fast_as_its_parts_allow():
     [
         ([0.1, -0.1, 0.2, -0.2, 0.0, 0.0], True),
         ([0.44, 0.46, 0.45, 0.47, 0.43, 0.45], True),
-        ([-0.49, -0.51, -0.50, -0.52, -0.48, -0.50], False),  # certainly a difference, and of just that size
+        ([-0.49, -0.51, -0.50, -0.52, -0.48, -0.50], False),  # certainly a difference, and of exactly that size
         ([0.55, 0.56, 0.54, 0.55, 0.55, 0.56], False),
         ([0.8, -0.8, 0.9, -0.9, 0.7, -0.7], False),  # none was found, because nothing is known
         ([0.6, -0.5, 0.55, -0.5, 0.5, -0.6], True),  # ± 0.49: the 95 % interval would be ± 0.62

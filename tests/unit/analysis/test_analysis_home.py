@@ -1,4 +1,4 @@
-"""Who took part in each update over home lines, and how long it took, against values worked out by hand."""
+"""Which peers took part in each update over home lines, and how long it took, against values computed by hand."""
 
 import json
 from dataclasses import replace
@@ -29,7 +29,7 @@ IDS = {"h1": "QmFirst", "h2": "QmSecond", "h3": "QmThird", "h4": "QmFourth"}
 
 
 class Files:
-    """Writes what a cell leaves behind."""
+    """A writer of the files that a cell leaves behind."""
 
     def __init__(self, folder, cell: Cell) -> None:
         self.folder, self.cell = folder, cell
@@ -37,7 +37,7 @@ class Files:
         (folder / "cell.json").write_text(cell.to_json())
 
     def starts(self, moments: dict[str, float], parts: str) -> None:
-        """All peers start with the same parts."""
+        """Let all peers start with the same log."""
         (self.folder / STARTED).write_text(json.dumps(moments))
         for number, host in enumerate(moments, 1):
             lines = [
@@ -98,7 +98,7 @@ def test_updates_are_compared_with_the_slowest_line_and_with_computing(files):
     assert fourth["over_limit"] == pytest.approx(7.0 / 8.0), "two computed for it until the first one came back"
 
 
-def test_who_was_in_a_group_and_has_no_average_has_missed_the_update(files, capsys):
+def test_a_member_of_a_group_that_has_no_average_has_missed_the_update(files, capsys):
     for host in ("h1", "h3"):
         files.rounds(host, averaged(1, 130.0, "h1 h2 h3"))
     files.rounds("h2", {"time": 128.0, "step": 1, "outcome": "66 of 83 parts of the average arrived", "members": []})
@@ -180,7 +180,7 @@ def test_a_late_host_and_what_it_costs_the_others(tmp_path):
     assert late["others_before"] == {"median": pytest.approx(9.5), "worst": pytest.approx(10.0)}
     assert late["others_meanwhile"]["worst"] == pytest.approx(12.0), "the round that it joins is not one of these"
     assert late["others_meanwhile"]["worst_over_usual"] == pytest.approx(12.0 / 9.5)
-    assert found["whole_updates"] == 4, "it counts from the start who was there from the start"
+    assert found["whole_updates"] == 4, "the count starts with the peers that were there from the start"
 
 
 def test_a_host_that_is_to_join_later_makes_no_cell_invalid_before_it_came():
@@ -198,7 +198,7 @@ def _updates_of(*peers: int):
     return [Round(step, 10.0 * step, 10.0, 512, count) for step, count in enumerate(peers, 1)]
 
 
-def test_nobody_waits_for_a_host_that_joins_later(tmp_path):
+def test_no_peer_waits_for_a_host_that_joins_later(tmp_path):
     cell = replace(CELL, peers=4, last_joins_at_step=2)
     first, second, *_ = cell.network().hosts
     words = SYSTEMS[cell.system].command(SYSTEMS[cell.system], cell, second, first, tmp_path, ("A",))

@@ -36,7 +36,7 @@ def test_pairs_of_honest_trainings_say_what_clipping_costs():
 
 
 def test_a_training_that_failed_leaves_the_other_pairs_as_they_are():
-    """The machine is slower each time; the first training with clipping has not come to its end."""
+    """The machine is slower each time. The first training with clipping has not come to its end."""
     rows = [row("honest", "off", 60.0, number=1)]
     for number, seconds in ((2, 90.0), (3, 120.0)):
         rows += [row("honest", where, seconds, number=number) for where in ("off", "clip")]
@@ -85,7 +85,10 @@ def test_bad_input_ends_with_a_sentence_and_status_2(capsys):
 
 @pytest.mark.parametrize("where", ["clip", "ddp", "hivemind"])
 def test_each_repetition_has_a_seed_of_its_own(tmp_path, monkeypatch, where):
-    """The same one for all that are compared in it; DDP, which has no fresh identities, would train the same again."""
+    """All trainings of a repetition share a seed.
+
+    DDP has no fresh identities, so one seed for all would train the same.
+    """
     commands = []
 
     def popen(command, **_):
@@ -103,7 +106,7 @@ def test_each_repetition_has_a_seed_of_its_own(tmp_path, monkeypatch, where):
 
 def test_accuracies_are_of_gradients_of_all_samples(tmp_path, monkeypatch):
     for name in (VARIABLE, ALL_SAMPLES, "OMP_NUM_THREADS"):
-        monkeypatch.setenv(name, "1")  # which is there again afterwards
+        monkeypatch.setenv(name, "1")  # monkeypatch puts it back afterwards
     monkeypatch.delenv(ALL_SAMPLES)
     computed = []
 

@@ -17,7 +17,7 @@ def sent(attackers: int = 1, **more) -> Sent:
 
 
 def attacked(attack: str, **more) -> torch.Tensor:
-    """What the first peer sends."""
+    """The gradient that the first peer sends."""
     return ATTACKS[attack](sent(**more)).parts[0]
 
 

@@ -1,4 +1,4 @@
-"""What liars make of a gradient, in a process whose gradients somebody else averages."""
+"""How liars change a gradient in a process in which other code averages the gradients."""
 
 import subprocess
 import sys
@@ -32,11 +32,11 @@ for lie in sys.argv[1:]:
     process.join()
 """
 EXPECTED = {"reverse": 50.0, "against-0.1": 0.05, "labels": 0.5}
-"""The honest one is -0.5."""
+"""Expected false gradients. The honest gradient is -0.5."""
 
 
 def test_a_process_that_lies_gives_false_gradients_of_each_parameter_once():
-    """Each lie in a process of its own; torch is imported once for all."""
+    """Each lie has a process of its own, forked after one import of torch."""
     command = [sys.executable, "-c", PROGRAM, *EXPECTED]
     done = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True)
     found = dict(line.split() for line in done.stdout.splitlines())
@@ -48,7 +48,7 @@ def test_a_little_is_a_standard_deviation_and_a_half_off():
     for _ in range(200):
         gradient = 10 + torch.randn(4000, generator=generator)
         lie(gradient)
-    # of a mean of the last ten or so, and a spread of which such a mean has a part less
+    # the mean is of the last ten gradients or so, and takes a part of the spread away
     assert gradient.mean().item() == pytest.approx(10 - 1.5, abs=0.15)
 
 

@@ -1,4 +1,4 @@
-"""Programs of an experiment: how they are started and ended, and what they have said last."""
+"""Programs of an experiment: how they are started and ended, and the last message that they print."""
 
 import signal
 import sys
@@ -29,7 +29,7 @@ def test_a_program_joins_no_other_swarm_and_ends_with_its_block(tmp_path, monkey
         ("x" * 1000, "x" * 300),
     ],
 )
-def test_the_last_words_of_a_program_are_its_last_error_or_its_last_line(tmp_path, text, words):
+def test_the_last_message_of_a_program_is_its_last_error_or_its_last_line(tmp_path, text, words):
     log = tmp_path / "program.log"
     log.write_text(text)
     assert last_words(log) == words

@@ -1,4 +1,4 @@
-"""What members sign in a round whose averages are checked: read as the word of a stranger."""
+"""Statements that members sign in a round whose averages are checked. They are read as statements of a stranger."""
 
 import msgpack
 import pytest
@@ -26,7 +26,7 @@ def receipt(number=0, averages=ROOT, counted=COUNTED):
     return Receipt.sign(key(number), STRIPE, averages, counted)
 
 
-def test_a_receipt_says_who_signed_what():
+def test_a_receipt_says_which_peer_signed_which_content():
     read = Receipt.from_bytes(receipt().data)
     assert read == Receipt(STRIPE, ROOT, COUNTED, peer(0), read.data)
 
@@ -80,7 +80,7 @@ def test_messages_are_bounded():
         Receipt.from_bytes(bytes(MAX_RECEIPT_BYTES + 1))
 
 
-# ---- what each looks at when a share is over -------------------------------------------------------------------------
+# ---- what each member looks at when a share is over ------------------------------------------------------------------
 
 
 def test_a_sender_that_signs_for_other_parts_than_it_gave_is_refused():
@@ -96,7 +96,7 @@ def test_a_sender_that_signs_for_other_parts_than_it_gave_is_refused():
 
 
 def receipts_for(share):
-    """Of the reducer, each with one thing that is not so, and what a member has to say about it."""
+    """Receipts of the reducer, each with one thing that is false, and the answer of a member to it."""
     true, place = share.receipt, 1
     own = true.counted[place]
     without = [*true.counted]
@@ -117,7 +117,7 @@ def receipts_for(share):
     return {name: Receipt.sign(key(number), *said) for name, said in lies.items()}
 
 
-def test_a_member_accepts_no_receipt_that_does_not_say_what_it_gave_and_got():
+def test_a_member_accepts_no_receipt_that_differs_from_what_it_gave_and_got():
     share = sealed_share((0, 1, 2), judge_of())
     member = share.seals[share.group.peer_ids[1]]
     member.check_receipt(share.reducer, seal_with(share.receipt.data))

@@ -33,14 +33,14 @@ MEMBERS = (0, 1, 2, 3)
 REFUSED = "read|no proof|signed|contradict|other|another|honest|bytes|known|decoded|unexpected|malformed"
 LIAR = peer(0)
 SOUND = (0, 2, 4)
-"""Steps of the states that all have kept; rounds are of step 3, unless a test says otherwise."""
+"""Steps of the states that all members have kept. Rounds are of step 3, unless a test says otherwise."""
 
 
 class Members:
-    """All members of one group, who ask each other directly.
+    """All members of one group. They ask each other directly, without a network.
 
     Args:
-        share: of the updates in which each reducer is audited
+        share: how often each reducer is audited, as a share of the updates
     """
 
     def __init__(self, share: float = 100.0):
@@ -60,7 +60,7 @@ class Members:
         self.group = group_of(MEMBERS)
 
     def asker(self, me):
-        """How a member asks others."""
+        """Return the function with which this member asks other members."""
         return lambda other, request, most: self.ask(me, other, request, most)
 
     async def ask(self, me, other, request, most):
@@ -73,7 +73,7 @@ class Members:
             raise OSError from error
 
     async def round(self, change=lambda mean: mean, reducer=LIAR, name=bytes(16), lies_to=None):
-        """One round, in which one member reduces all that is looked at."""
+        """Run one round, in which one member reduces everything that is looked at."""
         group = self.group = Group.close(name, self.group.peer_ids, self.tickets())
         for audits in self.audits.values():
             audits.begin(group)
@@ -89,7 +89,7 @@ class Members:
         return share
 
     def tickets(self) -> tuple[Ticket, ...]:
-        """What they bring to the next round."""
+        """The tickets that the members bring to the next round."""
         blank = {"receipts": b"", "accuses": b"", "back_to": NOWHERE}
         ticket = replace(self.group.tickets[0], step=self.step, lineage=self.group.group_id, **blank)
         return tuple(self.audits[member].annotate(ticket, SOUND) for member in self.group.peer_ids)
@@ -99,12 +99,12 @@ class Members:
             await audits.until_done()
 
     def found(self) -> dict:
-        """Whom each honest member has found out."""
+        """The peers that each honest member has found out."""
         return {member: audits.found() for member, audits in self.audits.items() if member != LIAR}
 
 
 async def attempt(answer) -> bool:
-    """Whether something is shown."""
+    """Whether the member answers and shows something."""
     try:
         return bool(await answer)
     except ValueError:
@@ -123,7 +123,7 @@ def run(scenario, **options):
     return members, asyncio.run(scenario(members))
 
 
-def test_all_who_check_find_out_who_makes_up_an_average():
+def test_all_members_that_check_find_out_a_reducer_that_makes_up_an_average():
     async def scenario(members):
         await members.round(scaled)
 
@@ -132,7 +132,7 @@ def test_all_who_check_find_out_who_makes_up_an_average():
     assert all(LIAR in members.shunned[peer(number)] for number in MEMBERS[1:])
 
 
-def test_who_did_not_check_is_convinced_by_the_proof():
+def test_a_member_that_did_not_check_is_convinced_by_the_proof():
     async def scenario(members):
         for number in MEMBERS[2:]:
             members.audits[peer(number)] = Audits(
@@ -154,7 +154,7 @@ def test_who_did_not_check_is_convinced_by_the_proof():
     assert all(LIAR in members.shunned[peer(number)] for number in MEMBERS[1:])
 
 
-def test_who_tells_members_different_things_is_found_out_when_they_meet_again():
+def test_a_reducer_that_tells_members_different_things_is_found_out_when_they_meet_again():
     async def scenario(members):
         await members.round(lies_to=peer(2))
         members.group = Group.close(bytes(16), members.group.peer_ids, members.tickets())
@@ -166,7 +166,7 @@ def test_who_tells_members_different_things_is_found_out_when_they_meet_again():
     assert members.found() == {peer(number): {LIAR: Blame.EQUIVOCATED} for number in MEMBERS[1:]}
 
 
-def test_nobody_is_found_out_where_all_are_honest():
+def test_no_member_is_found_out_where_all_are_honest():
     async def scenario(members):
         for number in range(12):
             await members.round(reducer=random.choice(members.group.peer_ids), name=bytes([number] * 16))
@@ -176,7 +176,7 @@ def test_nobody_is_found_out_where_all_are_honest():
     assert not any(members.found().values())
 
 
-def test_who_shows_nothing_is_suspected_after_some_times_and_by_itself_alone():
+def test_a_reducer_that_shows_nothing_is_suspected_after_some_times_and_not_left_out_yet():
     async def scenario(members):
         members.deaf.add(LIAR)
         for number in range(UNANSWERED - 1):
@@ -190,7 +190,7 @@ def test_who_shows_nothing_is_suspected_after_some_times_and_by_itself_alone():
 
 
 def false_proofs(share, honest) -> list[bytes]:
-    """Against an honest reducer, and noise."""
+    """Proofs against an honest reducer that are all false, and noise."""
     evidence = share.seals[share.reducer].show(0)
     rng = random.Random(5)
     place = rng.randrange(len(evidence))
@@ -227,8 +227,8 @@ OTHER_RULES = {
 
 
 @pytest.mark.parametrize("rule", OTHER_RULES.values(), ids=OTHER_RULES)
-def test_what_a_reducer_has_signed_in_one_run_proves_nothing_in_another(rule):
-    """Its average is honest by the rule of its own run alone, and it is the same peer in both."""
+def test_a_signature_of_a_reducer_in_one_run_proves_nothing_in_another(rule):
+    """The average is honest by the rule of its own run alone. The reducer is the same peer in both runs."""
     judge = replace(judge_of(), target_at=lambda step: BatchTarget(2000), run="night-1")
     members = group_of(MEMBERS[:3])
     samples = zip(members.tickets, (1500, 300, 200), strict=True)
@@ -243,8 +243,8 @@ def test_what_a_reducer_has_signed_in_one_run_proves_nothing_in_another(rule):
     assert guilty(proof, replace(judge, **rule)).peer == share.reducer, "it would, if the name were the same"
 
 
-def test_a_leader_that_gives_two_rounds_one_nonce_has_no_two_receipts_of_one_name():
-    """Whoever has computed nothing since, as a helper, would come again with the same ticket."""
+def test_two_rounds_with_the_same_nonce_yield_no_two_receipts_of_one_name():
+    """A member that has computed nothing since, such as a helper, would come again with the same ticket."""
     reducer, judge = Audits(peer(0), key(0), judge_of(), never, BlameBackoff()), judge_of()
     members, receipts = group_of(MEMBERS[:3]), []
     for number in range(2):
@@ -261,8 +261,11 @@ async def never(other, request, most):
     raise OSError
 
 
-def test_who_passes_on_true_proofs_against_peers_that_nobody_here_has_met_is_heard_later():
-    """A newcomer meets nobody whom all others have left out; and a liar can show such proofs to one member alone."""
+def test_an_accuser_with_true_proofs_against_unmet_peers_is_heard_later():
+    """A newcomer meets none of the peers that all members have left out.
+
+    A liar can show such proofs to one member alone.
+    """
 
     async def scenario(members):
         await members.round(scaled)
@@ -297,7 +300,7 @@ def two_receipts_of(invented: RSAPrivateKey) -> tuple[bytes, bytes]:
 
 
 def test_a_hundred_false_accusations_are_asked_for_once():
-    """And an accuser that has proven nothing cannot keep anybody from being convicted by others."""
+    """An accuser that has proven nothing cannot keep any peer from being convicted by other members."""
 
     class Liar(Audits):
         async def answer(self, caller, data):
@@ -320,10 +323,10 @@ def test_a_hundred_false_accusations_are_asked_for_once():
 
 
 @pytest.mark.parametrize("taken", [UNMET_AT_ONCE, KEPT_PROOFS])
-def test_proofs_against_invented_peers_push_out_none_that_matters(monkeypatch, taken):
-    """Keys cost nothing, and two receipts of an invented round prove their owner guilty.
+def test_proofs_against_invented_peers_push_out_no_proof_that_matters(monkeypatch, taken):
+    """Keys cost nothing, and two receipts of an invented round prove the owner of the key guilty.
 
-    Several accusers together can bring as many as a peer keeps; here one is heard as often.
+    Several accusers together can bring as many proofs as a peer keeps. Here one accuser is heard as often.
     """
     monkeypatch.setattr(audits_module, "UNMET_AT_ONCE", taken)
     invented = [two_receipts_of(RSAPrivateKey()) for _ in range(KEPT_PROOFS)]
@@ -345,7 +348,7 @@ def test_proofs_against_invented_peers_push_out_none_that_matters(monkeypatch, t
     assert ticket.back_to == 2, "it still wants to go back"
 
 
-def test_a_proof_against_somebody_else_than_who_is_accused_does_not_count():
+def test_a_proof_against_a_peer_other_than_the_accused_does_not_count():
     async def scenario(members):
         await members.round(scaled)
 
@@ -380,8 +383,8 @@ def test_strangers_are_shown_nothing_and_members_not_too_often():
 
 
 @pytest.mark.parametrize("removed", [True, False], ids=["removed", "certificate ended"])
-def test_who_is_no_member_any_more_is_shown_nothing(monkeypatch, removed):
-    """Of the last rounds, in which it was, everybody keeps gradients and averages."""
+def test_a_peer_that_is_no_longer_a_member_is_shown_nothing(monkeypatch, removed):
+    """All members keep gradients and averages of the last rounds, and the peer was in those rounds."""
     organiser, shown = Organiser(), []
     here, other = (organiser.admission(peer(number), end=60) for number in (0, 1))
 
@@ -416,7 +419,7 @@ def test_a_reducer_keeps_what_it_was_given_for_a_few_rounds_only():
 
 
 def test_two_members_check_nothing():
-    """The reducer could have given itself whatever explains the average."""
+    """The reducer could have given itself any part that explains the average."""
     members = Members()
     ticket = members.group.tickets[0]
     listener = Ticket.of_listener(ticket.step, False)
@@ -433,7 +436,7 @@ def test_two_members_check_nothing():
     assert members.asked == 0
 
 
-def test_an_order_that_has_come_after_the_round_makes_nobody_a_suspect():
+def test_an_order_that_comes_after_the_round_makes_no_reducer_a_suspect():
     async def scenario(members):
         members.judge = replace(members.judge, orders_at=lambda step: b"another.")
         for number in MEMBERS:
@@ -447,8 +450,8 @@ def test_an_order_that_has_come_after_the_round_makes_nobody_a_suspect():
     assert found == {peer(number): {} for number in MEMBERS[1:]}
 
 
-def test_where_one_would_have_to_keep_too_much_nothing_is_kept_and_nobody_asks(monkeypatch):
-    """All members know it, so no reducer is taken for one that hides something."""
+def test_members_keep_nothing_and_ask_nothing_where_they_would_have_to_keep_too_much(monkeypatch):
+    """All members know the limit, so none takes the reducer for one that hides something."""
 
     async def scenario(members):
         monkeypatch.setattr(audits_module, "MAX_KEPT_BYTES", members.judge.bytes_given(members.group) - 1)
@@ -462,8 +465,8 @@ def test_where_one_would_have_to_keep_too_much_nothing_is_kept_and_nobody_asks(m
     assert members.found() == ALL_CONVICT
 
 
-def test_a_reducer_for_many_is_given_as_many_times_a_share():
-    """Two bytes a number; of who has no samples nothing is kept."""
+def test_a_reducer_for_many_members_is_given_as_many_times_a_share():
+    """Two bytes for each number. Nothing is kept of a member that has no samples."""
     judge, group = judge_of("fp16"), group_of(MEMBERS)
     assert judge.bytes_given(group) == 2 * SIZE
     one, *rest = group.tickets
@@ -472,7 +475,7 @@ def test_a_reducer_for_many_is_given_as_many_times_a_share():
 
 
 def back_to(members) -> dict:
-    """To which step each honest member wants to go back."""
+    """The step to which each honest member wants to go back."""
     return {
         member: ticket.back_to
         for member, ticket in zip(members.group.peer_ids, members.tickets(), strict=True)
@@ -480,7 +483,7 @@ def back_to(members) -> dict:
     }
 
 
-def test_who_has_found_a_liar_wants_to_go_back_to_the_last_state_before_its_lie():
+def test_a_member_that_has_found_a_liar_wants_to_go_back_to_the_last_state_before_its_lie():
     async def scenario(members):
         await members.round()
         before = back_to(members)
@@ -493,7 +496,7 @@ def test_who_has_found_a_liar_wants_to_go_back_to_the_last_state_before_its_lie(
     assert liars == {LIAR}
 
 
-def test_the_group_that_goes_back_shows_the_proof_to_who_has_not_seen_it():
+def test_the_group_that_goes_back_shows_the_proof_to_a_member_that_has_not_seen_it():
     async def scenario(members):
         members.audits[peer(3)] = Audits(
             peer(3), key(3), members.judge, members.asker(peer(3)), members.shunned[peer(3)], 0.0
@@ -507,8 +510,8 @@ def test_the_group_that_goes_back_shows_the_proof_to_who_has_not_seen_it():
     assert run(scenario)[1] == {LIAR}
 
 
-def test_a_round_that_a_liar_has_made_up_brings_nobody_back():
-    """It proves itself guilty, of a lie that has spoilt nothing: it is left out, and that is all."""
+def test_a_round_that_a_liar_has_made_up_takes_no_member_back():
+    """The liar proves itself guilty of a lie that has spoilt nothing. It is left out, and nothing else happens."""
 
     async def scenario(members):
         share = sealed_share(MEMBERS, members.judge, group_of(MEMBERS, name=b"x" * 16), LIAR, scaled)
@@ -535,7 +538,7 @@ def test_a_round_that_a_liar_has_made_up_brings_nobody_back():
     assert back_to(members) == {peer(1): 0, peer(2): NOWHERE, peer(3): NOWHERE}
 
 
-def test_where_the_states_since_the_lie_are_gone_nobody_wants_to_go_back():
+def test_no_member_wants_to_go_back_where_the_states_since_the_lie_are_gone():
     async def scenario(members):
         await members.round(scaled)
         ticket = members.group.tickets[0]
@@ -544,8 +547,11 @@ def test_where_the_states_since_the_lie_are_gone_nobody_wants_to_go_back():
     assert run(scenario)[1] == [NOWHERE, NOWHERE, 3, 2]
 
 
-def test_a_proof_that_brings_nobody_back_does_not_stand_in_the_way_of_one_that_does():
-    """An accomplice has one passed on of a round that never was, and those who hear it check nothing themselves."""
+def test_a_proof_that_takes_no_member_back_does_not_stand_in_the_way_of_one_that_does():
+    """An accomplice passes on a proof from a round that never was.
+
+    The members that hear it check nothing themselves.
+    """
 
     async def scenario(members):
         share = sealed_share(MEMBERS, members.judge, group_of(MEMBERS, name=b"x" * 16), LIAR, scaled)
@@ -563,7 +569,7 @@ def test_a_proof_that_brings_nobody_back_does_not_stand_in_the_way_of_one_that_d
                 return replace(ticket, accuses=short_name(LIAR))
 
         members.audits[LIAR] = Accomplice(LIAR, key(0), members.judge, None, members.shunned[LIAR], 0.0)
-        peers = sorted(members.group.peer_ids, key=lambda member: member != LIAR)  # it is asked first
+        peers = sorted(members.group.peer_ids, key=lambda member: member != LIAR)  # the liar is asked first
         members.group = replace(members.group, peer_ids=tuple(peers))
         await members.round(reducer=peer(1), name=b"1" * 16)
         before = back_to(members)
@@ -576,8 +582,8 @@ def test_a_proof_that_brings_nobody_back_does_not_stand_in_the_way_of_one_that_d
     assert all(LIAR in members.shunned[peer(number)] for number in MEMBERS[1:])
 
 
-def test_where_most_want_to_go_back_and_show_no_proof_there_is_no_liar():
-    """Or one that is none, or of a lie that was before that."""
+def test_there_is_no_liar_where_most_members_want_to_go_back_and_show_no_proof():
+    """Neither is there one where the proof is invalid, or where the lie was before the step to go back to."""
 
     async def scenario(members):
         await members.round()
@@ -595,8 +601,8 @@ def test_where_most_want_to_go_back_and_show_no_proof_there_is_no_liar():
     assert run(scenario)[1] == [frozenset()] * 4 + [{LIAR}]
 
 
-def test_who_was_in_no_round_with_the_liar_goes_back_with_those_who_were():
-    """Most of its group want to, and show a proof that it can check."""
+def test_a_member_that_was_in_no_round_with_the_liar_goes_back_with_the_members_that_were():
+    """Most of its group want to go back, and show a proof that the member can check."""
 
     async def scenario(members):
         await members.round(scaled)

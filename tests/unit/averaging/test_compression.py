@@ -1,4 +1,4 @@
-"""Codecs and what becomes of the part of a number that they leave out."""
+"""Codecs, and how the part of a number that a codec leaves out is sent later."""
 
 import pytest
 import torch
@@ -17,7 +17,7 @@ INT8, INT4, TOP_K = BlockwiseInt8(), BlockwiseInt4(), ChunkedTopK()
 BLOCK = BlockwiseInt8.block
 LARGEST_LEVELS = {INT8: 127, INT4: 7}
 BYTES = {"none": 4, "fp16": 2, "int8": 1 + 4 / 1024, "int4": 0.5 + 4 / 256, "topk": (4 + 2 * KEPT) / CHUNK}
-"""Of each number."""
+"""Bytes of each number, by codec."""
 
 
 def info(tensor: torch.Tensor) -> CompressionInfo:
@@ -92,7 +92,7 @@ def test_fp16_is_decoded_as_hivemind_does_it():
 
 @pytest.mark.parametrize("name", ["fp16", "int8", "int4", "topk"])
 def test_nothing_is_lost_between_a_sender_and_a_reducer(name):
-    """Whatever was given has arrived in the averages or is still waiting at one of the two."""
+    """Everything that was given has arrived in the averages or is still waiting at the sender or the reducer."""
     codec, size, generator = CODECS[name](), 2 * BLOCK, torch.Generator().manual_seed(0)
     sender, reducer = ErrorFeedback(codec, size), ErrorFeedback(codec, size)
     given_so_far, arrived = torch.zeros(size, dtype=torch.float64), torch.zeros(size, dtype=torch.float64)
@@ -126,7 +126,7 @@ def test_what_a_codec_cuts_off_is_no_debt(sign):
     assert quiet[1] == pytest.approx(1e-3, rel=1e-3)
 
 
-def test_what_one_codec_has_left_out_goes_with_the_next_one():
+def test_a_remainder_of_one_codec_goes_with_the_next_one():
     numbers = torch.randn(2 * BLOCK, generator=torch.Generator().manual_seed(0))
     feedback, part, rest = ErrorFeedback(INT8, len(numbers)), numbers.clone(), torch.zeros(len(numbers))
     feedback.add_to(part, info(part), 0, 8)
@@ -137,12 +137,12 @@ def test_what_one_codec_has_left_out_goes_with_the_next_one():
     assert not feedback.left_out.any()
 
 
-def test_what_waits_for_long_fades_away():
+def test_a_remainder_that_waits_for_long_fades_away():
     feedback = ErrorFeedback(TOP_K, CHUNK, decay=0.5)
     part = torch.linspace(1, 2, CHUNK)
     feedback.add_to(part, info(part), 0, 8)
     waiting = feedback.left_out.clone()
-    for step in (2, 2, 1):  # the second time a round has failed
+    for step in (2, 2, 1):  # the second 2 stands for a round that has failed
         feedback.come_to(step)
         torch.testing.assert_close(feedback.left_out, 0.25 * waiting)
 

@@ -1,4 +1,4 @@
-"""The door is held for who catches up, and not for who keeps knocking."""
+"""`JoinerGrace`: a leader holds its group open for a peer that catches up, and not for one that keeps asking."""
 
 from types import SimpleNamespace
 
@@ -38,7 +38,7 @@ def test_a_short_hold_does_not_end_a_long_one(clock):
     assert held.seconds_left({"b"}) == 0.0
 
 
-def test_nobody_can_hold_it_for_good(clock):
+def test_no_peer_can_hold_a_group_open_for_good(clock):
     held, seconds = grace.JoinerGrace(), 0
     while clock.now < 1000 + 600:
         held.hold("a")

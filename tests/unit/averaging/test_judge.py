@@ -1,4 +1,4 @@
-"""Whether an average can come of what its reducer was given."""
+"""`Judge`: whether an average can come of what its reducer was given."""
 
 from contextlib import nullcontext
 from dataclasses import replace
@@ -42,7 +42,7 @@ def test_an_honest_average_is_none_that_is_false(codec, local_steps):
     assert verdicts(sealed_share(MEMBERS, judge), judge) == {False}
 
 
-def test_an_average_of_buffers_is_made_again_without_regard_to_who_made_more_local_steps():
+def test_an_average_of_buffers_is_made_again_without_regard_to_local_steps():
     """One member has four times the samples; all hold the same running statistics."""
     judge = replace(judge_of("fp16", Combination(clips=True, local_steps=16)), num_buffers=SIZE // 2)
     group = group_of(MEMBERS)
@@ -58,7 +58,7 @@ def test_an_average_of_buffers_is_made_again_without_regard_to_who_made_more_loc
 
 @pytest.mark.parametrize(("step", "is_known"), [(1, True), (2, False)])
 def test_a_fragment_is_judged_by_its_own_size(step, is_known):
-    """The one of every second step has as many numbers as the share."""
+    """The fragment of every second step has as many numbers as the share."""
     fragments = Fragments.of([SIZE + 1000, SIZE], 2)
     judge = replace(judge_of(), size_at=fragments.size_at)
     group = group_of(MEMBERS)
@@ -82,7 +82,7 @@ def test_int4_hides_no_reversed_average(lie):
     assert verdicts(sealed_share(MEMBERS, judge, change=LIES[lie]), judge) == {True}
 
 
-def test_of_a_codec_that_leaves_out_most_nothing_is_said():
+def test_nothing_is_said_of_a_codec_that_leaves_out_most():
     assert not can_be_judged(CODECS["topk"]())
     assert all(can_be_judged(CODECS[name]()) for name in ("none", "fp16", "int8", "int4"))
 
@@ -96,7 +96,7 @@ def test_a_member_that_was_lost_counts_as_far_as_it_came():
 
 @pytest.mark.parametrize("scale", [1e-30, 1e-9, 1e-7, 1e6, 1e20])
 @pytest.mark.parametrize("codec", ["fp16", "int8", "int4"])
-def test_numbers_that_a_codec_cannot_hold_are_held_against_nobody(codec, scale):
+def test_numbers_that_a_codec_cannot_hold_are_held_against_no_reducer(codec, scale):
     judge = judge_of(codec)
     share = sealed_share(MEMBERS, judge, gradients=lambda place, size: scale * torch.randn(size))
     assert verdicts(share, judge) == {False}
@@ -128,7 +128,7 @@ def largest_within_reach(judge) -> float:
     return low
 
 
-def test_a_member_at_the_edge_of_reach_is_held_against_nobody():
+def test_a_member_at_the_edge_of_reach_is_held_against_no_reducer():
     """Rounding decides whether it counts in full: another processor may find the opposite."""
     judge = judge_of("none")
     low, averages = largest_within_reach(judge), set()
@@ -142,9 +142,9 @@ def test_a_member_at_the_edge_of_reach_is_held_against_nobody():
 
 @pytest.mark.parametrize(("counts", "is_false"), [(0.9, False), (1.5, True), (0.0, True), (-0.5, True)])
 def test_a_member_at_the_edge_of_reach_excuses_no_lie(counts, is_false):
-    """A reducer chooses its own part when it has seen the others': at the edge it must not stand for a false average.
+    """A reducer chooses its own part after it has seen the others'. Such a part must not excuse a false average.
 
-    `counts` is for how much of it the member at the edge counts in what the reducer makes up.
+    `counts` is how much of its part the member at the edge counts for in the average that the reducer makes up.
     """
     judge = judge_of("none")
 
@@ -157,14 +157,14 @@ def test_a_member_at_the_edge_of_reach_excuses_no_lie(counts, is_false):
     assert verdicts(share, judge) == {is_false}
 
 
-def test_what_was_left_out_of_earlier_averages_may_come_with_a_later_one():
+def test_a_remainder_of_earlier_averages_may_come_with_a_later_one():
     judge = judge_of("fp16")
     assert verdicts(sealed_share(MEMBERS, judge, change=lambda mean: mean * 1.03), judge) == {False}
 
 
 @pytest.mark.parametrize("codec", ["fp16", "int8", "int4"])
-def test_what_an_honest_reducer_sends_is_never_false_whatever_it_has_left_out_before(codec):
-    """With anything added, half of what may be is left; without it, an average is always faithful."""
+def test_an_honest_reducers_average_is_never_false_whatever_it_has_left_out_before(codec):
+    """With a remainder added, half of the tolerance is left. Without one, an average is always faithful."""
     codec, info = CODECS[codec](), CompressionInfo.from_tensor(torch.zeros(1))
     for seed in range(40):
         torch.manual_seed(seed)
@@ -182,7 +182,7 @@ def changed(evidence: Evidence, member: int, **what) -> Evidence:
 
 
 def test_an_accuser_can_change_nothing():
-    """It would prove an honest reducer guilty."""
+    """A change would prove an honest reducer guilty."""
     judge = judge_of()
     share = sealed_share(MEMBERS, judge)
     evidence = Evidence.from_bytes(share.seals[share.reducer].show(0))
@@ -235,8 +235,8 @@ def test_a_reducer_that_does_not_show_what_members_signed_is_noticed():
         judge.check_commitments(share.group, share.receipt, changed(evidence, sender, commitment=b""))
 
 
-def test_nobody_is_judged_by_an_order_that_has_come_after_the_round():
-    """A smaller batch bounds what members count for: by it, another average would have been right."""
+def test_no_reducer_is_judged_by_an_order_that_has_come_after_the_round():
+    """A smaller batch bounds the weights of the members. By it, another average would have been right."""
     group, judge = group_of(MEMBERS), judge_of()
     tickets = [
         replace(ticket, samples=number) for ticket, number in zip(group.tickets, (400, 100, 60, 30), strict=True)
@@ -251,7 +251,7 @@ def test_nobody_is_judged_by_an_order_that_has_come_after_the_round():
 
 @pytest.mark.parametrize("mode", [1, 2], ids=["int8", "four local steps in float32"])
 def test_with_averaging_auto_a_round_is_judged_in_the_mode_of_its_group(mode):
-    """Whatever the judge itself follows now: codec, local steps and target are what the tickets name."""
+    """Whatever the judge itself follows now, the tickets name codec, local steps and target."""
     closed = group_of(MEMBERS)
     tickets = tuple(replace(ticket, pace=Pace(Plan(mode, 0, 1, 1))) for ticket in closed.tickets)
     group = Group.close(closed.nonce, closed.peer_ids, tuple(replace(ticket, step=5) for ticket in tickets))

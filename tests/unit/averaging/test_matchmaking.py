@@ -1,4 +1,4 @@
-"""Who has come early to a leader, and whether the leader ends its step for that."""
+"""How a leader answers peers that come early, and whether it ends its step for them."""
 
 import asyncio
 import math
@@ -55,7 +55,7 @@ def test_only_a_member_with_the_same_weights_and_samples_makes_a_leader_end_its_
 
 
 def test_a_guest_whose_certificate_has_ended_is_in_no_group(monkeypatch):
-    """It was let into the lobby, and all others would refuse a group with it."""
+    """Its certificate ends after it was let into the lobby. All other members would refuse a group with it."""
 
     async def test():
         organiser = Organiser()
@@ -84,7 +84,7 @@ def test_a_guest_whose_certificate_has_ended_is_in_no_group(monkeypatch):
 
 
 def leader_of(me, admission, detector=None) -> Matchmaking:
-    """Somebody who waits for guests to step 4."""
+    """A leader that waits for guests to step 4."""
     detector = detector or SimpleNamespace()
     leader = Matchmaking(
         SimpleNamespace(peer_id=me), "run", b"", BatchTarget(64), detector, Backoff(), admission=admission
@@ -94,7 +94,10 @@ def leader_of(me, admission, detector=None) -> Matchmaking:
 
 
 def test_a_leader_that_was_alone_and_meets_again_for_the_same_step_lets_others_in():
-    """It has the target's samples by itself, and its trainer makes no update without those who hold its weights."""
+    """It has the target's samples by itself.
+
+    Its trainer makes no update without the members that hold the same weights.
+    """
 
     async def test():
         detector = SimpleNamespace(usual_seconds=0.0, doubts=lambda peer: False, lost=lambda *_, **__: forever.wait())
@@ -120,8 +123,8 @@ def test_a_leader_that_was_alone_and_meets_again_for_the_same_step_lets_others_i
 
 
 @pytest.mark.parametrize("who_knows", ["the leader", "the guest"])
-def test_who_lacks_the_newest_orders_gets_them_at_the_door(who_knows):
-    """The leader says what it follows; where that is older, the guest comes again with the list."""
+def test_a_peer_that_lacks_the_newest_orders_gets_them_when_it_asks_to_join(who_knows):
+    """The leader says which orders it follows. If its list is older, the guest comes again with the newer one."""
 
     async def test():
         organiser = Organiser()
@@ -156,7 +159,7 @@ def test_who_lacks_the_newest_orders_gets_them_at_the_door(who_knows):
     asyncio.run(test())
 
 
-def test_orders_that_nobody_signed_are_followed_by_nobody(caplog):
+def test_orders_without_the_organisers_signature_are_not_followed(caplog):
     async def test():
         organiser, other = Organiser(), Organiser()
         me, ada = (peer_of(subkey_of(name)) for name in ("me", "ada"))

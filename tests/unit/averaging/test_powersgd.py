@@ -13,7 +13,7 @@ from swarm.protocol.messages import Group, Ticket
 from swarm.protocol.wire import LINEAGE_BYTES
 
 SHAPES, SIZE = [(40, 30), (7,), (16, 4, 3, 3), (5, 5)], 40 * 30 + 7 + 16 * 36 + 25 + 3
-"""Two matrices worth it at rank 4, a vector, a matrix too small, and three numbers of buffers."""
+"""Two matrices large enough for rank 4, a vector, a matrix that is too small, and three numbers of buffers."""
 WEIGHTS = (8, 24)
 
 
@@ -27,10 +27,10 @@ def average(
     lineage: bytes = bytes(LINEAGE_BYTES),
     missing: LowRank | None = None,
 ):
-    """A round without a network: weighted means of both passes. Returns what every peer has then, and the lineage.
+    """Run a round without a network: weighted means of both passes. Return what every peer then has, and the lineage.
 
     Args:
-        missing: has given all, and does not get the second average
+        missing: the peer that has given everything and does not get the second average
     """
     tickets = [
         Ticket(0, samples, False, 0.0, lineage, (), party.is_warm(lineage))
@@ -60,7 +60,7 @@ def exact_mean(vectors: list[torch.Tensor]) -> torch.Tensor:
 
 
 def matrices(vector: torch.Tensor) -> torch.Tensor:
-    """The numbers that travel as thin matrices; the others travel as they are."""
+    """The numbers that travel as thin matrices. The other numbers travel as they are."""
     return torch.cat([vector[:1200], vector[1207 : 1207 + 576]])
 
 
@@ -68,7 +68,7 @@ def others(vector: torch.Tensor) -> torch.Tensor:
     return torch.cat([vector[1200:1207], vector[1783:]])
 
 
-def test_what_has_the_rank_arrives_whole():
+def test_a_matrix_of_the_rank_arrives_whole():
     generator = torch.Generator().manual_seed(1)
     thin = [torch.randn(40, 2, generator=generator), torch.randn(2, 30, generator=generator)]
     vectors = gradients()
@@ -86,8 +86,8 @@ def test_vectors_and_small_matrices_are_exact():
     assert (matrices(found) - matrices(exact_mean(vectors))).norm() > 1
 
 
-def test_nothing_is_lost():
-    """After any number of rounds: the averages times samples, and what is left out, are all that was given."""
+def test_no_part_of_a_gradient_is_lost():
+    """After any number of rounds, averages times samples and what is left out add up to everything that was given."""
     parties, lineage, arrived, given = peers(), bytes(LINEAGE_BYTES), torch.zeros(SIZE), torch.zeros(SIZE)
     for step in range(5):
         vectors = gradients(step)
@@ -98,8 +98,8 @@ def test_nothing_is_lost():
     torch.testing.assert_close(arrived + left_out, given, rtol=1e-4, atol=1e-3)
 
 
-def test_what_a_round_left_out_that_only_this_peer_has_missed_goes_with_its_next():
-    """Else what had waited before goes twice."""
+def test_a_remainder_of_a_round_that_only_this_peer_has_missed_goes_with_its_next_round():
+    """Otherwise the remainder from before that round would go twice."""
     parties, lineage, arrived, given = peers(), bytes(LINEAGE_BYTES), torch.zeros(SIZE), torch.zeros(SIZE)
     unsettled = Unsettled()
     for step in range(6):
@@ -118,7 +118,7 @@ def test_what_a_round_left_out_that_only_this_peer_has_missed_goes_with_its_next
     torch.testing.assert_close(arrived + left_out, given, rtol=1e-4, atol=1e-3)
 
 
-def test_who_has_failed_in_the_first_pass_has_what_it_had():
+def test_a_peer_that_fails_in_the_first_pass_has_what_it_had():
     parties = peers()
     average(parties, gradients())
     before = parties[0].left_out.clone()
@@ -145,7 +145,7 @@ def test_a_warm_start_finds_the_largest_directions_of_a_gradient_that_stays():
     assert best <= errors[0] < 1.05 * best < errors[1]
 
 
-def test_a_newcomer_makes_everybody_start_anew():
+def test_a_newcomer_makes_all_members_start_anew():
     parties, lineage = peers(), bytes(LINEAGE_BYTES)
     _, lineage = average(parties, gradients(), lineage)
     assert all(party.is_warm(lineage) for party in parties)
@@ -160,6 +160,6 @@ def test_bytes_on_the_wire():
 
 
 @pytest.mark.parametrize("arguments", [("jpeg",), ("powersgd", 0)])
-def test_what_is_no_codec(arguments):
+def test_arguments_that_name_no_codec_are_refused(arguments):
     with pytest.raises(InputError, match="There is no codec"):
         Codec(*arguments)

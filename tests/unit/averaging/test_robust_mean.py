@@ -1,4 +1,4 @@
-"""Averages that no single member carries off: what lies count for, and that honest members count as they are."""
+"""Averages that no single member can carry off. Lies count for little, and honest members count as they are."""
 
 import math
 
@@ -12,7 +12,7 @@ SIZE = 5000
 
 
 def honest(weights, seed: int = 0, signal: float = 1.0) -> list[torch.Tensor]:
-    """Means over so many samples: what all have in common, and noise that is less the more samples there are."""
+    """Means over these numbers of samples: a common part, and noise that is less the more samples there are."""
     generator = torch.Generator().manual_seed(seed)
     common = signal * torch.randn(SIZE, generator=generator) / math.sqrt(SIZE)
     return [common + torch.randn(SIZE, generator=generator) * 10 / math.sqrt(weight * SIZE) for weight in weights]
@@ -20,7 +20,7 @@ def honest(weights, seed: int = 0, signal: float = 1.0) -> list[torch.Tensor]:
 
 @pytest.mark.parametrize("weights", [[100.0] * 3, [50.0, 100, 100, 200], [4.0, 100, 100, 100, 100], [1.0] * 20])
 def test_honest_members_count_as_they_are_to_the_last_bit(weights):
-    """Also where one has far fewer samples, and so far more noise."""
+    """This also holds where one member has far fewer samples, and so far more noise."""
     parts = honest(weights)
     found = CLIP.combine(parts, weights)
     assert found.outside == ()
@@ -81,7 +81,7 @@ def test_parts_that_are_all_alike_or_zero_are_what_they_are():
         assert torch.equal(found.mean, part)
 
 
-def test_where_most_agree_to_the_last_bit_nobody_else_counts():
+def test_no_other_member_counts_where_most_agree_to_the_last_bit():
     """The usual distance is 0 then."""
     found = CLIP.combine([torch.ones(4), torch.ones(4), torch.ones(4), torch.full((4,), 7.0)], [1.0] * 4)
     assert found.outside == (3,)
@@ -89,7 +89,7 @@ def test_where_most_agree_to_the_last_bit_nobody_else_counts():
 
 
 def test_sparse_parts_are_not_taken_for_lies():
-    """As topk sends them: each member other numbers, nearly all are 0, and so is the median."""
+    """`topk` sends such parts: each member sends other numbers, nearly all are 0, and so is the median."""
     generator = torch.Generator().manual_seed(0)
     parts = []
     for _ in range(5):
@@ -101,8 +101,11 @@ def test_sparse_parts_are_not_taken_for_lies():
     assert CLIP.combine(lying, [100.0] * 5).outside == (0,)
 
 
-def test_who_has_made_more_local_steps_has_come_farther():
-    """Twice as far in nearly the same direction, with twice the samples; another one half a step."""
+def test_a_member_that_has_made_more_local_steps_has_come_farther():
+    """One member came twice as far in nearly the same direction, with twice the samples.
+
+    Another one came half a step.
+    """
     steps, weights = honest([1000.0] * 5), [200.0, 100.0, 100.0, 100.0, 50.0]
     parts = [2 * steps[0], *steps[1:]]
     local = Combination(clips=True, local_steps=1)
@@ -116,8 +119,8 @@ def test_who_has_made_more_local_steps_has_come_farther():
     assert (liar.mean - without).norm() < 0.3 * without.norm(), "it has as much in it as honest members have made"
 
 
-def test_who_is_far_faster_has_come_as_far_as_its_samples_say_not_as_its_weight():
-    """A GPU beside CPUs: its weight is bounded, and how far it has come; it is not taken for a liar."""
+def test_a_far_faster_member_has_come_as_far_as_its_samples_say_not_as_its_weight():
+    """A GPU beside CPUs: its weight and the distance that it has come are bounded. It is not taken for a liar."""
     steps, samples = honest([1000.0] * 3), [2000.0, 100.0, 100.0]
     parts, local = [20 * steps[0], *steps[1:]], Combination(clips=True, local_steps=30)
     weights = local.weights(samples)
@@ -130,8 +133,8 @@ def test_who_is_far_faster_has_come_as_far_as_its_samples_say_not_as_its_weight(
 
 @pytest.mark.parametrize("members", [3, 4, 5, 8])
 @pytest.mark.parametrize("lie", [-50.0, 16.0])
-def test_who_claims_many_local_steps_makes_nobodys_average_long(members, lie):
-    """Its claim is two updates, and what it sends is far away, or looks like so many honest steps."""
+def test_a_member_that_claims_many_local_steps_makes_no_average_long(members, lie):
+    """It claims two updates. What it sends is far away, or looks like that many honest steps."""
     parts, samples = honest([1000.0] * members), [2000.0, *[1000.0 / members] * (members - 1)]
     local = Combination(clips=True, local_steps=16)
     usual = sum(float(part.norm()) for part in parts[1:]) / (members - 1)
@@ -169,13 +172,13 @@ def test_the_median_is_that_of_each_number(members):
         ([], []),
     ],
 )
-def test_nobody_counts_for_more_than_two_nths_of_all(samples, counted):
+def test_no_member_counts_for_more_than_two_nths_of_all(samples, counted):
     assert capped(samples) == counted
     assert CLIP.weights(samples) == counted
     assert MEAN.weights(samples) == samples
 
 
-def test_whatever_is_claimed_the_bound_holds_and_who_claims_less_counts_as_it_says():
+def test_the_bound_holds_whatever_is_claimed_and_a_smaller_claim_counts_as_it_is():
     generator = torch.Generator().manual_seed(0)
     for _ in range(200):
         samples = torch.randint(0, 2000, (int(torch.randint(3, 12, (), generator=generator)),), generator=generator)
@@ -191,7 +194,7 @@ def test_a_helper_changes_no_weight(samples):
     assert CLIP.weights([0, *samples]) == [0, *CLIP.weights(samples)]
 
 
-def test_who_is_within_reach_is_not_touched():
+def test_a_member_within_reach_is_not_touched():
     """The bound is where it is said to be."""
     base = [torch.tensor([value, 0.0]) for value in (-1.0, 1.0, -1.0, 1.0)]
     for far, outside in ((0.99 * REACH, ()), (1.01 * REACH, (4,))):

@@ -28,7 +28,7 @@ from tests.helpers.attacks.sealed_rounds import SIZE, group_of, judge_of, key, p
 
 MEMBERS = (0, 1, 2, 3)
 ROUNDS = int(os.environ.get("HONEST_ROUNDS", "12"))
-"""More by hand: HONEST_ROUNDS=200."""
+"""Number of random rounds. For a longer check by hand, set HONEST_ROUNDS=200."""
 NUMBERS = {peer(number): number for number in MEMBERS}
 
 
@@ -43,7 +43,7 @@ def vectors_of(group, seed=0, size=SIZE):
 
 
 def outcome_of(group: Group, *arguments, **kinds) -> tuple[Exchange, dict]:
-    """Of one exchange: its members, and what each has in the end."""
+    """Run one exchange. Return it, and what each of its members has in the end."""
 
     async def run():
         exchange = Exchange(group, vectors_of(group), *arguments, **kinds)
@@ -53,7 +53,7 @@ def outcome_of(group: Group, *arguments, **kinds) -> tuple[Exchange, dict]:
 
 
 def changed(group: Group, place: int, **ticket) -> Group:
-    """The same group, of which one member has another ticket."""
+    """The same group, with one member's ticket changed."""
     tickets = [*group.tickets]
     tickets[place] = replace(tickets[place], **ticket)
     return Group.close(group.nonce, group.peer_ids, tuple(tickets))
@@ -82,7 +82,7 @@ def test_seals_change_no_bit_of_an_average(kind, codec):
 
 @pytest.mark.parametrize("samples", [(100, 100, 400), (100, 100, 100, 10), (400, 100, 100, 50)])
 def test_buffers_that_are_the_same_on_all_members_stay_what_they_are_however_unequal_their_local_steps(samples):
-    """Gradients of local steps grow with samples; running statistics and constant buffers do not."""
+    """Gradients of local steps grow with the samples. Running statistics and constant buffers do not."""
     group = group_of(range(len(samples)))
     for place, number in enumerate(samples):
         group = changed(group, place, samples=number)
@@ -102,7 +102,7 @@ def test_buffers_that_are_the_same_on_all_members_stay_what_they_are_however_une
 
 
 class AnswersAtOnce(AllReduce):
-    """All its averages are nonsense, and come before anybody can have read the first."""
+    """A reducer that sends only nonsense, before any member can have read the first average."""
 
     hung_up: asyncio.Event
 
@@ -119,7 +119,7 @@ class AnswersAtOnce(AllReduce):
 
 
 class BreaksOff(AllReduce):
-    """As a reducer, for one member."""
+    """A reducer that breaks off the stream of one member."""
 
     async def rpc_aggregate_part(self, stream, context):
         if context.remote_id == peer(1):
@@ -129,8 +129,8 @@ class BreaksOff(AllReduce):
 
 
 @pytest.mark.parametrize(("lineage", "is_settled"), [(b"of that round", True), (b"made alone", False)])
-def test_what_a_reducer_left_out_of_a_round_that_only_it_has_missed_goes_with_its_next_average(lineage, is_settled):
-    """Else what had waited before goes twice."""
+def test_a_remainder_of_a_round_that_only_the_reducer_has_missed_goes_with_its_next_average(lineage, is_settled):
+    """Otherwise the remainder from before that round would go twice."""
     group, codec = group_of((0, 1, 2)), CODECS["int8"]()
     feedbacks = {member: ErrorFeedback(codec, SIZE) for member in group.peer_ids}
 
@@ -157,15 +157,15 @@ def test_what_a_reducer_left_out_of_a_round_that_only_it_has_missed_goes_with_it
 
 @pytest.fixture
 def no_garbage_collection():
-    """It would close what nobody closes, sooner or later."""
+    """Turn the collector off: sooner or later it would close a stream that nothing else closes."""
     gc.disable()
     yield
     gc.enable()
 
 
 @pytest.mark.usefixtures("no_garbage_collection")
-def test_who_refuses_an_average_hangs_up_though_the_next_ones_have_come():
-    """Else its reducer would wait for this member's next part."""
+def test_a_member_that_refuses_an_average_hangs_up_though_the_next_ones_have_come():
+    """Otherwise its reducer would wait for this member's next part."""
     group = group_of((0, 1))
     honest, liar = group.peer_ids
 
@@ -196,7 +196,7 @@ def test_all_members_have_the_same_receipts():
 
 
 class GivesOneMemberAnotherAverage(AllReduce):
-    """And the receipt of the true one."""
+    """A reducer that gives one member another average, with the receipt of the true one."""
 
     async def rpc_aggregate_part(self, stream, context):
         async for answer in super().rpc_aggregate_part(stream, context):
@@ -207,7 +207,7 @@ class GivesOneMemberAnotherAverage(AllReduce):
 
 
 class SignsForSomethingElse(AllReduce):
-    """As a sender."""
+    """A sender that signs for something else than it sends."""
 
     async def inputs_for(self, reducer):
         async for message in super().inputs_for(reducer):
@@ -225,7 +225,7 @@ def test_an_average_without_its_receipt_is_not_taken():
     assert not exchange.members[peer(2)].blamed
 
 
-def test_who_does_not_sign_for_its_parts_is_named_and_the_others_go_on():
+def test_a_member_that_does_not_sign_for_its_parts_is_named_and_the_others_go_on():
     group = GROUPS["all alike"]
     exchange, outcomes = outcome_of(group, "none", seals_of, kinds={peer(0): SignsForSomethingElse})
     for number in MEMBERS[1:]:
@@ -235,10 +235,10 @@ def test_who_does_not_sign_for_its_parts_is_named_and_the_others_go_on():
 
 
 class Audited:
-    """Members who average round after round, audit each other, and ask each other without a network.
+    """Members that average round after round, audit each other, and ask each other without a network.
 
     Args:
-        share: of the updates in which each reducer is audited
+        share: how often each reducer is audited, as a share of the updates
     """
 
     def __init__(self, codec: str, share: float):
@@ -262,13 +262,13 @@ class Audited:
         return ask
 
     async def round(self, scale=1.0, change=None, loses=False, kinds=None, lines=(0, 0, 0, 0)) -> Exchange:
-        """One round, and all audits that follow.
+        """Run one round, and all audits that follow.
 
         Args:
-            scale: of all gradients
-            change: place of a member, and what is other in its ticket
-            loses: whether one is gone before it is over
-            lines: what members say of theirs, by which shares move
+            scale: factor of all gradients
+            change: place of a member, and the changed fields of its ticket
+            loses: whether one member is gone before the round is over
+            lines: line speeds that the members state, by which shares move
         """
         self._number += 1
         ticket = replace(GROUPS["all alike"].tickets[0], lineage=self.group.group_id)
@@ -304,15 +304,15 @@ class Audited:
         return exchange
 
     def found(self) -> dict:
-        """Whom each member has found out since this was asked last."""
+        """The peers that each member has found out since the last call."""
         return {me: audits.found() for me, audits in self.audits.items()}
 
 
 @pytest.mark.parametrize("codec", ["none", "fp16", "int8", "int4", "topk"])
-def test_honest_members_never_find_anybody_out(codec):
-    """Round after round with what codecs leave out, some without samples, some lost on the way; all is audited.
+def test_honest_members_never_find_a_peer_out(codec):
+    """Codecs leave remainders, some members have no samples, and some are lost on the way. Every round is audited.
 
-    Shares move from round to round, with what lines are said to be.
+    Shares move from round to round, with the line speeds that members state.
     """
     swarm, rng = Audited(codec, share=100.0), random.Random(codec)
 
@@ -320,7 +320,7 @@ def test_honest_members_never_find_anybody_out(codec):
         for number in range(ROUNDS):
             other = rng.choice([{"samples": 0}, {"samples": 1000}, {"client_mode": True}])
             exchange = await swarm.round(
-                scale=10.0 ** rng.uniform(-8, 3),  # what was left out before may be far larger than what comes now
+                scale=10.0 ** rng.uniform(-8, 3),  # the remainders may be far larger than what comes now
                 change=(rng.randrange(len(MEMBERS)), other) if rng.random() < 0.5 else None,
                 loses=number % 3 == 2,
                 lines=[rng.choice([0, 10, 1000, 1500, 10**6]) for _ in MEMBERS],
@@ -334,14 +334,14 @@ def test_honest_members_never_find_anybody_out(codec):
 
 
 class MakesUpItsAverage(AllReduce):
-    """And signs it."""
+    """A reducer that makes up its average, and signs it."""
 
     def encode_average(self, part_index, mean):
         return super().encode_average(part_index, -10 * mean)
 
 
 class TellsMembersDifferentThings(AllReduce):
-    """One of them gets another average, and a receipt that fits."""
+    """A reducer that gives one member another average, with a receipt that fits."""
 
     async def rpc_aggregate_part(self, stream, context):
         hashes = []
@@ -361,7 +361,7 @@ class TellsMembersDifferentThings(AllReduce):
     [(MakesUpItsAverage, Blame.MADE_UP_AN_AVERAGE, 1), (TellsMembersDifferentThings, Blame.EQUIVOCATED, 2)],
 )
 def test_a_reducer_that_lies_is_found_out_by_all(kind, deed, rounds):
-    """One that makes it up before the next round; one that tells members different things when they meet again."""
+    """A made-up average is found before the next round. Different averages are found when the members meet again."""
     swarm = Audited("none", share=100.0 if kind is MakesUpItsAverage else 0.0)
 
     async def run():

@@ -1,4 +1,4 @@
-"""Who averages which numbers: everybody as many, each exactly once; and the means of one share, whoever gets lost."""
+"""The division of the numbers among the reducers, and the means of one share, whichever members are lost."""
 
 import asyncio
 
@@ -26,7 +26,7 @@ MEAN = Combination()
 
 
 def group_of(size: int, line_kbps: int = 0) -> Group:
-    """All can be called, and say the same of their lines."""
+    """A group of members that can all be called and say the same of their lines."""
     ticket = Ticket(3, 8, False, 1.0, bytes(LINEAGE_BYTES), line_kbps=line_kbps)
     return Group(bytes(16), tuple(PEERS[:size]), (ticket,) * size)
 
@@ -69,12 +69,12 @@ def test_parts_are_as_large_as_the_slowest_line_allows():
     unknown, slow, usual, fast, fastest = (
         part_size_bytes(large, reducers, stripes, members, line_kbps) for line_kbps in (0, 1, 10_000, 20_000, 10**6)
     )
-    assert unknown == slow == usual == BURST_BYTES // streams, "nobody makes parts small with a line that it invents"
+    assert unknown == slow == usual == BURST_BYTES // streams, "no peer makes parts small with a line that it invents"
     assert fast == 2 * usual
     assert fastest == MAX_PART_BYTES
 
 
-def test_what_many_members_gave_of_one_part_can_be_shown():
+def test_parts_that_many_members_gave_can_be_shown():
     members = 200
     size = part_size_bytes(10**9, 9, 1, members, 10**6)
     assert size == BURST_BYTES // 8, "no smaller than over slow lines"
@@ -88,7 +88,7 @@ def test_averages_of_a_share_come_back_while_later_parts_are_on_their_way():
 
 
 async def mean_of(reducer: PartReducer, gifts: dict[PeerID, tuple[float, float]]) -> list[torch.Tensor]:
-    """Each member gives so much, with such a weight; what each of them gets."""
+    """The means that the members get. Each member gives one value in all places, with one weight."""
     gives = [reducer.mean_with(peer, torch.full((4,), value), weight) for peer, (value, weight) in gifts.items()]
     return await asyncio.gather(*gives)
 
@@ -107,7 +107,7 @@ def test_means_are_weighted_and_come_part_after_part():
     asyncio.run(test())
 
 
-def test_who_is_lost_is_not_waited_for_and_what_it_gave_counts():
+def test_a_lost_member_is_not_waited_for_and_what_it_gave_counts():
     async def test():
         reducer = PartReducer([MEAN, MEAN], [A, B, C])
         giving = asyncio.ensure_future(mean_of(reducer, {A: (1.0, 10), B: (4.0, 10)}))
@@ -126,7 +126,7 @@ def test_who_is_lost_is_not_waited_for_and_what_it_gave_counts():
     asyncio.run(test())
 
 
-def test_who_gives_a_part_twice_is_refused_and_its_part_counts_once():
+def test_a_member_that_gives_a_part_twice_is_refused_and_its_part_counts_once():
     async def test():
         reducer = PartReducer([MEAN], [A, B])
         first = asyncio.ensure_future(reducer.mean_with(A, torch.ones(2), 10))
@@ -139,7 +139,7 @@ def test_who_gives_a_part_twice_is_refused_and_its_part_counts_once():
     asyncio.run(test())
 
 
-def test_who_hangs_up_takes_the_mean_from_nobody_and_when_all_is_over_nobody_waits():
+def test_a_member_that_hangs_up_takes_the_mean_from_no_other_and_closing_ends_all_waits():
     async def test():
         reducer = PartReducer([MEAN, MEAN], [A, B])
         hanging_up = asyncio.ensure_future(reducer.mean_with(A, torch.ones(2), 10))
@@ -157,7 +157,7 @@ def test_who_hangs_up_takes_the_mean_from_nobody_and_when_all_is_over_nobody_wai
     asyncio.run(test())
 
 
-def test_there_is_no_mean_of_those_who_have_computed_nothing():
+def test_there_is_no_mean_of_members_that_have_computed_nothing():
     async def test():
         reducer = PartReducer([MEAN], [A, B])
         listening = asyncio.ensure_future(reducer.mean_with(A, torch.zeros(2), 0))
@@ -171,7 +171,7 @@ def test_there_is_no_mean_of_those_who_have_computed_nothing():
 
 @pytest.mark.parametrize("rule", [MEAN, Combination(clips=True), Combination(clips=True, local_steps=4)])
 def test_a_helper_that_reduces_changes_no_bit_of_the_mean(rule):
-    """One member of the three is a liar, so that there is something to clip, and the median is not that of four."""
+    """One of the three members is a liar, so there is something to clip, and their median is not the median of four."""
     generator = torch.Generator().manual_seed(0)
     gifts = {peer: torch.randn(50, generator=generator) * scale for peer, scale in ((A, 1), (B, 1), (C, 100))}
 
@@ -184,7 +184,7 @@ def test_a_helper_that_reduces_changes_no_bit_of_the_mean(rule):
     assert torch.equal(asyncio.run(mean()), asyncio.run(mean(PEERS[3])))
 
 
-def test_the_order_of_members_counts_and_not_who_comes_first():
+def test_the_mean_depends_on_the_order_of_members_and_not_on_the_order_of_arrival():
     parts = {
         peer: torch.randn(1000, generator=torch.Generator().manual_seed(number)) for number, peer in enumerate(PEERS)
     }
@@ -200,7 +200,7 @@ def test_the_order_of_members_counts_and_not_who_comes_first():
     torch.testing.assert_close(one.double(), total, rtol=0, atol=1e-6)
 
 
-def test_it_is_noted_in_how_many_parts_a_member_was_far_from_the_others():
+def test_a_reducer_counts_the_parts_in_which_a_member_was_far_from_the_others():
     async def test():
         reducer = PartReducer([Combination(clips=True)] * 3, [A, B, C])
         for far in (100.0, 1.0, 100.0):
@@ -212,7 +212,7 @@ def test_it_is_noted_in_how_many_parts_a_member_was_far_from_the_others():
     asyncio.run(test())
 
 
-def test_an_error_in_a_rule_is_told_to_all_who_wait():
+def test_an_error_in_a_rule_reaches_all_members_that_wait():
     class Broken(Combination):
         def combine(self, parts, weights, samples=()):
             raise RuntimeError("no memory")

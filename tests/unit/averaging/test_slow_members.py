@@ -1,4 +1,4 @@
-"""Who holds everybody up, round after round, is left out; a slow line that the swarm can bear is not."""
+"""A member that holds up all others, round after round, is left out. A slow line that the swarm can bear is not."""
 
 import pytest
 
@@ -43,7 +43,7 @@ def test_an_organiser_can_ask_for_faster_lines():
     assert slow == [set(), set(), {"slow"}]
 
 
-def test_seconds_that_nobody_notices_do_not_count():
+def test_seconds_that_no_member_notices_do_not_count():
     members = SlowMembers()
     for _ in range(10):
         assert (

@@ -1,4 +1,4 @@
-"""Into how many stripes a vector is divided, and how they are told apart."""
+"""The number of stripes into which a vector is divided, and how stripes are told apart."""
 
 import asyncio
 import contextlib
@@ -41,9 +41,9 @@ def group_of(full: int, outbound_only: int = 0) -> Group:
         (2, 0, "fp16", 2**18, 1),
         (2, 0, "fp16", 2**20, 4),
         (4, 0, "fp16", 2**20, 2),
-        (4, 0, "none", 2**24, 2),  # to three others: six in all
+        (4, 0, "none", 2**24, 2),  # to three other members: six in all
         (16, 0, "none", 2**24, 1),
-        (2, 2, "fp16", 2**20, 4),  # who cannot be dialled has no share
+        (2, 2, "fp16", 2**20, 4),  # a member that cannot be dialled has no share
         (2, 0, "int8", 2**20, 2),
         (1, 3, "none", 2**24, 8),
     ],
@@ -52,7 +52,7 @@ def test_a_stripe_carries_what_a_new_stream_lets_through_or_more(full, outbound_
     assert count_stripes(group_of(full, outbound_only), torch.empty(numbers), Codec(codec).make()) == stripes
 
 
-def test_who_sends_for_a_group_that_is_unknown_waits_although_an_older_meeting_ends(monkeypatch):
+def test_a_sender_for_an_unknown_group_waits_although_an_older_meeting_ends(monkeypatch):
     """A round that was given up ends a moment after the next one has begun."""
 
     async def meet_twice() -> None:
@@ -74,7 +74,7 @@ def test_no_two_stripes_have_the_same_name():
     stripes = [stripe_of(group, turn, stripe) for turn in range(2) for stripe in range(8)]
     assert len({stripe.group_id for stripe in stripes} | {group.group_id}) == 17
     assert all((stripe.peer_ids, stripe.tickets) == (group.peer_ids, group.tickets) for stripe in stripes)
-    assert stripe_of(group, 1, 3) == stripes[11], "the same for everybody"
+    assert stripe_of(group, 1, 3) == stripes[11], "the same for all members"
 
 
 def test_stripes_share_the_memory_of_what_was_left_out():
@@ -84,8 +84,8 @@ def test_stripes_share_the_memory_of_what_was_left_out():
     assert ErrorFeedback(Codec("none").make(), 6).part(slice(2, 4)).left_out is None
 
 
-def test_who_cannot_reach_a_reducer_is_waited_for_once(monkeypatch):
-    """As when a home line has got another address: the others wait for their averages meanwhile."""
+def test_a_member_that_cannot_reach_a_reducer_is_waited_for_once(monkeypatch):
+    """This happens when a home line has got another address. The other members wait for their averages meanwhile."""
     group = sealed_rounds.group_of((0, 1, 2))
     cut_off, reducer, _ = group.peer_ids
     detectors, took = {me: FailureDetector(None, "cut") for me in group.peer_ids}, []
@@ -108,7 +108,7 @@ def test_who_cannot_reach_a_reducer_is_waited_for_once(monkeypatch):
 
 
 class BreaksOffAfterItHasRead(AllReduce):
-    """As a reducer: it counts what it is given, and its answers get lost."""
+    """A reducer that counts what it is given, and then loses the line before its answers get through."""
 
     async def rpc_aggregate_part(self, stream, context):
         async for answer in super().rpc_aggregate_part(stream, context):
@@ -121,10 +121,10 @@ class BreaksOffAfterItHasRead(AllReduce):
     ("is_cut", "kind", "fails", "has_arrived"),
     [(False, AllReduce, False, True), (False, BreaksOffAfterItHasRead, True, True), (True, AllReduce, True, False)],
 )
-def test_of_a_round_in_two_passes_nothing_has_arrived_before_the_second_has_left(
+def test_nothing_of_a_round_in_two_passes_has_arrived_before_the_second_pass_has_left(
     is_cut, kind, fails, has_arrived, monkeypatch
 ):
-    """Others finish such a round without this peer's part, so nothing of it may count as given."""
+    """Other members finish such a round without this peer's part, so nothing of it may count as given."""
     group, low_rank = sealed_rounds.group_of((0, 1)), LowRank([(40, 30)], 40 * 30, rank=4)
     me, other = group.peer_ids
     vectors = {peer: torch.ones(600) for peer in group.peer_ids}

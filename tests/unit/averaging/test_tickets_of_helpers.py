@@ -1,4 +1,4 @@
-"""Who may only serve gives nothing to an average, whatever it says."""
+"""A peer that may only serve gives nothing to an average, whatever it claims."""
 
 import pytest
 from hivemind.p2p import PeerID
@@ -22,7 +22,7 @@ def ticket(samples: int, client_mode: bool = False) -> Ticket:
 @pytest.mark.parametrize(
     ("roles", "counted"), [(EVERYTHING, 500), (Role.TRAIN | Role.SERVE, 500), (HELPER, 0), (Role.SERVE, 0)]
 )
-def test_samples_count_only_of_who_may_train(roles, counted):
+def test_samples_count_only_of_a_peer_that_may_train(roles, counted):
     organiser = Organiser()
     here = organiser.admission(ADA)
     shown = organiser.admission(HELGA, roles=roles).show(ticket(500).to_bytes())
@@ -32,22 +32,25 @@ def test_samples_count_only_of_who_may_train(roles, counted):
 
 
 @pytest.mark.parametrize(("roles", "client_mode"), [(Role.WATCH, True), (Role(0), True), (Role.TRAIN, False)])
-def test_who_may_neither_train_nor_serve_is_in_no_round(roles, client_mode):
+def test_a_peer_that_may_neither_train_nor_serve_is_in_no_round(roles, client_mode):
     organiser = Organiser()
     shown = organiser.admission(HELGA, roles=roles).show(ticket(0, client_mode).to_bytes())
     with pytest.raises(NotAMember, match="does not allow this"):
         read_ticket(shown, HELGA, organiser.admission(ADA))
 
 
-def test_who_has_another_kind_of_key_is_in_no_round():
-    """A ledger names peers by ids of 34 bytes: with another one in a group, every honest line of it is false."""
+def test_a_peer_with_another_kind_of_key_is_in_no_round():
+    """A ledger names peers by ids of 34 bytes.
+
+    With another kind of id in a group, every honest line of it would be false.
+    """
     stranger = PeerID(bytes([0, 36, 8, 1, 18, 32, *range(32)]))  # Ed25519
     with pytest.raises(ValueError, match="another kind of key"):
         read_ticket(ticket(500).to_bytes(), stranger, OPEN)
     assert read_ticket(ticket(500).to_bytes(), HELGA, OPEN) == ticket(500)
 
 
-def test_all_members_of_a_group_count_a_lying_helper_alike_and_it_alone_finds_another_group():
+def test_all_members_count_a_lying_helper_alike_and_the_helper_alone_finds_another_group():
     organiser = Organiser()
     shown = [organiser.admission(ADA).show(ticket(64).to_bytes())]
     shown.append(organiser.admission(HELGA, roles=HELPER).show(ticket(500).to_bytes()))

@@ -39,12 +39,12 @@ MICRO_BATCHES, SAMPLES = 8, 16
 
 
 def true_numbers(peer: PeerID, position: int) -> tuple[float, ...]:
-    """That come out if it is computed."""
+    """The numbers that come out if this micro-batch is computed."""
     return tuple(float(hash((peer.to_bytes(), position, place)) % 1000) for place in range(NUM_PLACES))
 
 
 def work_of(peer: PeerID, step: int, computes=lambda number: True, samples: int = SAMPLES) -> WorkList:
-    """What a member says of an update; of what it does not compute it makes up the numbers."""
+    """The list of a member for one update. Where the member does not compute, it makes the numbers up."""
     positions = range(step * MICRO_BATCHES * samples, (step + 1) * MICRO_BATCHES * samples, samples)
     made_up = (1.0,) * NUM_PLACES
     return WorkList(
@@ -58,7 +58,7 @@ def work_of(peer: PeerID, step: int, computes=lambda number: True, samples: int 
 
 @dataclass
 class Member:
-    """What the trainer of one has found, and whom its averaging process leaves out."""
+    """One member: what its trainer has found, and the peers that its averaging process leaves out."""
 
     audits: WorkAudits
     verdict: WorkVerdict | None = None
@@ -67,12 +67,12 @@ class Member:
 
 
 class Members:
-    """All members of one group, who ask each other directly.
+    """All members of one group. They ask each other directly.
 
     Args:
-        chance: with which each looks at another one
-        computes: whether the liar computes the micro-batch of that number
-        largest: samples of a micro-batch in this run
+        chance: chance with which each member looks at another one
+        computes: whether the liar computes the micro-batch of this number
+        largest: most samples of a micro-batch in this run
     """
 
     def __init__(
@@ -81,17 +81,17 @@ class Members:
         self.step, self.deaf, self.computes = 0, set(), computes
         self.chance = chance_of_an_audit(MICRO_BATCHES) if chance is None else chance
         self.chances: dict[PeerID, float] = {}
-        """Of those who look more often or less."""
+        """Chances of the members that look more often or less."""
         self.members = {
             peer: Member(WorkAudits(peer, lambda other, request, most, me=peer: self.ask(me, other, request), largest))
             for peer in PEERS
         }
         self.claims: dict[PeerID, str] = {}
-        """Whom a member says that it doubts, whatever it has found."""
+        """The peer that a member says that it doubts, whatever it has found."""
         self.shown: dict[PeerID, bytes] = {}
         """What a member shows in place of its list."""
         self.silent: set[PeerID] = set()
-        """Who name no list."""
+        """Members that name no list."""
         self.gives_nothing: set[PeerID] = set()
         self.has_slices, self.has_earlier, self.shown_kind, self.num_before = False, False, "", 0
         self.client_modes: set[PeerID] = set()
@@ -144,7 +144,7 @@ class Members:
 
     @property
     def who_left_out(self) -> dict[PeerID, set[PeerID]]:
-        """By member, whom it has left out; of those who left out anybody."""
+        """For each member that has left out any peer: the peers that it has left out."""
         return {peer: set(member.left_out) for peer, member in self.members.items() if member.left_out}
 
 
@@ -157,11 +157,11 @@ def run(scenario, **options) -> Members:
 ALL_LEAVE_OUT_THE_LIAR = {peer: {LIAR} for peer in HONEST}
 
 
-def test_who_computes_half_is_found_by_all_soon_after_one_has_found_it():
+def test_a_member_that_computes_half_is_found_by_all_soon_after_one_has_found_it():
     async def scenario(members):
         await members.until(lambda: bool(members.who_left_out), 400)
         first = members.step
-        # Once in a thousand runs somebody follows two hints in vain, and gets the next one 50 updates later.
+        # Once in a thousand runs a member follows two hints in vain, and gets the next one 50 updates later.
         assert await members.until(lambda: members.who_left_out == ALL_LEAVE_OUT_THE_LIAR, first + 250)
 
     members = run(scenario)
@@ -169,7 +169,7 @@ def test_who_computes_half_is_found_by_all_soon_after_one_has_found_it():
         assert members.members[peer].left_out[LIAR][0] is Blame.MADE_UP_WORK
 
 
-def test_within_a_hundred_updates_it_is_found_nearly_always():
+def test_a_member_that_computes_half_is_nearly_always_found_within_a_hundred_updates():
     async def scenario(members):
         await members.until(lambda: bool(members.who_left_out), 100)
 
@@ -177,7 +177,7 @@ def test_within_a_hundred_updates_it_is_found_nearly_always():
     assert found >= 34, "0.98 by computation: fewer come of chance in one of a million runs"
 
 
-def test_nobody_is_left_out_where_all_are_honest():
+def test_no_member_is_left_out_where_all_are_honest():
     async def scenario(members):
         await members.until(lambda: False, 60)
 
@@ -187,7 +187,7 @@ def test_nobody_is_left_out_where_all_are_honest():
 
 
 def test_one_difference_is_not_enough():
-    """A bit of an honest peer can have fallen over."""
+    """A bit may have flipped in the memory of an honest peer."""
 
     async def scenario(members):
         await members.round()
@@ -198,7 +198,7 @@ def test_one_difference_is_not_enough():
     assert not members.who_left_out
 
 
-def test_to_be_honest_for_a_while_after_a_question_does_not_help():
+def test_honesty_for_a_while_after_a_question_does_not_help_a_liar():
     async def scenario(members):
         while members.step < 250 and not members.who_left_out:
             members.computes = lambda number: members.step % 9 != 0
@@ -231,7 +231,7 @@ def test_an_accuser_that_names_two_members_by_turns_costs_no_more():
         assert members.members[peer].computed == HINTED_AUDITS
 
 
-def test_whoever_has_named_somebody_that_is_gone_is_heard_about_others():
+def test_an_accuser_that_has_named_an_absent_member_is_heard_about_others():
     me, accuser, gone = HONEST[:3]
 
     async def show(peer, request, most):
@@ -259,8 +259,8 @@ def test_whoever_has_named_somebody_that_is_gone_is_heard_about_others():
     assert looked_at == {LIAR: HINTED_AUDITS}
 
 
-def test_accusers_by_the_hundred_cost_no_more_than_a_few():
-    """Names cost nothing in an open run: each time somebody else accuses somebody else."""
+def test_a_hundred_accusers_cost_no_more_than_a_few():
+    """Names cost nothing in an open run. Each time another peer accuses another peer."""
     me, *others = peers = [PeerID(bytes([18, 32, *[number] * 32])) for number in range(100)]
     updates = 100
 
@@ -288,7 +288,7 @@ def test_accusers_by_the_hundred_cost_no_more_than_a_few():
     assert asked <= HINTED_AUDITS * (MAX_HINTS + updates * module.HINTS_PER_UPDATE)
 
 
-def test_who_shows_nothing_is_left_out_after_some_times():
+def test_a_member_that_shows_nothing_is_left_out_after_some_times():
     async def scenario(members):
         members.deaf.add(LIAR)
         await members.until(lambda: members.who_left_out == ALL_LEAVE_OUT_THE_LIAR, 60)
@@ -301,7 +301,7 @@ def test_who_shows_nothing_is_left_out_after_some_times():
         assert step >= MAX_REFUSALS
 
 
-def test_who_does_not_answer_now_and_then_is_not_left_out():
+def test_a_member_that_does_not_answer_now_and_then_is_not_left_out():
     async def scenario(members):
         while members.step < 60:
             members.deaf = set() if members.step % 10 else {LIAR}
@@ -310,7 +310,7 @@ def test_who_does_not_answer_now_and_then_is_not_left_out():
     assert not run(scenario, chance=1.0, computes=lambda number: True).who_left_out
 
 
-def test_who_answers_only_where_it_has_nothing_to_hide_is_left_out():
+def test_a_member_that_answers_only_where_it_has_nothing_to_hide_is_left_out():
     async def scenario(members):
         while members.step < 60:
             members.deaf = {LIAR} if members.step % 4 else set()
@@ -328,8 +328,8 @@ def test_a_list_that_its_ticket_does_not_name_is_held_against_it_at_once():
     assert members.members[HONEST[0]].left_out[LIAR][0] is Blame.HIDES_ITS_WORK
 
 
-def test_who_claims_earlier_weights_where_nobody_keeps_them_is_left_out():
-    """Nobody could compute its work again."""
+def test_a_member_that_claims_earlier_weights_where_no_member_keeps_them_is_left_out():
+    """No member could compute its work again."""
 
     async def scenario(members):
         members.num_before = MICRO_BATCHES
@@ -339,7 +339,7 @@ def test_who_claims_earlier_weights_where_nobody_keeps_them_is_left_out():
     assert members.members[HONEST[0]].left_out[LIAR][0] is Blame.HIDES_ITS_WORK
 
 
-def test_who_computes_on_earlier_weights_where_all_keep_them_is_not_left_out():
+def test_a_member_that_computes_on_earlier_weights_where_all_keep_them_is_not_left_out():
     async def scenario(members):
         members.num_before, members.has_earlier = MICRO_BATCHES, True
         while members.step < 30:
@@ -348,8 +348,8 @@ def test_who_computes_on_earlier_weights_where_all_keep_them_is_not_left_out():
     assert not run(scenario, chance=1.0, computes=lambda number: True).who_left_out
 
 
-def test_it_is_said_before_it_is_acted_on():
-    """A group whose members left somebody out at different times would come apart."""
+def test_members_announce_a_removal_before_they_act_on_it():
+    """A group would come apart if its members left a peer out at different times."""
 
     async def scenario(members):
         members.chances = {HONEST[0]: 1.0}
@@ -361,8 +361,11 @@ def test_it_is_said_before_it_is_acted_on():
     assert all(module.DIFFERENCES <= members.members[peer].computed <= module.DIFFERENCES + 2 for peer in HONEST[1:])
 
 
-def test_who_names_no_list_for_its_samples_is_left_out_by_all_at_the_same_step():
-    """As a free rider that says it could not; no lot is drawn for that, so nothing is left to chance."""
+def test_a_member_that_names_no_list_for_its_samples_is_left_out_by_all_at_the_same_step():
+    """A free rider could say that it was unable to name a list.
+
+    No lot is drawn for that, so nothing is left to chance.
+    """
 
     async def scenario(members):
         members.silent.add(LIAR)
@@ -373,8 +376,8 @@ def test_who_names_no_list_for_its_samples_is_left_out_by_all_at_the_same_step()
     assert set(left_out) == {(Blame.NAMES_NO_WORK, math.ceil(MAX_REFUSALS) + module.SAY_UPDATES)}
 
 
-def test_who_gives_no_samples_needs_no_list():
-    """A helper, a listener, a peer on probation."""
+def test_a_member_that_gives_no_samples_needs_no_list():
+    """Such members are a helper, a listener, and a peer on probation."""
 
     async def scenario(members):
         members.silent.add(LIAR)
@@ -384,7 +387,7 @@ def test_who_gives_no_samples_needs_no_list():
     assert not run(scenario, chance=1.0, computes=lambda number: True).who_left_out
 
 
-def test_a_list_now_and_then_is_not_enough_and_one_that_is_missing_now_and_then_is_no_reason():
+def test_a_list_now_and_then_is_not_enough_and_a_list_that_is_missing_now_and_then_does_no_harm():
     async def scenario(members, listed_in_four: int):
         for _ in range(48):
             members.silent = {LIAR} if members.step % 4 >= listed_in_four else set()
@@ -402,7 +405,7 @@ def test_a_list_now_and_then_is_not_enough_and_one_that_is_missing_now_and_then_
 
 
 def test_a_helper_counts_missing_lists_too():
-    """It computes nothing again, but it may lead: then the others meet only whom it meets."""
+    """It computes nothing again, but it may lead. Then the other members meet only the peers that the helper meets."""
 
     async def never(*_):
         raise AssertionError("nobody is asked")
@@ -420,7 +423,7 @@ def test_a_helper_counts_missing_lists_too():
     assert left_out == {silent: Blame.NAMES_NO_WORK}
 
 
-def test_micro_batches_that_are_far_larger_than_its_own_a_peer_computes_only_in_slices():
+def test_micro_batches_far_larger_than_its_own_are_computed_by_a_peer_only_in_slices():
     async def scenario(members, has_slices: bool):
         members.has_slices = has_slices
         members.samples[LIAR] = module.LARGEST * SAMPLES + 1
@@ -431,7 +434,7 @@ def test_micro_batches_that_are_far_larger_than_its_own_a_peer_computes_only_in_
 
 
 def test_micro_batches_that_are_larger_than_an_update_are_held_against_a_member_at_once():
-    """Else it could claim one that nobody has the time to compute again."""
+    """Otherwise a member could claim a micro-batch that no peer has the time to compute again."""
 
     async def scenario(members, samples: int):
         members.samples[LIAR] = samples
@@ -443,8 +446,8 @@ def test_micro_batches_that_are_larger_than_an_update_are_held_against_a_member_
     assert members.members[HONEST[0]].left_out[LIAR][0] is Blame.HIDES_ITS_WORK
 
 
-def test_a_suspect_with_dear_work_does_not_hold_everybody_up():
-    """It has left a question unanswered, and is honest in micro-batches that are a thousand times as large."""
+def test_a_suspect_with_expensive_work_does_not_hold_up_all_members():
+    """The suspect has left a question unanswered. It is honest in micro-batches that are a thousand times as large."""
 
     async def scenario(members):
         members.has_slices, members.samples[LIAR] = True, 1024 * SAMPLES
@@ -452,19 +455,19 @@ def test_a_suspect_with_dear_work_does_not_hold_everybody_up():
         for _ in range(int(MAX_REFUSALS) - 1):
             await members.round()
         members.deaf.clear()
-        members.chance = 0.0  # from now on they look at suspects alone
+        members.chance = 0.0  # from now on the members look at suspects alone
         before = sum(members.members[peer].computed for peer in HONEST)
         for _ in range(SUSPECT_AUDITS):
             await members.round()
         members.computed = sum(members.members[peer].computed for peer in HONEST) - before
 
     members = run(scenario, chance=1.0, computes=lambda number: True)
-    assert members.computed < SUSPECT_AUDITS, "one who suspects it would compute that often"
+    assert members.computed < SUSPECT_AUDITS, "a peer that suspects it would compute that often"
     assert not members.who_left_out
 
 
 def test_a_kind_of_device_that_no_peer_has_turns_no_audit_off():
-    """Of a model without dropout, all devices compute the same."""
+    """In a model without dropout, all devices compute the same."""
 
     async def scenario(members):
         members.shown_kind = "cuda of my own"
@@ -474,7 +477,7 @@ def test_a_kind_of_device_that_no_peer_has_turns_no_audit_off():
     assert members.members[HONEST[0]].left_out[LIAR][0] is Blame.HIDES_ITS_WORK
 
 
-def test_two_are_too_few_to_tell_who_lies():
+def test_two_members_are_too_few_to_tell_which_of_them_lies():
     async def scenario(audits):
         listed = {peer: work_of(peer, 0) for peer in PEERS[:2]}
         audits.take(OwnWork(listed[PEERS[0]].to_bytes(), 1.0, SAMPLES), 0)
@@ -490,7 +493,7 @@ def test_two_are_too_few_to_tell_who_lies():
     assert asyncio.run(scenario(WorkAudits(PEERS[0], never))) is None
 
 
-def test_who_asks_again_and_again_gets_nothing():
+def test_a_peer_that_asks_again_and_again_gets_nothing():
     async def scenario(members):
         await members.round()
 
@@ -506,7 +509,7 @@ def test_who_asks_again_and_again_gets_nothing():
 
 
 def lines(*said: tuple, num_before: int = 0) -> bytes:
-    """Of (first position, samples, numbers), or with micro-batches in front of the numbers."""
+    """Encode lines of (first position, samples, numbers), or with a number of micro-batches before the numbers."""
     return to_wire("", num_before, [list(line if len(line) != 3 else (*line[:2], 1, line[2])) for line in said])
 
 
@@ -549,7 +552,7 @@ NUMBERS = bytes(4 * NUM_PLACES)
         lines((0, 7, NUMBERS)),
     ],
 )
-def test_what_no_honest_peer_says_is_refused(data):
+def test_a_list_that_no_honest_peer_sends_is_refused(data):
     samples = LARGEST + 1 if data == lines((0, LARGEST + 1, NUMBERS)) else 8
     with pytest.raises(
         ValueError, match=r"it has to be|cannot be read|other samples|come twice|sizes|finite|far apart"
@@ -557,7 +560,7 @@ def test_what_no_honest_peer_says_is_refused(data):
         WorkList.from_bytes(data, name_of(data), samples, LARGEST)
 
 
-def test_a_list_comes_back_as_it_was_said():
+def test_a_list_comes_back_as_it_was_sent():
     said = work_of(LIAR, 3)
     data = said.to_bytes()
     assert WorkList.from_bytes(data, name_of(data), said.samples) == said
@@ -568,7 +571,7 @@ def test_a_list_comes_back_as_it_was_said():
 
 
 def test_samples_that_were_dropped_in_between_leave_a_gap():
-    """As where a round that has failed gives back its samples, and what came after was of no use."""
+    """This happens where a failed round gives its samples back, and the samples after that were of no use."""
     data = lines((0, 4, NUMBERS), (16, 4, NUMBERS))
     assert [one.first_position for one in WorkList.from_bytes(data, name_of(data), 8).lines] == [0, 16]
 

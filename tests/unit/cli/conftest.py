@@ -1,4 +1,4 @@
-"""An organiser who has started a run, and members in her books."""
+"""An organiser that has started a run, and members in her books."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from swarm.enrolment.registry import Member
 from swarm.protocol.certificates import EVERYTHING, Role
 
 NOBODY = "/ip4/127.0.0.1/tcp/1/p2p/QmYyQSo1c1Ym7orWxLYvCrM2EmxFTANf8wXmmE7DWjhx5N"
-"""Where no peer answers."""
+"""An address where no peer answers."""
 
 
 class OrganisersRun:
-    """What is on her disk."""
+    """The organiser's files on her disk."""
 
     def __init__(self, output_dir: Path, run_id: str = "digits"):
         self.output_dir, self.folder = output_dir, OrganiserFolder(output_dir, run_id)
@@ -28,7 +28,7 @@ class OrganisersRun:
         self.folder.note_contact(self.signer.public_key, [NOBODY], 31338)
 
     def another(self, run_id: str) -> OrganisersRun:
-        """A further run of hers."""
+        """Another run of the same organiser."""
         return OrganisersRun(self.output_dir, run_id)
 
     def add(self, name: str, roles: Role = EVERYTHING, uses: int = 1) -> Member:
@@ -37,7 +37,7 @@ class OrganisersRun:
         return registry.use_invitation(registry.invite(name, 1, uses, roles), peer_id, name)
 
     def note_rounds(self, peer: str, *rounds: tuple[int, dict[Member, int]]) -> None:
-        """A peer of her machine has seen these steps, with the samples of their members."""
+        """Write the metrics of a peer on her machine that has seen these steps, with the samples of their members."""
         folder = RunFolder.create(self.output_dir, self.folder.run_id, peer)
         lines = [
             {
@@ -64,7 +64,7 @@ def her_run(tmp_path, monkeypatch) -> OrganisersRun:
 
 @pytest.fixture
 def refusal(capsys) -> Callable[..., str]:
-    """Runs a command, which has to refuse in one sentence; returns it."""
+    """A function that runs a command, which has to refuse in one sentence, and returns that sentence."""
 
     def run(main: Callable[[list[str]], int], arguments: list[str]) -> str:
         assert main(arguments) == 2

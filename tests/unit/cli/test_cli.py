@@ -48,7 +48,7 @@ def test_each_command_has_a_help(name, capsys):
 
 
 def texts(kind: type) -> list[str]:
-    """What is said of each option of a command."""
+    """The help texts of all options of a command."""
     nested = [hint for hint in get_type_hints(kind).values() if dataclasses.is_dataclass(hint)]
     said = field_docstrings(Recipe if kind is RecipeOverrides else kind)
     names = {item.name for item in dataclasses.fields(kind)}  # a recipe's own name is no option
@@ -58,7 +58,10 @@ def texts(kind: type) -> list[str]:
 
 @pytest.mark.parametrize("name", app.COMMANDS)
 def test_no_sentence_of_a_help_breaks_off(name, capsys, monkeypatch):
-    """tyro keeps line ends of docstrings; what a terminal of this width breaks has been broken before."""
+    """tyro keeps line ends of docstrings.
+
+    A line that a terminal of this width breaks was broken in the docstring too.
+    """
     monkeypatch.setenv("COLUMNS", "9999")
     with pytest.raises(SystemExit):
         app.main([name, "--help"])
@@ -111,7 +114,7 @@ def test_help_of_completion_is_no_error(capsys):
     assert capsys.readouterr().out.startswith("usage: swarm completion bash|zsh\n")
 
 
-def test_join_takes_addresses_and_what_a_volunteer_gives():
+def test_join_takes_addresses_and_the_options_of_a_volunteer():
     options = read_options(JoinOptions, [ADDRESS, "--public-name", "anna", "--batch-size", "8"], "swarm join").as_peer
     assert options.initial_peers == (ADDRESS,)
     assert (options.machine.public_name, options.machine.batch_size) == ("anna", 8)
@@ -135,7 +138,7 @@ def test_join_without_an_address_is_refused(capsys):
     assert capsys.readouterr().err.startswith("error: swarm join needs a join line or an address")
 
 
-def test_start_joins_nobody_else(monkeypatch, capsys):
+def test_start_joins_no_other_swarm(monkeypatch, capsys):
     read = []
     monkeypatch.setenv("INITIAL_PEERS", ADDRESS)
     monkeypatch.setattr(train, "run", lambda options: read.append(options()) or 0)
@@ -159,7 +162,7 @@ def test_start_waits_for_a_second_peer():
     [([], True), (["--by-invitation"], True), (["--no-by-invitation"], False)],
     ids=["not said", "asked for", "not wanted"],
 )
-def test_a_swarm_of_one_machine_is_by_invitation_only_if_that_is_asked_for(words, by_invitation):
+def test_a_swarm_of_one_machine_is_by_invitation_only_if_an_option_says_so(words, by_invitation):
     assert read_start(words).as_peer.membership.by_invitation is by_invitation
     here = ["--host-maddrs", "/ip4/127.0.0.1/tcp/0", *words]
     assert read_start(here).as_peer.membership.by_invitation is ("--by-invitation" in words)
@@ -167,7 +170,7 @@ def test_a_swarm_of_one_machine_is_by_invitation_only_if_that_is_asked_for(words
 
 @pytest.mark.parametrize("words", [["--port", "31337"], ["--role", "helper"], ["--client-mode"], ["--desk-port", "0"]])
 def test_a_demo_takes_no_option_of_one_peer(words, monkeypatch, capsys, tmp_path):
-    """With three of them it would wait for minutes for what cannot be."""
+    """With three such peers the demo would wait for minutes for something that cannot happen."""
     monkeypatch.setattr(demo, "LocalSwarm", lambda *_: pytest.fail("it starts"))
     assert app.main(["demo", "--output-dir", str(tmp_path), *words]) == 2
     said = capsys.readouterr().err
@@ -180,8 +183,8 @@ def test_the_installed_command_runs():
     assert shown.stdout.startswith("usage: swarm COMMAND")
 
 
-def test_who_reads_along_may_stop_reading():
-    """As head does after some lines."""
+def test_a_reader_of_the_output_may_stop_reading():
+    """`head` does so after some lines."""
     command = subprocess.Popen(
         [sys.executable, "-m", "swarm", "ledger", "--help"], stdout=subprocess.PIPE, stderr=subprocess.PIPE
     )

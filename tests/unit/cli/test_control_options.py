@@ -1,4 +1,4 @@
-"""`swarm control`, before anybody is called."""
+"""`swarm control`: checks that come before any peer is called."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""A second key that signs in the organiser's place."""
+"""`swarm deputy`: a second key that signs in the organiser's place."""
 
 import pytest
 
@@ -18,7 +18,7 @@ def test_a_deputy_may_do_what_the_organiser_says(her_run, tmp_path, capsys):
         check_right(signer, her_run.folder.authority, Right.ENROL)
 
 
-def test_whoever_makes_a_key_reads_whether_it_has_a_passphrase(her_run, tmp_path, monkeypatch, capsys):
+def test_the_person_that_makes_a_key_reads_whether_it_has_a_passphrase(her_run, tmp_path, monkeypatch, capsys):
     assert deputy.main([str(tmp_path / "ben.key"), *her_run.options()]) == 0
     assert "It has no passphrase" in capsys.readouterr().out
     read_key(tmp_path / "ben.key")
@@ -30,7 +30,9 @@ def test_whoever_makes_a_key_reads_whether_it_has_a_passphrase(her_run, tmp_path
 
 
 @pytest.mark.parametrize(("rights", "says_where"), [("members", True), ("control", False)])
-def test_who_lets_people_in_reads_where_lines_count(her_run, tmp_path, capsys, rights, says_where):
+def test_the_person_that_makes_a_key_with_the_right_to_enrol_reads_where_lines_count(
+    her_run, tmp_path, capsys, rights, says_where
+):
     assert deputy.main([str(tmp_path / "ben.key"), "--rights", rights, *her_run.options()]) == 0
     said = "lines of swarm invite count only if they are made at the machine that enrols" in capsys.readouterr().out
     assert said == says_where

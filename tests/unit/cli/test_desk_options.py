@@ -37,14 +37,14 @@ def test_an_open_run_shows_its_addresses():
     assert not card.by_invitation
 
 
-def test_the_invitation_in_the_line_that_the_desk_was_started_with_is_not_shown():
+def test_the_invitation_in_the_line_that_starts_the_desk_is_not_shown():
     card = run_card(BY_INVITATION, [ADDRESS], LINE, None)
     shown = JoinLine.parse(card.join_line)
     assert shown == replace(LINE, token=b"")
     assert (card.by_invitation, card.has_invitation) == (True, False)
 
 
-def test_a_line_is_made_of_addresses():
+def test_a_join_line_is_made_of_addresses():
     shown = JoinLine.parse(run_card(BY_INVITATION, [ADDRESS], None, None).join_line)
     assert shown == JoinLine("letters", LINE.organiser, (ADDRESS,))
 
@@ -108,7 +108,7 @@ def why_not(folder: Path) -> str:
     return ""
 
 
-def test_who_has_not_installed_it_is_told_how(refusal, monkeypatch):
+def test_a_person_that_has_not_installed_the_desk_is_told_how(refusal, monkeypatch):
     monkeypatch.setitem(sys.modules, "swarm.desk.desk", None)
     assert "pip install -e '.[desk]'" in refusal(main, [ADDRESS])
 
@@ -119,7 +119,7 @@ def deputy(organiser: Signer, rights: Right, end: int, run_id: str = "letters") 
 
 
 def test_a_desk_whose_deputy_s_time_is_over_shows_the_page_all_the_same(capsys):
-    """A unit that starts it again every 15 s could not help."""
+    """A systemd unit would start it again every 15 s, and that could not help."""
     organiser, now = Signer(Ed25519PrivateKey.generate()), int(time.time())
     run = replace(BY_INVITATION, organiser=organiser.public_key)
     signer = deputy(organiser, Right.CONTROL, now + 60)

@@ -24,11 +24,11 @@ def a_swarm_that_is_well(monkeypatch):
     monkeypatch.setattr(doctor, "check_inbound", lambda *_: Check("inbound port", "ok", ""))
     monkeypatch.setattr(doctor, "check_run", lambda *_: iter(()))
     monkeypatch.setattr(doctor, "connects", lambda *_: None)
-    monkeypatch.setenv(SPINS, "1")  # put back afterwards
+    monkeypatch.setenv(SPINS, "1")  # so that pytest puts it back afterwards
 
 
 def test_it_measures_as_a_peer_does(monkeypatch):
-    """Threads that wait for each other would look slow where anything else computes on the same cores."""
+    """Otherwise threads that wait for each other look slow where anything else computes on the same cores."""
 
     def checks(_options):
         yield Check("threads", "ok", os.environ[SPINS])
@@ -41,13 +41,13 @@ def test_it_measures_as_a_peer_does(monkeypatch):
     assert '"found": "2000"' in said[0]
 
 
-def test_nothing_has_imported_torch_by_then():
-    """It reads the variable when it is imported."""
+def test_the_doctor_sets_the_variable_before_torch_is_imported():
+    """torch reads the variable when it is imported."""
     program = "import sys, swarm.cli.doctor; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
 
 
-def test_an_enrolment_server_with_an_ipv6_address():
+def test_the_doctor_shows_an_enrolment_server_with_an_ipv6_address():
     line = JoinLine("run", bytes(32), (ADDRESS,), bytes(16), 31338, bytes(16))
     found = {check.name: check.found for check in doctor.diagnose(doctor.DoctorOptions(addresses=(str(line),)))}
     assert found["enrolment"] == "answers at [2001:db8::1]:31338"
@@ -58,7 +58,9 @@ def test_an_enrolment_server_with_an_ipv6_address():
     [(bytes(16), False, False), (bytes(16), True, True), (b"", False, True)],
     ids=["newcomer", "member", "with a certificate"],
 )
-def test_who_is_no_member_cannot_join_where_nobody_enrols(monkeypatch, tmp_path, capsys, token, is_member, joins):
+def test_a_newcomer_cannot_join_where_no_enrolment_server_answers(
+    monkeypatch, tmp_path, capsys, token, is_member, joins
+):
     monkeypatch.setattr(doctor, "connects", lambda *_: "timed out")
     line = JoinLine("run", bytes(32), (ADDRESS,), token, 31338, bytes(16))
     if is_member:

@@ -15,7 +15,7 @@ from swarm.protocol.certificates import EVERYTHING
 
 @pytest.fixture
 def usual_signals():
-    """As in a process of its own: another test may have left a handler that ends this one."""
+    """Set the signals as in a process of its own. Another test may have left a handler that ends this one."""
     usual = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL}
     before = {number: signal.signal(number, handler) for number, handler in usual.items()}
     yield
@@ -50,7 +50,7 @@ def test_people_enrol_until_it_is_told_to_end(her_run, number, capsys):
 
 
 def test_the_port_of_the_join_lines_is_taken_again(her_run):
-    """Somebody who has a line from before can use it."""
+    """A person that has a line from before can use it."""
 
     def end() -> None:
         raise KeyboardInterrupt
@@ -81,7 +81,7 @@ def test_another_port_does_not_make_this_run_the_one_that_was_started_last(her_r
 
 
 def test_people_enrol_at_any_address_of_this_machine(her_run):
-    """By IPv6, too, where there is some: a join line may name such an address first."""
+    """This includes IPv6, where the machine has it: a join line may name such an address first."""
     hosts = [host for host in own_addresses() if host != "::1" or has_ipv6()]
     answers = {}
 

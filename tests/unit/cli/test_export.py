@@ -1,4 +1,4 @@
-"""What was trained, as timm, the hub and ONNX Runtime read it."""
+"""Exports of a trained model, as timm, the hub and ONNX Runtime read them."""
 
 import json
 import os
@@ -23,13 +23,13 @@ from swarm.cli import export
 
 
 def small(name: str, **changes):
-    """A preset with a narrow model: its shape is unlike any that timm has weights of."""
+    """A preset with a narrow model. timm has no pretrained weights of its shape."""
     shape = {"embed_dim": 16, "depth": 1, "num_heads": 2, "initialisation": "balanced"}
     return replace(preset(name), **{"pretrained": False, **shape, **changes})
 
 
 def run_of(tmp_path, recipe, step: int = 40) -> RunFolder:
-    """A run folder whose best checkpoint has weights that no seed gives."""
+    """A run folder with a best checkpoint. No seed gives its weights."""
     folder = RunFolder.create(tmp_path / "runs", "night-1", "ada")
     folder.write_recipe(recipe)
     task = build_task(recipe)
@@ -42,7 +42,7 @@ def run_of(tmp_path, recipe, step: int = 40) -> RunFolder:
 
 
 def logits_of(folder: RunFolder, recipe, images: torch.Tensor) -> torch.Tensor:
-    """Of the checkpoint, without what is under test."""
+    """The logits of the checkpoint, computed without the code under test."""
     task = build_task(recipe)
     task.load_state_dict(torch.load(folder.checkpoints / "best.ckpt", weights_only=True)["state_dict"])
     with torch.no_grad():
@@ -143,7 +143,7 @@ def test_the_card_says_what_the_run_folder_says(tmp_path):
     assert "2 updates with 1,050 samples of 3 peers" in card.text
     assert f"`{recipe.fingerprint}`" in card.text
     assert "| embed_dim | 16 |" in card.text
-    assert "## Contributors" not in card.text, "nobody agreed to be named"
+    assert "## Contributors" not in card.text, "no contributor agreed to be named"
 
 
 def test_the_card_of_a_baseline_counts_all_samples_until_its_weights(tmp_path):
@@ -170,7 +170,7 @@ def test_weights_that_began_with_others_name_them(tmp_path):
     assert timm.create_model(f"local-dir:{tmp_path / 'm'}", pretrained=True).num_classes == 10
 
 
-def test_who_agreed_is_named_as_text(tmp_path):
+def test_contributors_that_agreed_are_named_as_text(tmp_path):
     folder = run_of(tmp_path, small("digits"))
     (names := tmp_path / "names.txt").write_text(
         "# agreed on 1 May\nAda\n\n<script>x</script>\n[b](javascript:1)\nAda\n"

@@ -25,14 +25,14 @@ PASSPHRASE = "correct horse"
 
 @pytest.fixture(scope="module")
 def key(tmp_path_factory) -> Path:
-    """Making one takes up to a second."""
+    """The private key of a peer. One serves all tests, since making one takes up to a second."""
     path = tmp_path_factory.mktemp("key") / "ada.key"
     prepare_identity(path)
     return path
 
 
 class Machine:
-    """Somebody's folder of runs, and what is typed there."""
+    """A machine with a folder of runs, on which a person types commands."""
 
     def __init__(self, output_dir: Path):
         self.output_dir = output_dir
@@ -81,7 +81,7 @@ def organiser() -> Organiser:
 
 
 def join(machine: Machine, organiser: Organiser, end: float = DAY_SECONDS) -> bytes:
-    """Makes the peer of this machine a member; returns its certificate."""
+    """Make the peer of this machine a member, and return its certificate."""
     peer_id = PeerID.from_identity(machine.key.read_bytes())
     line = JoinLine("night-1", organiser.signer.public_key, (ADDRESS,))
     credentials = Credentials(line, organiser.certificate(peer_id, end=end))
@@ -100,7 +100,7 @@ def test_a_member_moves_with_its_key_and_its_certificate(old, new, backup, organ
     assert stat.S_IMODE(new.key.stat().st_mode) == 0o600
     folder = RunFolder(new.output_dir / "night-1" / "ada")
     assert stat.S_IMODE(folder.membership.stat().st_mode) == 0o600
-    # What a peer does when it starts: nobody is asked, and no invitation is used, or this would fail.
+    # A peer does the same when it starts. It asks no server and uses no invitation, or this would fail.
     (words,) = (line.split() for line in new.text.splitlines() if line.strip().startswith("swarm join"))
     member = become_member(JoinLine.parse(words[2]), new.key, "ada", folder)
     assert member.credentials.certificate == certificate
@@ -119,7 +119,7 @@ def test_show_says_which_identity_and_of_which_runs(old, key, organiser):
     assert "certificate has ended on" in old.text
 
 
-def test_show_names_who_was_removed(old, organiser):
+def test_show_names_removed_members(old, organiser):
     join(old, organiser)
     path = RunFolder(old.output_dir / "night-1" / "ada").membership
     kept = Credentials.read(path)

@@ -1,4 +1,4 @@
-"""`swarm invite`: the line that is printed can be used, and what cannot be made is refused."""
+"""`swarm invite`: the printed line can be used, and what cannot be made is refused."""
 
 import base64
 import contextlib
@@ -29,7 +29,7 @@ DAY = 24 * 3600
 
 
 def invited(arguments: list[str]) -> tuple[list[str], str]:
-    """The words of the command to paste, and the sentence after it."""
+    """The arguments of the printed `swarm join` command, and the sentence after it."""
     said: list[str] = []
     assert main(arguments, said.append) == 0
     command, sentence = "\n".join(said).split("\n\n")
@@ -38,7 +38,7 @@ def invited(arguments: list[str]) -> tuple[list[str], str]:
     return words[2:], sentence
 
 
-def test_the_line_makes_somebody_a_member(her_run):
+def test_the_line_makes_a_person_a_member(her_run):
     (line,), sentence = invited(her_run.options("--name", "Ada Byron", "--roles", "train"))
     assert sentence.splitlines()[0] == (
         f"One person can join run digits with this line until {date(time.time() + 30 * DAY)}. Anyone with the line "
@@ -49,7 +49,7 @@ def test_the_line_makes_somebody_a_member(her_run):
     assert (member.name, member.roles) == ("Ada Byron", Role.TRAIN | Role.WATCH)
 
 
-def test_the_line_makes_somebody_a_helper(her_run):
+def test_the_line_makes_a_person_a_helper(her_run):
     (line,), _ = invited(her_run.options("--name", "rented", "--roles", "helper"))
     peer_id = PeerID(b"\x12\x20" + os.urandom(32))
     member = her_run.folder.registry.use_invitation(JoinLine.parse(line).token, peer_id, "")
@@ -57,8 +57,8 @@ def test_the_line_makes_somebody_a_helper(her_run):
     assert roles_shown(member.roles) == "helper"
 
 
-def test_the_line_names_other_members_who_answer(her_run):
-    """Through them people join while her own peer is off and `swarm enrol` runs; not through who was removed."""
+def test_the_line_names_other_members_that_answer(her_run):
+    """People join through them while her own peer is off and `swarm enrol` runs, but not through a removed member."""
     removed = her_run.add("mallory")
     her_run.folder.registry.remove([removed.serial], "", her_run.signer, her_run.folder.authority)
     ids = [str(removed.peer_id), *(PEER[:-1] + letter for letter in "ABC")]
@@ -76,7 +76,7 @@ def test_the_line_names_other_members_who_answer(her_run):
 
 @contextlib.contextmanager
 def a_peer() -> Iterator[int]:
-    """The port of something that greets whoever calls, as a peer does."""
+    """The port of a server that greets each caller, as a peer does."""
 
     def greet() -> None:
         with contextlib.suppress(OSError):
@@ -91,8 +91,8 @@ def a_peer() -> Iterator[int]:
 
 
 @pytest.mark.parametrize("arguments", [[], ["--peer-id", PEER]])
-def test_she_is_told_where_nobody_outside_could_use_the_line(her_run, arguments):
-    """Hours after the start its screen, which has said so, is far up."""
+def test_the_organiser_is_told_where_no_peer_outside_could_use_the_line(her_run, arguments):
+    """Hours after the start, the first message about it has scrolled away."""
     said = invited(her_run.options(*arguments))[1]
     assert "\nNo peer on the internet can join: forward TCP port 1" in said
     assert ("TCP port 31338" in said) == (not arguments), "a certificate needs no enrolment"
@@ -135,10 +135,10 @@ def test_a_line_for_many(her_run):
     assert (invitation.name, invitation.uses_left, invitation.roles) == ("", 30, EVERYTHING)
 
 
-def test_a_certificate_for_who_cannot_reach_the_enrolment_server(her_run):
+def test_a_certificate_is_made_for_a_peer_that_cannot_reach_the_enrolment_server(her_run):
     (line, option, text), sentence = invited(her_run.options("--peer-id", PEER, "--name", "ada", "--days", "10"))
     assert option == "--certificate"
-    assert JoinLine.parse(line) == her_run.folder.join_line(), "nobody else can join with it"
+    assert JoinLine.parse(line) == her_run.folder.join_line(), "no other peer can join with it"
     certificate = Certificate.read(base64.b64decode(text, validate=True), her_run.folder.authority)
     certificate.check_time()
     assert (str(certificate.peer_id), certificate.name, certificate.roles) == (PEER, "ada", EVERYTHING)
@@ -162,7 +162,7 @@ def test_a_certificate_of_a_deputy_ends_with_the_warrant(her_run, tmp_path):
     assert member.certificate_ends_at - time.time() == pytest.approx(3 * DAY, abs=60)
 
 
-def test_who_was_removed_gets_no_certificate(her_run, refusal):
+def test_a_removed_member_gets_no_certificate(her_run, refusal):
     member = her_run.add("ada")
     registry, peer_id = her_run.folder.registry, str(member.peer_id)
     registry.remove([member.serial], "sends noise", her_run.signer, her_run.folder.authority)
@@ -192,7 +192,7 @@ def test_runs_that_are_not_there(her_run, refusal, tmp_path):
 
 @pytest.mark.parametrize("is_listed", [True, False])
 def test_a_run_of_another_user_is_not_said_to_be_missing(her_run, refusal, monkeypatch, is_listed):
-    """A helper under systemd has a user of its own, and its organiser another one."""
+    """For example, a helper under systemd has a user of its own, and its organiser is another user."""
     folder = her_run.folder.path
     locked = folder if is_listed else folder.parent
     look, read = Path.iterdir, Path.stat
@@ -234,7 +234,7 @@ def test_bad_input_is_refused(her_run, refusal, arguments, sentence):
 
 
 class FakeCode:
-    """As the package `segno` has it."""
+    """A stand-in for the code class of the package `segno`."""
 
     def __init__(self, text: str):
         self.text = text

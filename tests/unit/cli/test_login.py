@@ -18,7 +18,7 @@ from swarm.desk.report import RunCard
 
 @pytest.fixture
 def browser(her_run, tmp_path) -> Iterator[httpx.Client]:
-    """At the desk of her run."""
+    """A browser at the desk of her run."""
     card = RunCard("key", "digits", "vit", "digits", 100, 64, by_invitation=True, join_line="swarm://LINE")
     desk, listener = Desk(card, tmp_path / "desk.json", Alerts([]), 10), open_socket("127.0.0.1", 0)
     door = Door(her_run.folder.authority)
@@ -34,7 +34,7 @@ def shown_url(browser: httpx.Client) -> str:
 
 
 def shown_line(browser: httpx.Client) -> list[str]:
-    """What to type after `swarm login`."""
+    """The arguments to type after `swarm login`."""
     return shlex.split(re.search(r"swarm login (http[^<]+)<", browser.get("/login").text)[1])
 
 
@@ -64,7 +64,7 @@ def test_a_deputy_needs_the_right(her_run, browser, refusal, tmp_path):
 
 
 @pytest.mark.parametrize("answer", ["", "n", "nonsense"])
-def test_nothing_is_signed_for_a_browser_that_is_not_hers(her_run, browser, answer, capsys):
+def test_nothing_is_signed_for_a_browser_that_is_not_the_organisers(her_run, browser, answer, capsys):
     assert main(her_run.options(shown_url(browser)), ask=lambda _question: answer) == 2
     assert "Nothing was signed" in capsys.readouterr().err
     assert not is_in(browser)
@@ -78,7 +78,7 @@ def test_the_key_of_another_run_opens_nothing(her_run, browser, refusal, monkeyp
 
 
 def test_the_line_that_is_shown_is_for_the_run_of_the_desk(her_run, browser):
-    """An organiser of two runs would else sign with the key of the one that she has started last."""
+    """Otherwise an organiser of two runs would sign with the key of the one that she has started last."""
     os.utime(her_run.folder.path / "contact.json", (1, 1))
     her_run.another("letters")
     assert main(her_run.options(*shown_line(browser), "--yes"), print) == 0

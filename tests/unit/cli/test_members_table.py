@@ -1,4 +1,4 @@
-"""`swarm members`: what is in the books, for a person and for a program."""
+"""`swarm members`: the content of the organiser's books, for a person and for a program."""
 
 import io
 import json
@@ -46,7 +46,7 @@ def test_the_table_shows_members_and_invitations(her_run):
     assert str(ada.serial) not in text
 
 
-def test_a_run_of_which_nobody_is_a_member_yet(her_run):
+def test_the_table_of_a_run_without_members_says_so(her_run):
     text = shown(her_run)
     assert "run digits: 0 members" in text
     assert "No invitation is open: swarm invite makes one." in text
@@ -77,5 +77,5 @@ def test_the_same_for_a_program(her_run):
     assert invitation == {"name": None, "roles": "watch", "uses_left": 20}
 
 
-def test_a_run_that_is_not_there(her_run, refusal):
+def test_a_run_that_is_missing_is_refused(her_run, refusal):
     assert "give --run-id one of digits" in refusal(main, her_run.options("--run-id", "letters"))

@@ -1,4 +1,4 @@
-"""`swarm remove`: who is meant, what is signed, and what is said when nobody hears of it."""
+"""`swarm remove`: which member is meant, what is signed, and what is said when no peer hears of it."""
 
 import socket
 import time
@@ -24,7 +24,7 @@ NOBODY = "/ip4/127.0.0.1/tcp/1/p2p/QmYyQSo1c1Ym7orWxLYvCrM2EmxFTANf8wXmmE7DWjhx5
 
 
 def list_of(her_run) -> dict[int, str]:
-    """The signed list in her books."""
+    """The removed serial numbers, with reasons, in the signed list of her books."""
     return Removals.read(her_run.folder.registry.removals(), her_run.folder.authority).removed
 
 
@@ -49,7 +49,7 @@ def test_a_removal_is_signed_and_kept(her_run):
     assert list_of(her_run) == {}
 
 
-def test_a_list_that_nobody_gets_is_kept(her_run, capsys):
+def test_a_list_that_no_peer_gets_is_kept(her_run, capsys):
     ada = her_run.add("ada")
     (sentence,) = ran(her_run.options("ada"), status=1)
     assert sentence.endswith("is removed from run digits: no reason given.")
@@ -60,7 +60,7 @@ def test_a_list_that_nobody_gets_is_kept(her_run, capsys):
 
 
 def test_peers_that_take_calls_and_say_nothing_are_given_up_before_a_p2pd_is_started(her_run, capsys, monkeypatch):
-    """As frozen ones."""
+    """Frozen peers do so."""
     monkeypatch.setattr(dht_options, "start_dht", lambda _: pytest.fail("one was started for them"))
     ada = her_run.add("ada")
     with socket.create_server(("127.0.0.1", 0)) as frozen, socket.create_server(("127.0.0.1", 0)) as another:
@@ -71,7 +71,7 @@ def test_peers_that_take_calls_and_say_nothing_are_given_up_before_a_p2pd_is_sta
 
 
 def clocks_differ(monkeypatch, ahead_seconds: float) -> None:
-    """Somebody is at the address, and says what time it is."""
+    """Let a peer at the address answer with a clock that differs by this much."""
 
     def start_dht(_options):
         raise ClockIsOff(ahead_seconds)
@@ -81,7 +81,7 @@ def clocks_differ(monkeypatch, ahead_seconds: float) -> None:
 
 
 def swarm_answers(monkeypatch) -> None:
-    """Its clock is this one, and nobody trains there."""
+    """Let the swarm answer with the same clock, and without any peer that trains."""
     nothing = SimpleNamespace(result=lambda _: None)
     dht = SimpleNamespace(get=lambda *_, **__: nothing, newest_list=lambda *_: b"")
     manifest = SimpleNamespace(key_prefix="digits")
@@ -115,15 +115,15 @@ def test_an_invitation_is_closed_only_if_the_list_is_signed(her_run, refusal, mo
     assert registry.uses_left_of(ada.serial) == 0
 
 
-def test_a_clock_that_is_off_by_a_minute_keeps_nobody_from_signing(her_run, monkeypatch):
+def test_a_clock_that_is_off_by_a_minute_prevents_no_signature(her_run, monkeypatch):
     ada = her_run.add("ada")
     clocks_differ(monkeypatch, 60)
     ran(her_run.options("ada"), status=1)
     assert list_of(her_run) == {ada.serial: ""}
 
 
-def test_a_list_from_the_future(her_run, refusal, monkeypatch, capsys):
-    """Made while the clock was three days ahead; since then it is right."""
+def test_a_list_from_the_future_is_refused(her_run, refusal, monkeypatch, capsys):
+    """The list was made while the clock was three days ahead. Now the clock is right."""
     ada, ben = her_run.add("ada"), her_run.add("ben")
     registry = her_run.folder.registry
     with monkeypatch.context() as patch:
@@ -145,7 +145,7 @@ def test_a_list_from_the_future(her_run, refusal, monkeypatch, capsys):
     assert registry.why_peers_refuse_the_list == ""
 
 
-def test_several_members_of_one_name(her_run, refusal):
+def test_one_name_of_several_members_is_refused(her_run, refusal):
     first, second = her_run.add("ada"), her_run.add("ada")
     ran(her_run.options(str(first.peer_id), "--offline"))
     assert refusal(main, her_run.options("ada", "--offline")) == (
@@ -153,15 +153,15 @@ def test_several_members_of_one_name(her_run, refusal):
     )
 
 
-def test_who_calls_himself_as_another_peer_protects_nobody(her_run):
+def test_a_peer_that_takes_another_peers_name_protects_no_member(her_run):
     ada = her_run.add("ada")
     her_run.add(str(ada.peer_id))
     ran(her_run.options(str(ada.peer_id), "--offline"))
     assert list_of(her_run).keys() == {ada.serial}
 
 
-def test_whom_a_deputy_has_let_in_elsewhere_is_removed_by_the_number(her_run):
-    """A deputy's certificate counts in the swarm, and is in none of her books."""
+def test_a_member_that_a_deputy_has_let_in_elsewhere_is_removed_by_its_number(her_run):
+    """A deputy's certificate counts in the swarm, and is in none of the organiser's books."""
     said = ran(her_run.options("1764000000000", "--why", "of Ben", "--offline"))
     assert said[0] == "Member 1764000000000, which is not in your books, is removed from run digits: of Ben."
     assert list_of(her_run) == {1764000000000: "of Ben"}
@@ -172,7 +172,7 @@ def test_whom_a_deputy_has_let_in_elsewhere_is_removed_by_the_number(her_run):
 
 
 def test_numbers_that_are_no_members_are_refused(her_run, refusal):
-    """A serial number is when its member enrolled, in milliseconds."""
+    """A serial number is the time when its member enrolled, in milliseconds."""
     now = int(1000 * time.time())
     for number in (7, 10**12 - 1, now + 1000 * (DAY + 60), 2**53 - 1, 10**30):
         sentence = refusal(main, her_run.options(str(number), "--offline"))
@@ -185,7 +185,7 @@ def test_numbers_that_are_no_members_are_refused(her_run, refusal):
     assert 7 not in list_of(her_run)
 
 
-def test_who_is_called_as_a_number_protects_nobody_with_that_number(her_run, refusal):
+def test_a_member_with_a_number_as_its_name_protects_no_member_with_that_number(her_run, refusal):
     eve = her_run.add("1764000000000")
     by_number, by_peer_id = (
         her_run.options("1764000000000", "--offline"),
@@ -204,7 +204,7 @@ def test_who_is_called_as_a_number_protects_nobody_with_that_number(her_run, ref
     assert list_of(her_run) == {}
 
 
-def test_the_invitation_of_whom_a_deputy_has_let_in_is_closed_there(her_run):
+def test_the_invitation_of_a_member_that_a_deputy_has_let_in_is_closed_in_the_deputys_books(her_run):
     elsewhere = "Its invitation is in the books with which it was let in: close it there."
     ada = her_run.add("ada")
     assert ran(her_run.options("1764000000000", "--close", "--offline"))[-1] == elsewhere
@@ -212,7 +212,7 @@ def test_the_invitation_of_whom_a_deputy_has_let_in_is_closed_there(her_run):
     assert elsewhere not in ran(her_run.options(str(ada.serial), "--close", "--offline"))
 
 
-def test_nobody_is_called_so(her_run, refusal):
+def test_a_name_that_no_member_has_is_refused(her_run, refusal):
     assert refusal(main, her_run.options("eve")) == ("No member of run digits is called 'eve': it has no members yet.")
     for number in range(23):
         her_run.add(f"peer-{number:02}")
@@ -239,7 +239,7 @@ def test_bad_input_is_refused(her_run, refusal, arguments, sentence):
     assert her_run.folder.registry.removals() == b""
 
 
-def test_a_key_that_is_lost(her_run, refusal):
+def test_a_missing_key_is_refused(her_run, refusal):
     her_run.add("ada")
     her_run.folder.key.unlink()
     sentence = refusal(main, her_run.options("ada", "--offline"))
@@ -249,7 +249,7 @@ def test_a_key_that_is_lost(her_run, refusal):
     )
 
 
-def test_keys_that_cannot_sign(her_run, refusal, tmp_path):
+def test_keys_that_cannot_sign_are_refused(her_run, refusal, tmp_path):
     her_run.add("ada")
     make_key(tmp_path / "other.key", None)
     make_deputy(her_run.signer, "digits", Right.ENROL, 1, tmp_path / "deputy.key", None)
@@ -259,7 +259,7 @@ def test_keys_that_cannot_sign(her_run, refusal, tmp_path):
     assert her_run.folder.registry.removals() == b""
 
 
-def test_a_key_with_a_passphrase(her_run, refusal, monkeypatch):
+def test_a_key_with_a_passphrase_signs(her_run, refusal, monkeypatch):
     monkeypatch.setenv("SWARM_KEY_PASSPHRASE", "open sesame")
     locked = her_run.another("locked")
     ada = locked.add("ada")

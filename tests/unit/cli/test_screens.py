@@ -1,4 +1,4 @@
-"""What programs print, on terminals that have few letters, and where nobody reads it or nothing can be written."""
+"""What programs print on terminals with few letters, without a reader, or where nothing can be written."""
 
 import os
 import signal
@@ -19,14 +19,14 @@ ALL_LETTERS = "".join(chr(number) for number in LOOK_ALIKES) + "é█"
 
 
 def run(*command: str, encoding: str = "utf-8", **options) -> subprocess.CompletedProcess:
-    """A program of ours, on a terminal of this encoding."""
+    """Run a program of ours on a terminal of this encoding."""
     told = {"PYTHONIOENCODING": encoding, "PYTHONUTF8": "0", "LC_ALL": "C"}
     streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE} | options
     return subprocess.run([sys.executable, *command], cwd=ROOT, env=os.environ | told, timeout=60, **streams)
 
 
 def printing(text: str) -> list[str]:
-    """A program that prints it."""
+    """The command line of a program that prints this text."""
     return ["-c", f"from recipe.interrupts import run_to_end\nrun_to_end(lambda: print({text!a}))"]
 
 
@@ -75,7 +75,7 @@ def test_a_program_that_ends_with_a_sentence_says_it():
     assert (done.returncode, done.stdout, done.stderr) == (1, b"", b"so it is\n")
 
 
-def test_nobody_reads_the_help_of_the_baseline():
+def test_the_help_of_the_baseline_ends_quietly_without_a_reader():
     reading, writing = os.pipe()
     os.close(reading)
     done = run(*BASELINE, "--help", stdout=writing)
@@ -95,7 +95,7 @@ def test_a_program_runs_without_the_usual_files(closed):
 
 
 def test_programs_that_such_a_program_starts_have_the_usual_files():
-    """Else the next file that they open would take the number, and what they print."""
+    """Otherwise the next file that they open would take the number, and get what they print."""
 
     def close() -> None:
         for number in range(3):
@@ -136,7 +136,7 @@ def test_a_qr_code_is_drawn_only_where_the_terminal_has_its_blocks(encoding, her
         (benchmark.main, "--seconds nan", "There is no time to measure in"),
     ],
 )
-def test_what_cannot_work_is_refused_at_once(main, line, said, tmp_path, monkeypatch, capsys):
+def test_impossible_options_are_refused_at_once(main, line, said, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(demo, "LocalSwarm", lambda *_: pytest.fail("it starts"))
     monkeypatch.setattr(doctor, "diagnose", lambda _: pytest.fail("it looks"))

@@ -1,4 +1,4 @@
-"""What is seen of a swarm from outside, and whether it stands still."""
+"""`swarm watch`: what an observer sees of a swarm, and whether the swarm stands still."""
 
 import io
 import json
@@ -31,7 +31,7 @@ def record(name: str, step: int, rate: float = 10.0) -> PeerProgress:
 
 
 def by_id(*records: PeerProgress) -> dict[PeerID, PeerProgress]:
-    """What is found of these peers."""
+    """The records of these peers by invented peer ids."""
     return {PeerID(number.to_bytes(2, "big")): record for number, record in enumerate(records)}
 
 
@@ -41,11 +41,11 @@ def text_of(view: SwarmView, width: int = 140) -> str:
     return console.export_text()
 
 
-def test_the_table_says_who_is_there_and_how_far():
+def test_the_table_says_which_peers_are_there_and_how_far():
     view = SwarmView(MANIFEST)
     assert "0 peers" in text_of(view)
     view.look(by_id(record("ada", 7, 20.0), record("[red]ben", 7), record("a liar", 10**6)))
-    assert (view.step, view.made_progress) == (7, False), "one who claims to be ahead moves nothing"
+    assert (view.step, view.made_progress) == (7, False), "one peer that claims to be ahead moves nothing"
     view.look(by_id(record("ada", 8, 20.0), record("[red]ben", 8), record("a liar", 10**6)))
     assert (view.step, view.made_progress) == (8, True)
     shown = text_of(view)
@@ -57,7 +57,7 @@ def test_the_table_says_who_is_there_and_how_far():
     assert "and 3 more" in text_of(view)
 
 
-def test_what_peers_say_of_their_machines_is_shown_where_there_is_room():
+def test_machines_of_peers_are_shown_where_there_is_room():
     view, profile = SwarmView(MANIFEST), Profile("[red]NVIDIA H100", "0.1.0, protocol 19", "local network", 1e6, 5, 7)
     view.look(by_id(replace(record("ada", 7), profile=profile), record("ben", 7)))
     wide, narrow = text_of(view), text_of(view, width=80)
@@ -72,7 +72,7 @@ def test_what_peers_say_of_their_machines_is_shown_where_there_is_room():
     assert (shown["failed"]["why"], shown["tested"]["accuracy"]) == ("why", 0.5)
 
 
-def test_what_is_ordered_is_shown():
+def test_orders_are_shown():
     view = SwarmView(MANIFEST)
     view.orders = Orders("letters", 1, (Order(7, What.PAUSE), Order(9, What.EXTEND, 5000)))
     view.look(by_id(record("ada", 6), record("ben", 6)))
@@ -84,7 +84,7 @@ def test_what_is_ordered_is_shown():
     assert view.as_json()["ordered"] == view.ordered
 
 
-def test_what_an_organiser_should_know_is_said():
+def test_facts_that_an_organiser_should_know_are_shown():
     view = SwarmView(MANIFEST)
     view.look(by_id(replace(record("ada", 3), loss=0.3), replace(record("ben", 3), loss=math.nan)))
     assert (view.warnings, view.loss_has_risen) == ([], False)
@@ -117,7 +117,7 @@ def test_bad_input_is_refused(capsys, monkeypatch):
 
 
 def test_each_line_is_in_the_file_at_once(monkeypatch):
-    """Of a program that watches for days, the end of a signal must not take the last ones."""
+    """A program that watches for days must not lose the last lines when a signal ends it."""
     written, view = io.BytesIO(), SwarmView(MANIFEST)
 
     def watch(_options, show) -> SwarmView:

@@ -14,5 +14,5 @@ def seen(tmp_path) -> SeenRun:
 
 @pytest.fixture
 def another(tmp_path) -> Callable[..., SeenRun]:
-    """A desk of another run, or with alerts."""
+    """Make the desk of another run, or one with alerts."""
     return lambda name="desk.json", **options: SeenRun(tmp_path / name, **options)

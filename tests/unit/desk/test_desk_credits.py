@@ -1,4 +1,4 @@
-"""Who has given most by the run's ledger, which the desk fetches and adds up by itself."""
+"""The peers that have given most by the run's ledger, which the desk fetches and adds up by itself."""
 
 import json
 import os
@@ -35,7 +35,7 @@ def credits(tmp_path) -> Credits:
 
 @pytest.fixture
 def shown(seen, credits):
-    """The names and samples of those who have given most, after another look; and all that is said of them."""
+    """A function that looks again. It returns the top peers with their samples, and the text of their table."""
     desk = Desk(seen.desk.newest.card, seen.path, seen.alerts, 10, credits, lambda: seen.now)
 
     def look() -> tuple[list[str], str]:
@@ -48,7 +48,7 @@ def shown(seen, credits):
     return look
 
 
-def test_who_has_given_most_is_from_the_ledger_as_soon_as_there_is_one(shown, tmp_path):
+def test_the_top_peers_are_from_the_ledger_as_soon_as_there_is_one(shown, tmp_path):
     leaders, said = shown()
     assert [name for name, _ in leaders] == ["zoe"]
     assert "Claimed, not audited" in said
@@ -65,7 +65,7 @@ def test_who_has_given_most_is_from_the_ledger_as_soon_as_there_is_one(shown, tm
 
 
 class WhatStays(HTMLParser):
-    """A page without what its script fetches again: the content of elements with `data-live`, and the title's sign."""
+    """The parts of a page that its script does not fetch again: all but `data-live` elements and the title's sign."""
 
     def __init__(self, page: str):
         super().__init__()
@@ -135,7 +135,7 @@ def test_the_ledger_of_another_run_counts_for_nothing(shown, tmp_path):
 
 
 class Swarm:
-    """Hands over the ledgers of a run without a network; `problem` is raised in its place."""
+    """A swarm that hands over the ledgers of a run without a network. It raises `problem` instead, if there is one."""
 
     def __init__(self, folder):
         self.run, self.folder = LedgerRun(folder / "letters"), folder / "ledger" / RUN
@@ -168,9 +168,9 @@ def books(swarm, monkeypatch) -> Bookkeeper:
 
 
 @pytest.mark.timeout(120)
-def test_what_peers_have_signed_is_added_up_and_a_changed_line_costs_its_peer_alone(swarm, books):
+def test_signed_updates_are_added_up_and_a_changed_line_costs_only_its_own_peer(swarm, books):
     books.turn()
-    assert not books.credits.trouble, "nobody has a ledger yet"
+    assert not books.credits.trouble, "no peer has a ledger yet"
     half = swarm.folder.with_name(f".{RUN}.credits.json.7.tmp")
     half.parent.mkdir(parents=True, exist_ok=True)
     half.write_bytes(b"of a desk that was killed")
@@ -220,7 +220,7 @@ def test_a_ledger_of_another_run_in_the_folder_is_said_and_changes_nothing(swarm
 
 
 @pytest.mark.timeout(120)
-def test_a_ledger_that_names_too_many_is_said_and_changes_nothing(swarm, books, monkeypatch):
+def test_a_ledger_that_names_too_many_peers_is_said_and_changes_nothing(swarm, books, monkeypatch):
     monkeypatch.setattr(bookkeeper, "MAX_FILE_BYTES", 10)
     swarm.train()
     books.turn()

@@ -1,4 +1,4 @@
-"""The one sentence, and who is told."""
+"""The one sentence about the state of the run, and the alerts."""
 
 import json
 import math
@@ -28,12 +28,12 @@ def sentence(run) -> tuple[str, str]:
     return report.level, report.sentence
 
 
-def test_nobody_trains(seen):
+def test_the_sentence_says_that_no_peer_trains(seen):
     seen.look()
     assert sentence(seen) == ("bad", "No peer trains: the desk finds no peer in the run.")
 
 
-def test_all_is_well(seen):
+def test_the_sentence_says_that_all_is_well(seen):
     seen.look(seen.record("ada", 1), seen.record("ben", 1))
     assert sentence(seen) == ("good", "2 peers train. How fast shows after the next updates.")
     seen.train("ada", "ben", steps=range(2, 20), loss=0.5)
@@ -41,7 +41,7 @@ def test_all_is_well(seen):
     assert seen.desk.newest.swarm.seconds_left == pytest.approx(2 * 9981)
 
 
-def test_only_helpers_are_there(seen):
+def test_the_sentence_says_that_only_helpers_are_there(seen):
     seen.look(seen.record("helga", 1, rate=0.0, helps=True))
     assert sentence(seen) == ("warning", "Only helpers are here: the run waits for a training peer.")
     assert [(peer.role, peer.phase) for peer in seen.desk.newest.peers.peers] == [("helper", "helping")]
@@ -49,15 +49,15 @@ def test_only_helpers_are_there(seen):
     assert sentence(seen) == ("good", "One peer trains. How fast shows after the next updates.")
 
 
-def test_it_is_over(seen):
+def test_the_sentence_says_that_the_run_is_over(seen):
     seen.train("ada", steps=range(9998, 10_001))
     assert sentence(seen) == ("good", "The run has ended: all 10,000 updates are made.")
     seen.look(after=3600)
-    assert sentence(seen)[0] == "good", "nobody has to be there any more"
+    assert sentence(seen)[0] == "good", "no peer has to be there any more"
 
 
 def test_peers_that_leave_with_the_last_update_have_ended_the_run(seen):
-    """They write no record of it any more."""
+    """These peers write no record of the last update."""
     seen.train("ada", steps=range(9997, 10_000))
     assert "ended" not in sentence(seen)[1]
     seen.look()
@@ -68,7 +68,7 @@ def test_peers_that_leave_with_the_last_update_have_ended_the_run(seen):
 
 @pytest.mark.parametrize("last_seen", range(1994, 1999))
 def test_a_fast_run_makes_its_last_updates_between_two_looks(another, last_seen):
-    """2.5 updates a second, as of digits."""
+    """A run of digits makes 2.5 updates per second."""
     run = another(card=replace(CARD, total_steps=2000))
     run.train("ada", "ben", steps=range(last_seen - 100, last_seen + 1, 5))
     for _ in range(30):
@@ -77,7 +77,7 @@ def test_a_fast_run_makes_its_last_updates_between_two_looks(another, last_seen)
     assert run.desk.newest.swarm.is_over
 
 
-def test_a_short_run_that_everybody_leaves_long_before_its_end_has_not_ended(another):
+def test_a_short_run_that_all_peers_leave_long_before_its_end_has_not_ended(another):
     run = another(card=replace(CARD, total_steps=60))
     run.train("ada", "ben", steps=range(2, 48, 5))
     for _ in range(30):
@@ -85,7 +85,7 @@ def test_a_short_run_that_everybody_leaves_long_before_its_end_has_not_ended(ano
     assert sentence(run)[1].startswith("No peer trains")
 
 
-def test_a_slow_run_that_everybody_leaves_four_updates_early_has_not_ended(another):
+def test_a_slow_run_that_all_peers_leave_four_updates_early_has_not_ended(another):
     run = another(card=replace(CARD, total_steps=2000))
     for step in range(1980, 1997):
         for _ in range(30):
@@ -95,14 +95,14 @@ def test_a_slow_run_that_everybody_leaves_four_updates_early_has_not_ended(anoth
     assert sentence(run) == ("bad", "No peer trains: the desk finds no peer in the run.")
 
 
-def test_it_has_not_begun(seen):
+def test_the_sentence_says_that_the_run_has_not_begun(seen):
     seen.look(seen.record("ada", 0, phase=WAITING), seen.record("ben", 0, phase=WAITING))
     level, said = sentence(seen)
     assert level == "warning"
     assert said.startswith("The peers that are here wait for more peers")
 
 
-def test_no_update_is_made(seen):
+def test_the_sentence_says_that_no_update_is_made(seen):
     seen.train("ada", "ben", steps=range(3))
     for _ in range(290):
         seen.look(seen.record("ada", 2), seen.record("ben", 2))
@@ -112,7 +112,7 @@ def test_no_update_is_made(seen):
     assert sentence(seen) == ("bad", "No update was made for 10 minutes.")
 
 
-def test_the_loss_rises_or_is_no_number(seen):
+def test_the_sentence_says_that_the_loss_rises_or_is_no_number(seen):
     seen.train("ada", "ben", steps=range(3), loss=0.3)
     seen.train("ada", "ben", steps=range(3, 5), loss=0.7)
     assert sentence(seen)[0] == "good", "losses go up and down"
@@ -127,7 +127,7 @@ def test_a_desk_that_comes_late_does_not_take_the_first_records_for_a_broken_los
     assert sentence(seen)[0] == "good"
 
 
-def test_who_can_be_called(seen):
+def test_the_sentence_says_how_many_peers_can_be_called(seen):
     seen.look(seen.record("ada", 1), seen.record("ben", 1, client_mode=True))
     level, said = sentence(seen)
     assert level == "warning"
@@ -139,7 +139,7 @@ def test_who_can_be_called(seen):
     assert said.startswith("No peer can be called")
 
 
-def test_the_swarm_does_not_answer(seen):
+def test_the_sentence_says_that_the_swarm_does_not_answer(seen):
     seen.train("ada", steps=range(2))
     seen.now += 60
     seen.desk.turn(None)
@@ -148,7 +148,7 @@ def test_the_swarm_does_not_answer(seen):
     assert said.startswith("The desk has had no answer from the swarm for 60 seconds")
 
 
-def test_the_own_disk(seen, monkeypatch, tmp_path):
+def test_the_sentence_says_that_the_desks_own_disk_is_full(seen, monkeypatch, tmp_path):
     monkeypatch.setattr(
         "swarm.desk.desk.shutil.disk_usage", lambda _: type("Usage", (), {"free": LEAST_FREE_BYTES - 1})
     )
@@ -176,8 +176,8 @@ def test_a_folder_that_is_deleted_does_not_end_the_desk(another, tmp_path):
     assert sentence(run)[0] == "good"
 
 
-def test_certificates_that_nobody_renews(seen):
-    """Their owners end when they do, all of them within a day."""
+def test_the_sentence_names_certificates_that_are_not_renewed(seen):
+    """Peers end with their certificates, and here all of these end within a day."""
     peers = [PeerID(bytes([18, 32, *[number] * 32])) for number in range(3)]
     seen.train("ada", "ben", steps=range(8))
     assert sentence(seen)[0] == "good"
@@ -195,7 +195,7 @@ def test_certificates_that_nobody_renews(seen):
 
 
 class Mailbox:
-    """Takes what Apprise sends as JSON."""
+    """A server that takes what Apprise sends as JSON."""
 
     def __init__(self):
         self.received: list[dict] = []
@@ -243,7 +243,7 @@ def mailbox():
     mailbox.close()
 
 
-def test_each_matter_is_told_once_and_once_more_when_it_is_over(another, mailbox):
+def test_an_alert_is_sent_once_and_once_more_when_the_matter_is_over(another, mailbox):
     run = another(urls=(mailbox.url,))
 
     def go_on(seconds: float, *names: str) -> None:
@@ -256,7 +256,7 @@ def test_each_matter_is_told_once_and_once_more_when_it_is_over(another, mailbox
     assert mailbox.texts == []
     go_on(SURE_SECONDS - 4)
     go_on(SETTLED_SECONDS, "ada", "ben")
-    assert mailbox.texts == [], "it was over before anybody was sure"
+    assert mailbox.texts == [], "it was over before the desk was sure"
     go_on(10 * SURE_SECONDS)
     told = ["No peer trains: the desk finds no peer in the run."]
     assert mailbox.texts == told
@@ -288,7 +288,7 @@ def test_what_ends_while_its_message_is_on_its_way_is_well_again(another, mailbo
     run.alerts.stop()
 
 
-def test_what_is_hidden_by_something_worse_is_not_well_again(another, mailbox):
+def test_a_matter_that_is_hidden_by_something_worse_is_not_well_again(another, mailbox):
     run = another(urls=(mailbox.url,))
 
     def for_long(look) -> None:

@@ -1,4 +1,4 @@
-"""What a desk remembers: peers that come and go, curves of a bounded size, and a file that survives."""
+"""What a desk remembers: peers that come and go, curves of a bounded size, and a file that survives a restart."""
 
 import json
 import math
@@ -30,14 +30,14 @@ def test_a_peer_that_falls_silent_is_lost_and_one_that_says_so_has_left(seen):
     assert "eve" not in seen.history.shown(seen.now), "it went more than an hour ago"
 
 
-def test_a_record_that_is_missing_once_is_no_reason(seen):
+def test_a_peer_is_not_lost_because_one_record_is_missing(seen):
     seen.train("ada", "ben", steps=range(2))
     seen.look(seen.record("ada", 2))
     seen.train("ada", "ben", steps=range(3, 5))
     assert len(seen.events) == 1
 
 
-def test_nobody_is_lost_because_nobody_looked(seen):
+def test_no_peer_is_lost_because_the_desk_did_not_look(seen):
     seen.train("ada", steps=range(2))
     old = seen.record("ada", 1)
     seen.look(replace(old, time=seen.now), after=600)
@@ -48,17 +48,17 @@ def test_nobody_is_lost_because_nobody_looked(seen):
 
 
 @pytest.mark.parametrize("seconds", [4, 6, 10])
-def test_a_desk_whose_clock_is_set_forward_loses_nobody(seen, seconds):
+def test_a_desk_with_a_clock_that_is_set_forward_loses_no_peer(seen, seconds):
     seen.train("ada", "ben", steps=range(3))
     for step in range(3, 100):
         seen.now += seconds * (step == 3)
-        late = 2 * (step == 90)  # a record that is read a look later than usual
+        late = 2 * (step == 90)  # one record is read a look later than usual
         seen.look(*(seen.record(name, step, behind_seconds=seconds + late) for name in ("ada", "ben")))
     assert len(seen.events) == 1
     assert [peer.state for peer in seen.history.peers.values()] == ["here", "here"]
 
 
-def test_a_desk_whose_clock_is_set_back_goes_on_as_before(seen):
+def test_a_desk_with_a_clock_that_is_set_back_goes_on_as_before(seen):
     seen.train("ada", "ben", "cy", steps=range(20))
     silent, num_points = seen.record("cy", 19), len(seen.history.points)
     before, pace = given(seen), seen.history.updates_per_minute(seen.now)
@@ -81,34 +81,34 @@ def given(seen) -> dict[str, float]:
     return {peer.name: peer.samples for peer in seen.history.peers.values()}
 
 
-def test_a_desk_whose_clock_is_set_back_writes_its_history_down(seen):
+def test_a_desk_with_a_clock_that_is_set_back_writes_its_history_down(seen):
     seen.train("ada", steps=range(3))
     seen.desk.save()
     seen.look(seen.record("ada", 3), after=-3600)
     assert json.loads(seen.path.read_text())["step"] == 3
 
 
-def test_a_peer_whose_clock_is_set_back_is_there_again_after_some_seconds(seen):
+def test_a_peer_with_a_clock_that_is_set_back_is_there_again_after_some_seconds(seen):
     seen.train("ada", "ben", steps=range(3))
     for step in range(3, 100):
         seen.look(seen.record("ada", step, behind_seconds=6), seen.record("ben", step))
     assert seen.events[1:] == ["ada was lost: no record for more than 5 s.", "ada came back."]
 
 
-def test_one_who_claims_to_be_ahead_moves_nothing(seen):
+def test_one_peer_that_claims_to_be_ahead_moves_nothing(seen):
     seen.train("ada", "ben", steps=range(7, 9))
     seen.look(seen.record("ada", 9), seen.record("ben", 9), seen.record("liar", 10**6))
     seen.look(seen.record("ada", 10), seen.record("ben", 10), seen.record("new", 0, phase=JOINING))
     assert seen.history.step == 10
 
 
-def test_of_two_the_one_that_claims_to_be_ahead_ends_no_run(seen):
+def test_one_of_two_peers_that_claims_to_be_ahead_ends_no_run(seen):
     seen.train("ada", steps=range(7, 9))
     seen.look(seen.record("ada", 9), seen.record("liar", 10**6))
     assert seen.history.step == 9
 
 
-def test_losses_that_cannot_be_are_none_and_the_page_is_there_all_the_same(seen):
+def test_impossible_losses_are_left_out_and_the_page_is_there_all_the_same(seen):
     for loss in (1.7e308, -1.7e308, 5e-324, -1000.0, 0.0):
         seen.look(seen.record("ada", 1), seen.record("liar", 1, loss=loss))
         seen.look(seen.record("liar", 1, loss=loss))
@@ -123,12 +123,12 @@ def test_a_run_that_began_again_at_an_earlier_update_is_followed(seen):
     assert "The run went back from update 52 to 24." in seen.events
 
 
-def test_samples_are_credited_by_pace_and_not_for_what_nobody_saw(seen):
+def test_samples_are_credited_by_pace_and_not_for_updates_that_the_desk_did_not_see(seen):
     seen.look(seen.record("ada", 1, rate=30), seen.record("ben", 1, rate=10))
     seen.look(seen.record("ada", 3, rate=30), seen.record("ben", 3, rate=10))
     assert [peer.samples for peer in seen.history.peers.values()] == [96, 32], "two updates of 64 samples"
     seen.look(seen.record("ada", 10**6, rate=30), seen.record("ben", 10**6, rate=10))
-    assert sum(peer.samples for peer in seen.history.peers.values()) < 512, "nobody can have computed so much"
+    assert sum(peer.samples for peer in seen.history.peers.values()) < 512, "no peer can have computed so much"
     before = [peer.samples for peer in seen.history.peers.values()]
     seen.look(seen.record("ada", 10**7, rate=30), seen.record("ben", 10**7, rate=10), after=3600)
     assert [peer.samples for peer in seen.history.peers.values()] == before
@@ -222,7 +222,7 @@ def test_a_run_that_goes_back_is_tested_anew(seen):
     assert [(test.step, test.accuracy) for test in seen.history.tests] == [(20, 0.5), (30, 0.6)]
 
 
-def test_one_that_tells_of_many_tests_loses_its_own(seen, monkeypatch):
+def test_a_peer_that_reports_many_tests_loses_its_own(seen, monkeypatch):
     monkeypatch.setattr("swarm.desk.history.MAX_TESTS", 10)
     seen.look(seen.record("ada", 1, tested=Score(1, 0.5, 1.0)), seen.record("zoe", 1))
     for step in range(1, 40):

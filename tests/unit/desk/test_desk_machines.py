@@ -1,4 +1,4 @@
-"""What peers say of their machines and lines, on the page and for programs; and the traffic of the swarm."""
+"""Machines and lines of the peers, on the page and for programs, and the traffic of the swarm."""
 
 import json
 import re
@@ -15,7 +15,7 @@ GPU = Profile("4 × NVIDIA H100", "0.1.0, protocol 19", PUBLIC, 12.5e6, 0, 0)
 
 
 def sending(seen, profile: Profile, totals: list[int], name: str = "ada") -> None:
-    """This peer is seen once for each total that it says it has sent, every two seconds; it receives twice as much."""
+    """Look at this peer every two seconds, once for each total of bytes sent. It receives twice as much."""
     for total in totals:
         seen.look(seen.record(name, 1, profile=replace(profile, sent=total, received=2 * total)))
 
@@ -56,7 +56,7 @@ def test_programs_get_the_same(seen):
 
 
 @pytest.mark.parametrize("path", ["/", "/peers", "/metrics"])
-def test_what_strangers_call_their_devices_is_text(seen, path):
+def test_names_of_devices_are_shown_as_text(seen, path):
     machine = Profile(MARKUP, "</td><script>x", LOCAL)
     seen.look(seen.record("ada", 1, profile=machine))
     page = seen.web.get(path).text
@@ -74,7 +74,7 @@ def test_the_traffic_is_what_was_sent_lately_and_all_that_was_sent(seen):
     history = seen.history
     assert history.bytes_per_second is None
     sending(seen, GPU, [5 * 10**9])
-    assert history.bytes_per_second is None, "sent before anybody looked, nobody knows when"
+    assert history.bytes_per_second is None, "they were sent before the desk looked, at an unknown time"
     sending(seen, GPU, [5 * 10**9 + n * 10**6 for n in range(1, 30)])
     assert history.bytes_per_second == pytest.approx(0.5e6)
     assert history.sent == 5 * 10**9 + 29 * 10**6
@@ -93,7 +93,7 @@ def test_a_peer_that_starts_again_counts_on(seen):
     assert seen.history.sent == 3800, "a record that says nothing takes nothing away"
 
 
-def test_nobody_is_believed_to_send_more_than_any_line_carries(seen):
+def test_no_peer_is_believed_to_send_more_than_any_line_carries(seen):
     sending(seen, GPU, [0, MAX_TRAFFIC_BYTES])
     assert seen.history.sent == pytest.approx(2 * MOST_BYTES_A_SECOND)
     sending(seen, GPU, 40 * [0, MAX_TRAFFIC_BYTES])

@@ -1,4 +1,4 @@
-"""What strangers get to see, and how often."""
+"""What strangers see on the page, and how often they may ask."""
 
 import asyncio
 import contextlib
@@ -57,8 +57,8 @@ def test_the_page_says_how_the_run_is(seen):
         assert words in text, words
 
 
-def test_who_comes_to_join_reads_where_the_program_is(another):
-    """An open event sends strangers to the page, who have nothing but that."""
+def test_a_visitor_that_wants_to_join_reads_where_the_program_is(another):
+    """An open event sends strangers to the page, and they have nothing else."""
     silent = another().web.get("/").text
     assert "the program: ask the person who sent you here. Then paste: swarm join" in text_of(silent)
     told = another("told", card=replace(CARD, project_url="https://example.org/a&b/swarm-vit")).web.get("/").text
@@ -67,8 +67,8 @@ def test_who_comes_to_join_reads_where_the_program_is(another):
 
 
 def test_a_screen_reader_is_interrupted_only_when_something_has_happened(seen, monkeypatch):
-    """The sentence has running numbers, and a page is fetched every second."""
-    monkeypatch.setattr("swarm.desk.guard.PER_ADDRESS", 500)  # here all within a second or two
+    """The sentence has changing numbers, and a browser fetches the page every second."""
+    monkeypatch.setattr("swarm.desk.guard.PER_ADDRESS", 500)  # here all requests come within a second or two
     statuses, sentences, web = [], set(), seen.web
 
     def note() -> None:
@@ -94,18 +94,18 @@ def test_a_screen_reader_is_interrupted_only_when_something_has_happened(seen, m
     ]
 
 
-def test_what_is_said_to_a_screen_reader_is_known_of_all_that_is_found():
+def test_a_screen_reader_has_words_for_every_level_and_kind():
     assert (SAID.keys(), SAID_OF.keys()) == (set(get_args(Level)), set(get_args(Kind)))
 
 
-def test_before_anything_is_known_there_is_a_page_as_well(seen):
+def test_there_is_a_page_before_anything_is_known(seen):
     for path in (*PAGES, *FILES, *API, "/metrics"):
         assert seen.web.get(path).status_code == 200
     assert "Update – of 10,000" in text_of(seen.web.get("/").text)
 
 
 @pytest.mark.parametrize("path", [*PAGES, "/badge.svg"])
-def test_what_strangers_write_is_text(seen, path):
+def test_texts_of_strangers_are_shown_as_text(seen, path):
     seen.look((MARKUP, seen.record(MARKUP, 1)), (f"{MARKUP}2", seen.record(MARKUP, 1)))
     seen.look((MARKUP, seen.record(MARKUP, 2)))
     seen.look((MARKUP, seen.record(MARKUP, 3)))
@@ -134,7 +134,7 @@ def test_nothing_comes_from_elsewhere_and_no_script_stands_in_the_page(seen, pat
 
 
 def test_an_invitation_is_nowhere_unless_the_organiser_shows_it(another):
-    """What is in the card is all that is shown; `test_desk_options` has what comes into the card."""
+    """Only the content of the card is shown. `test_desk_options` tests what comes into the card."""
     run = another(card=replace(another().desk.newest.card, by_invitation=True, join_line="swarm://PUBLIC"))
     assert "This run is by invitation" in run.web.get("/").text
     shown = another("other", card=replace(run.desk.newest.card, has_invitation=True, join_line="swarm://INVITES"))
@@ -173,7 +173,7 @@ def test_the_badge_is_a_picture(seen):
     ElementTree.fromstring(seen.web.get("/join.svg").content)
 
 
-def test_what_a_browser_has_already_is_not_sent_again(seen):
+def test_a_page_that_a_browser_already_has_is_not_sent_again(seen):
     web = seen.web
     tag = web.get("/").headers["etag"]
     assert web.get("/", headers={"if-none-match": tag}).status_code == 304
@@ -182,8 +182,8 @@ def test_what_a_browser_has_already_is_not_sent_again(seen):
     assert web.get("/", headers={"accept-encoding": "identity"}).text == web.get("/").text
 
 
-def test_who_asks_too_often_has_to_wait_and_the_others_do_not(seen, monkeypatch):
-    monkeypatch.setattr("swarm.desk.guard.PER_ADDRESS_A_SECOND", 0.001)  # on a slow machine it would ask too slowly
+def test_a_visitor_that_asks_too_often_has_to_wait_and_the_others_do_not(seen, monkeypatch):
+    monkeypatch.setattr("swarm.desk.guard.PER_ADDRESS_A_SECOND", 0.001)  # a slow machine would ask too slowly
     app = build_app(lambda: seen.desk.newest)
     rude, polite = TestClient(app, client=("203.0.113.5", 1)), TestClient(app, client=("203.0.113.6", 1))
     found = [rude.get("/badge.svg") for _ in range(PER_ADDRESS + 5)]
@@ -192,7 +192,7 @@ def test_who_asks_too_often_has_to_wait_and_the_others_do_not(seen, monkeypatch)
     assert polite.get("/badge.svg").status_code == 200
 
 
-def test_all_together_have_a_limit_as_well(seen):
+def test_all_visitors_together_have_a_limit_as_well(seen):
     guard = Guard(build_app(lambda: seen.desk.newest), TokenBucket(10, 0.001))
     crowd = [TestClient(guard, client=(f"198.51.100.{number}", 1)).get("/badge.svg") for number in range(12)]
     assert [answer.status_code for answer in crowd] == 10 * [200] + 2 * [429]
@@ -223,7 +223,7 @@ FORM = b"POST /order HTTP/1.1\r\nhost: localhost\r\ncontent-length: 100\r\n\r\n"
     ],
     ids=["nothing", "half", "half-after-another", "no-form-after-another", "no-form-behind", "no-form"],
 )
-def test_who_keeps_connections_open_keeps_nobody_out(seen, monkeypatch, asked, then):
+def test_a_visitor_that_keeps_connections_open_keeps_no_other_out(seen, monkeypatch, asked, then):
     async def answer_forms(scope, receive, send):
         await Request(scope, receive).body()
         await PlainTextResponse("done")(scope, receive, send)
@@ -249,7 +249,7 @@ def test_who_keeps_connections_open_keeps_nobody_out(seen, monkeypatch, asked, t
 
 
 @pytest.mark.parametrize("num_addresses", [3, 4, 8])
-def test_a_few_addresses_that_keep_connections_open_keep_nobody_out(seen, num_addresses):
+def test_a_few_addresses_that_keep_connections_open_keep_no_visitor_out(seen, num_addresses):
     listener = open_socket("127.0.0.1", 0)
     port = listener.getsockname()[1]
     with served(lambda: seen.desk.newest, listener), contextlib.ExitStack() as held:
@@ -263,7 +263,7 @@ def test_a_few_addresses_that_keep_connections_open_keep_nobody_out(seen, num_ad
         assert front.recv(12) == b"HTTP/1.1 200"  # a web server keeps its connections
 
 
-def test_who_asks_without_end_and_reads_nothing_is_not_waited_for(seen, monkeypatch):
+def test_a_visitor_that_asks_without_end_and_reads_nothing_is_not_waited_for(seen, monkeypatch):
     monkeypatch.setattr("swarm.desk.guard.QUESTION_SECONDS", 1.0)
     monkeypatch.setattr("swarm.desk.guard.PER_ADDRESS", 10_000)
     listener = open_socket("127.0.0.1", 0)
@@ -291,7 +291,7 @@ def test_a_visitor_waits_for_an_answer_as_long_as_it_takes(seen, monkeypatch):
         assert asked_at(listener.getsockname()[1], "127.0.0.2") == b"HTTP/1.1 200"
 
 
-def test_who_makes_up_addresses_has_one_limit_for_all():
+def test_all_made_up_addresses_share_one_limit():
     assert household_of({"client": ("203.0.113.5", 1)}) == "203.0.113.5"
     assert {household_of({"client": (made_up, 1)}) for made_up in ("one", "two", "\x1b[2J")} == {None}
 
@@ -307,7 +307,7 @@ def test_who_makes_up_addresses_has_one_limit_for_all():
     ],
 )
 def test_a_desk_on_this_machine_is_not_read_by_a_site_whose_name_leads_here(seen, host, status):
-    """Such a site could read an invitation that the desk shows; one that listens everywhere has any name."""
+    """Such a site could read an invitation that the desk shows. A desk that listens everywhere answers to any name."""
     door, everywhere = Door(None, "https://desk.example.org"), TestClient(build_app(lambda: seen.desk.newest))
     here = TestClient(build_app(lambda: seen.desk.newest, door, only_here=True))
     answer = here.get("/join.svg", headers={"host": host})
@@ -318,7 +318,7 @@ def test_a_desk_on_this_machine_is_not_read_by_a_site_whose_name_leads_here(seen
 
 
 def test_a_thousand_peers(seen):
-    """With full curves; the bounds leave room for a busy machine."""
+    """The curves are full. The bounds leave room for a busy machine."""
     names = [f"peer-{number}" for number in range(1000)]
     for step in range(MAX_POINTS):
         seen.now += 2
@@ -336,7 +336,7 @@ def test_a_thousand_peers(seen):
         assert time.perf_counter() - began < 10 * seconds, path
 
 
-def test_peers_are_sorted_as_the_visitor_says_and_who_has_gone_comes_last(seen):
+def test_peers_are_sorted_as_the_visitor_says_and_peers_that_have_gone_come_last(seen):
     ada, ben = seen.record("ada", 1, rate=9.0, loss=0.5), seen.record("Ben", 1, rate=3.0, loss=float("nan"))
     seen.look(ada, ben, seen.record("cy", 1, rate=50.0))
     for _ in range(2):
@@ -371,7 +371,7 @@ def test_an_address_that_makes_no_sense_shows_the_first_page(given):
     assert PeerQuery.of(given) == PeerQuery()
 
 
-def test_what_a_visitor_looks_for_is_text_as_well(seen):
+def test_a_visitors_search_words_are_shown_as_text(seen):
     seen.look(*((f"{MARKUP}{number}", seen.record(MARKUP, 1)) for number in range(150)))
     page = seen.web.get("/peers", params={"words": MARKUP}).text
     assert "<img" not in page
@@ -379,7 +379,7 @@ def test_what_a_visitor_looks_for_is_text_as_well(seen):
     assert page.count('scope="row"') == PAGE_ROWS
 
 
-def test_who_asks_for_all_forms_of_the_table_has_to_wait_and_one_form_is_made_once(seen):
+def test_a_visitor_that_asks_for_all_forms_of_the_table_has_to_wait_and_one_form_is_made_once(seen):
     seen.train("ada", steps=range(3))
     web = TestClient(build_app(lambda: seen.desk.newest), client=("203.0.113.5", 1))
     found = [web.get(f"/peers?words={number}").status_code for number in range(2 * FORMS_AT_ONCE)]

@@ -10,7 +10,7 @@ from swarm.protocol.orders import Order, Orders, What
 
 @pytest.fixture(autouse=True)
 def unsaved(monkeypatch):
-    """A night has a thousand looks, and every other one would write all that was seen so far to the disk."""
+    """Turn off saving. Every other of a night's thousand looks would write all that was seen so far to the disk."""
     monkeypatch.setattr("swarm.desk.desk.SAVE_SECONDS", math.inf)
 
 
@@ -29,7 +29,7 @@ def look(seen, orders: Orders, step: int, phase: str = PAUSED, after: float = 2.
 def test_a_paused_run_is_neither_well_nor_ill(seen):
     seen.train("ada", "ben", steps=range(1, 20))
     orders = ordered(Order(19, What.PAUSE))
-    for _ in range(700):  # longer than a run may stand still
+    for _ in range(700):  # for longer than a run may stand still
         look(seen, orders, 19)
     report = seen.web.get("/api/v1/swarm").json()
     assert (report["level"], report["is_paused"], report["findings"]) == ("paused", True, [])
@@ -45,7 +45,7 @@ def test_a_paused_run_is_neither_well_nor_ill(seen):
 HOURS = 8 * 3600
 
 
-@pytest.mark.parametrize("phase", [PAUSED, TRAINING])  # as one claims that does not pause
+@pytest.mark.parametrize("phase", [PAUSED, TRAINING])  # TRAINING is what a peer that does not pause claims
 def test_a_pause_is_no_time_in_which_the_run_stood_still(seen, phase):
     seen.train("ada", "ben", steps=range(1, 20))
     paused = ordered(Order(19, What.PAUSE))
@@ -62,7 +62,7 @@ def test_a_pause_is_no_time_in_which_the_run_stood_still(seen, phase):
 
 
 @pytest.mark.parametrize("phase", [None, WAITING])
-def test_a_night_without_company_is_none_either(seen, phase):
+def test_a_night_without_company_is_no_time_in_which_the_run_stood_still(seen, phase):
     seen.train("ada", "ben", steps=range(1, 20))
     for _ in range(HOURS // 25):
         seen.look(*([seen.record("ada", 19, phase=phase)] if phase else []), after=25.0)
@@ -76,7 +76,7 @@ def test_a_night_without_company_is_none_either(seen, phase):
     assert seen.desk.newest.swarm.sentence == "No update was made for 13 minutes."
 
 
-def test_what_is_wrong_while_it_is_paused_is_told_all_the_same(seen):
+def test_problems_during_a_pause_are_told_all_the_same(seen):
     seen.train("ada", steps=range(1, 20))
     for _ in range(3):
         seen.now += 2
@@ -84,7 +84,7 @@ def test_what_is_wrong_while_it_is_paused_is_told_all_the_same(seen):
     assert "No peer can be called" in seen.web.get("/api/v1/swarm").json()["sentence"]
 
 
-def test_a_pause_that_is_to_come_and_one_that_is_over_are_none(seen):
+def test_a_future_pause_and_one_that_is_over_do_not_count_as_a_pause(seen):
     seen.train("ada", "ben", steps=range(1, 20))
     look(seen, ordered(Order(30, What.PAUSE)), 19, "training")
     assert not seen.web.get("/api/v1/swarm").json()["is_paused"]

@@ -25,7 +25,7 @@ def strip_of(seen, name: str) -> str:
 
 
 def spend(seen, cells: int, *records: tuple[str, str], step: int = 1) -> None:
-    """So many cells, in which these peers are in these phases."""
+    """Spend this many cells with looks at which these peers are in these phases."""
     for _ in range(int(cells * CELL_SECONDS / 2)):
         seen.look(*(seen.record(name, step, phase=phase) for name, phase in records))
 
@@ -40,14 +40,14 @@ def test_a_strip_has_a_letter_for_each_ten_seconds(seen):
     assert strip_of(seen, "ben") == "  jjjv--"
 
 
-def test_what_a_peer_does_most_of_a_cell_is_its_letter(seen):
+def test_the_letter_of_a_cell_is_the_phase_that_fills_most_of_it(seen):
     seen.now -= 2 + seen.now % CELL_SECONDS
     for phase in (TRAINING, AVERAGING, TRAINING, AVERAGING, TRAINING):
         seen.look(seen.record("ada", 1, phase=phase))
     assert strip_of(seen, "ada") == "c"
 
 
-def test_ten_minutes_are_kept_and_who_was_gone_for_as_long_is_forgotten(seen):
+def test_ten_minutes_are_kept_and_a_peer_that_was_gone_for_as_long_is_forgotten(seen):
     spend(seen, 5, ("ada", TRAINING), ("ben", TRAINING))
     spend(seen, CELLS + 2, ("ada", AVERAGING))
     assert strip_of(seen, "ada") == CELLS * "a"
@@ -62,7 +62,7 @@ def test_a_helper_helps_and_computes_for_no_update(seen):
     assert "helper <small>reachable</small>" in seen.web.get("/").text
 
 
-def test_what_nobody_looked_at_is_not_known(seen):
+def test_a_time_without_looks_is_not_known(seen):
     seen.now -= 2 + seen.now % CELL_SECONDS
     spend(seen, 2, ("ada", TRAINING))
     seen.now += 3 * CELL_SECONDS
@@ -76,7 +76,7 @@ def test_what_nobody_looked_at_is_not_known(seen):
     assert len(seen.history.timeline.cells) == 1
 
 
-def test_an_update_says_who_computed_and_for_whom_the_others_waited(seen):
+def test_an_update_names_the_peers_that_computed_and_those_that_the_others_waited_for(seen):
     seen.train("ada", "ben", "cy", steps=range(1, 4))
     seen.look(*(seen.record(name, 3, phase=AVERAGING) for name in ("ada", "ben")), seen.record("cy", 3))
     seen.train("ada", "ben", "cy", steps=range(5, 6))
@@ -88,7 +88,7 @@ def test_an_update_says_who_computed_and_for_whom_the_others_waited(seen):
     assert (usual.late, usual.lost) == ([], [])
 
 
-def test_an_update_says_who_fell_silent_before_it(seen):
+def test_an_update_names_the_peers_that_fell_silent_before_it(seen):
     seen.train("ada", "ben", steps=range(1, 4))
     for _ in range(2):
         seen.look(seen.record("ada", 3))

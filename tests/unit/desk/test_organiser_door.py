@@ -1,4 +1,4 @@
-"""Who may give orders at a desk, and who may not."""
+"""`Door`: which people may log in at a desk and give orders there."""
 
 import asyncio
 import re
@@ -33,7 +33,7 @@ def deputy(rights: Right, begin: int = NOW - 60, end: int = NOW + 10**6) -> Sign
 
 
 class NotedControls:
-    """Those of a run that takes every order."""
+    """The controls of a run that takes every order."""
 
     def __init__(self):
         self.can_order, self.orders = True, Orders("letters")
@@ -112,7 +112,7 @@ def test_the_browser_that_shows_the_code_is_let_in_and_no_other(house, signer):
 
 
 @pytest.mark.parametrize("made_up", ["\x1b]0;mine\x07\x1b[2J", "your own browser", "192.0.2.1, 10.0.0.1", ""])
-def test_a_web_server_in_front_may_pass_on_an_address_that_is_none(house, made_up, capsys):
+def test_a_web_server_in_front_may_pass_on_something_that_is_no_address(house, made_up, capsys):
     browser = house.browser(host=made_up)
     challenge = house.challenge(browser)
     asked = TestClient(house.app, base_url=ADDRESS).get(f"/login/{challenge}")
@@ -121,8 +121,8 @@ def test_a_web_server_in_front_may_pass_on_an_address_that_is_none(house, made_u
     assert "the browser at an unknown place, which" in capsys.readouterr().out
 
 
-def test_a_secret_that_somebody_has_planted_opens_nothing(house):
-    """Another page on the same host can set cookies of the organiser's browser: cookies do not care about ports."""
+def test_a_planted_secret_opens_nothing(house):
+    """A page on another port of the same host can set cookies of the organiser's browser: cookies ignore ports."""
     attacker, browser = house.browser(), house.browser()
     challenge = house.challenge(attacker)
     browser.cookies.update(attacker.cookies)
@@ -207,7 +207,7 @@ def test_a_log_in_counts_once(house):
     assert house.send(challenge, data).status_code == 403
 
 
-def test_a_desk_that_is_called_by_another_name_lets_nobody_in(house):
+def test_a_desk_that_is_called_by_another_name_lets_no_browser_in(house):
     for address in ("https://evil.example", "http://203.0.113.9:8080", "http://desk.example.org.evil.example"):
         answer = house.browser(address).get("/login")
         assert answer.status_code == 403
@@ -236,7 +236,7 @@ def test_a_session_ends_after_twelve_hours_or_with_the_log_out(house):
     assert not is_in(browser)
 
 
-def test_a_deputy_that_was_revoked_lets_nobody_in_and_those_whom_it_let_in_are_out(house):
+def test_a_revoked_deputy_lets_no_browser_in_and_browsers_that_it_let_in_are_out(house):
     ben, browser = deputy(Right.CONTROL), house.browser()
     challenge = house.challenge(browser)
     house.send(challenge, house.signed(challenge, ben))
@@ -273,7 +273,7 @@ def test_an_order_is_asked_for_twice_and_given(house):
 
 
 def test_a_run_that_is_paused_goes_on_where_it_stands(house):
-    """No update comes from which it could go on otherwise."""
+    """No update comes, so the run could not go on at a later one."""
     house.controls.orders = house.controls.orders.with_order(Order(5, What.PAUSE))
     browser = house.logged_in()
     asked = browser.get("/order?what=resume").text
@@ -301,7 +301,7 @@ def test_an_order_that_makes_no_sense_is_refused_in_one_sentence(house, fields, 
     assert house.controls.orders.given == ()
 
 
-def test_nobody_else_gives_an_order(house):
+def test_a_request_without_a_session_and_the_token_of_its_page_gives_no_order(house):
     browser = house.logged_in()
     stranger = house.browser()
     order = {"what": "pause", "step": "7", "value": "0"}
@@ -323,7 +323,10 @@ def test_a_desk_without_a_key_shows_what_to_type(house):
 
 
 def test_the_organisers_page_claims_no_more_than_its_health(house):
-    """The sign is the title's first word, which the page's script renews; and who may train is told, not who does."""
+    """The sign is the title's first word, which the page's script renews.
+
+    The page tells which peers may train, not which do.
+    """
     page = house.logged_in().get("/organiser").text
     sign = re.search(r'id="sign"[^>]*>([^<]+)<', page)[1]
     assert f"<title>{sign} Organiser of letters · swarm desk</title>" in page
@@ -331,7 +334,7 @@ def test_the_organisers_page_claims_no_more_than_its_health(house):
 
 
 def test_a_deputy_whose_time_is_over_cannot_order(monkeypatch):
-    """While the desk runs."""
+    """The time of its warrant ends while the desk runs."""
     dht = SimpleNamespace(take_part=lambda *_: None)
     manifest = SimpleNamespace(run_id="letters", key_prefix="run", authority=AUTHORITY)
     controls = SwarmControls(dht, manifest, deputy(Right.CONTROL, end=NOW + 3600))
@@ -342,7 +345,7 @@ def test_a_deputy_whose_time_is_over_cannot_order(monkeypatch):
     assert not SwarmControls(dht, manifest).can_order
 
 
-def test_who_tries_again_and_again_has_to_wait(house):
+def test_a_visitor_that_tries_again_and_again_has_to_wait(house):
     found = {house.send("0" * 16, b"nonsense").status_code for _ in range(2 * TRIES_AT_ONCE)}
     assert found == {403, 429}
     assert house.send("0" * 16, b"nonsense", host="198.51.100.2").status_code == 403
@@ -351,7 +354,7 @@ def test_who_tries_again_and_again_has_to_wait(house):
     house.logged_in()
 
 
-def test_who_sends_half_a_form_and_goes_leaves_no_traceback(house):
+def test_a_visitor_that_sends_half_a_form_and_goes_leaves_no_traceback(house):
     path, sent = f"/login/{'0' * 16}", []
     headers = [(b"host", b"desk.example.org"), (b"content-length", b"100")]
     scope = {"type": "http", "method": "POST", "scheme": "https", "path": path, "query_string": b"", "headers": headers}
@@ -366,7 +369,7 @@ def test_who_sends_half_a_form_and_goes_leaves_no_traceback(house):
     assert sent[0]["status"] == 403
 
 
-def test_what_strangers_leave_behind_is_bounded():
+def test_the_memory_for_visits_and_sessions_of_strangers_is_bounded():
     door = Door(AUTHORITY, ADDRESS)
     visits = [door.knock("", ADDRESS, "203.0.113.5") for _ in range(MAX_VISITS + 9)]
     states = [door.state_of(secret) for secret, _ in visits]
@@ -390,7 +393,7 @@ def test_what_strangers_leave_behind_is_bounded():
 @pytest.mark.parametrize(
     "url", ["http://desk.example.org", "https://", "desk", "https://desk.example.org:x", "https://a@b", "https://a/?b"]
 )
-def test_an_address_that_is_not_safe_is_refused(url):
+def test_an_unsafe_address_is_refused(url):
     with pytest.raises(InputError, match="--page-url has to be like"):
         Door(AUTHORITY, url)
 

@@ -20,7 +20,7 @@ ADDRESS = "/ip4/127.0.0.1/tcp/31337/p2p/QmYyQSo1c1Ym7orWxLYvCrM2EmxFTANf8wXmmE7D
 
 
 class Clock:
-    """Of the organiser, which a test may set."""
+    """The organiser's clock, which a test may set ahead."""
 
     def __init__(self):
         self.ahead_days = 0.0
@@ -30,7 +30,7 @@ class Clock:
 
 
 class Organiser:
-    """Somebody with a run: her key, her books and her server."""
+    """An organiser with a run: her key, her books and her server."""
 
     def __init__(self, folder: Path):
         self.signer = Signer(Ed25519PrivateKey.generate())
@@ -40,7 +40,7 @@ class Organiser:
         self.servers: list[EnrolmentServer] = []
 
     def serve(self, signer: Signer | None = None, **options) -> JoinLine:
-        """Starts a server; the line leads there, and invites nobody yet."""
+        """Start a server. Return a line that leads there and holds no invitation yet."""
         server = EnrolmentServer(
             self.registry, signer or self.signer, self.authority, "127.0.0.1", 0, clock=self.clock, **options
         )
@@ -73,7 +73,7 @@ def another_organiser(tmp_path):
 
 @pytest.fixture(scope="module")
 def keys() -> tuple[RSAPrivateKey, RSAPrivateKey]:
-    """Of two volunteers; making one takes up to a second."""
+    """The keys of two volunteers. Making one takes up to a second."""
     return RSAPrivateKey(), RSAPrivateKey()
 
 

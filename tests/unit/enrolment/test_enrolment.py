@@ -58,7 +58,7 @@ def test_the_same_peer_enrols_twice_for_one_use(organiser, key, other_key):
     )
 
 
-def test_a_server_whose_clock_was_ahead_when_it_was_made(organiser, key, monkeypatch):
+def test_a_server_with_a_clock_that_was_ahead_when_it_was_made_is_named(organiser, key, monkeypatch):
     """This machine's clock is right, so its user cannot mend it alone."""
     later = datetime.now(UTC) + timedelta(days=5)
     with monkeypatch.context() as patch:
@@ -81,7 +81,7 @@ def test_a_tampered_invitation(organiser, key):
     assert "this invitation is not known here" in refusal(enrol, tampered, key, "Ana")
 
 
-def test_who_was_removed_enrols_no_more(organiser, key):
+def test_a_removed_peer_enrols_no_more(organiser, key):
     line = organiser.invite(organiser.serve(), uses=5)
     certificate = enrol(line, key, "Ana").certificate
     serial = organiser.registry.members()[0].serial
@@ -109,7 +109,7 @@ def test_a_peer_that_is_removed_while_it_renews_gets_no_certificate(organiser, k
         renew(line, key, "Ana", certificate)
 
 
-def test_a_newcomer_hears_who_was_removed(organiser, key):
+def test_a_newcomer_gets_the_list_of_removed_members(organiser, key):
     line = organiser.invite(organiser.serve())
     signed = organiser.registry.remove([7], "spoils rounds", organiser.signer, organiser.authority)
     assert enrol(line, key, "Ana").removals == signed
@@ -121,7 +121,7 @@ def test_a_line_without_an_invitation(organiser, key):
 
 
 @pytest.mark.parametrize(("name", "known_as"), [("", "unnamed"), ("\ud800\x1b[31m", "[31m"), ("𝄞" * 99, "𝄞" * 64)])
-def test_whatever_a_volunteer_is_called(organiser, key, name, known_as):
+def test_a_volunteer_may_have_any_name(organiser, key, name, known_as):
     line = organiser.invite(organiser.serve())
     assert read(enrol(line, key, name), organiser).name == known_as
 
@@ -180,7 +180,7 @@ def test_a_deputys_certificates_count(organiser, key, tmp_path):
     assert read(renew(line, key, "", first.certificate), organiser).serial == read(first, organiser).serial
 
 
-def test_a_deputy_without_the_right_serves_nobody(organiser, tmp_path):
+def test_a_deputy_without_the_right_serves_no_volunteer(organiser, tmp_path):
     deputy = make_deputy(organiser.signer, "digits", Right.REMOVE, 1, tmp_path / "deputy.pem", None)
     with pytest.raises(InputError, match="was signed by a deputy who has no right to"):
         organiser.serve(deputy)
@@ -197,7 +197,7 @@ def test_a_deputys_time_ends_while_the_server_runs(organiser, key, tmp_path):
 # ---- the right server -----------------------------------------------------------------------------------------------
 
 
-def test_nobody_answers(organiser, key):
+def test_an_enrolment_server_that_does_not_answer_is_named(organiser, key):
     line = organiser.invite(organiser.serve())
     organiser.stop()
     where = rf"127\.0\.0\.1:{line.enrolment_port} \(connection refused\)"
@@ -264,7 +264,7 @@ def test_too_many_calls(organiser, key):
         enrol(line, key, "Ana")
 
 
-def test_a_host_has_less_than_all():
+def test_one_host_may_make_fewer_calls_than_all_together():
     limits = CallLimits()
     assert [limits.may_call("ipv4:203.0.113.5:1000") for _ in range(12)] == [True] * 10 + [False] * 2
     assert not limits.may_call("ipv6:%5B::ffff:203.0.113.5%5D:1000")

@@ -28,7 +28,7 @@ grpc = load_grpc()
 
 @contextlib.contextmanager
 def channel_to(organiser, line):
-    """Of somebody who has the join line and no manners."""
+    """A channel of a stranger that has the join line and sends anything."""
     certificate = ensure_tls(organiser.registry.folder)[1]
     options = (("grpc.ssl_target_name_override", SERVER_NAME), ("grpc.use_local_subchannel_pool", 1))
     credentials = grpc.ssl_channel_credentials(certificate)
@@ -37,7 +37,7 @@ def channel_to(organiser, line):
 
 
 class CountedLimits(CallLimits):
-    """A test can wait for calls that are served."""
+    """Call limits with a semaphore, so that a test can wait for calls that are served."""
 
     def __init__(self):
         super().__init__()
@@ -86,7 +86,7 @@ def test_it_answers_after_what_is_no_grpc(organiser, key):
             connection.close()
 
 
-def test_who_never_sends_a_request_blocks_nobody_for_long(organiser, key, monkeypatch):
+def test_a_caller_that_never_sends_a_request_blocks_no_other_for_long(organiser, key, monkeypatch):
     monkeypatch.setattr("swarm.enrolment.server.REQUEST_SECONDS", 0.3)
     limits, never = CountedLimits(), threading.Event()
     line = organiser.invite(organiser.serve(limits=limits))
@@ -99,7 +99,7 @@ def test_who_never_sends_a_request_blocks_nobody_for_long(organiser, key, monkey
         many = [channels.enter_context(channel_to(organiser, line)) for _ in range(2 * THREADS)]
         calls = [channel.stream_unary(f"/{SERVICE}/{ENROL}").future(nothing()) for channel in many]
         try:
-            for _ in range(THREADS):  # all are busy
+            for _ in range(THREADS):  # then all threads are busy
                 assert limits.called.acquire(timeout=30)
             assert enrol(line, key, "Ana", 60).certificate
         finally:
@@ -108,7 +108,7 @@ def test_who_never_sends_a_request_blocks_nobody_for_long(organiser, key, monkey
                 call.cancel()
 
 
-def test_strangers_connections_leave_files_for_the_books(organiser, key):
+def test_connections_of_strangers_leave_files_for_the_books(organiser, key):
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (256, hard))
     try:
@@ -121,7 +121,7 @@ def test_strangers_connections_leave_files_for_the_books(organiser, key):
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
-def test_many_at_once_enrol_or_hear_that_it_is_too_much(organiser, key):
+def test_many_callers_at_once_enrol_or_hear_that_it_is_too_much(organiser, key):
     line = organiser.invite(organiser.serve())
 
     def ask(_) -> bool:
@@ -135,7 +135,7 @@ def test_many_at_once_enrol_or_hear_that_it_is_too_much(organiser, key):
     assert len(organiser.registry.members()) == 1
 
 
-def test_a_request_that_somebody_else_has_recorded_is_of_no_use(organiser, another_organiser, key):
+def test_a_recorded_request_of_another_peer_is_of_no_use(organiser, another_organiser, key):
     """A server that a volunteer has asked cannot enrol in her name at another."""
     line = organiser.invite(organiser.serve())
     for server in (
@@ -153,7 +153,7 @@ def test_a_request_that_somebody_else_has_recorded_is_of_no_use(organiser, anoth
 
 @pytest.fixture
 def lying(organiser):
-    """A server with the right TLS certificate, as if its machine had been taken over, that answers anything."""
+    """A server with the right TLS certificate that gives any answer, as if its machine had been taken over."""
     servers = []
 
     def start(answer: bytes):
@@ -205,7 +205,7 @@ def test_certificates_that_are_of_no_use(lying, organiser, key, other_key):
         assert why in refusal(lying, key, answer)
 
 
-def test_certificates_by_whom_nobody_has_asked(lying, organiser, key, tmp_path):
+def test_certificates_without_a_valid_signature_are_refused(lying, organiser, key, tmp_path):
     without_right = make_deputy(organiser.signer, "digits", Right.REMOVE, 1, tmp_path / "deputy.pem", None)
     expired, now = Ed25519PrivateKey.generate(), int(time.time())
     public = expired.public_key().public_bytes_raw()
@@ -221,7 +221,7 @@ def test_certificates_by_whom_nobody_has_asked(lying, organiser, key, tmp_path):
         assert why in refusal(lying, key, answer)
 
 
-def test_a_list_of_removals_that_is_of_no_use_is_left_out(lying, organiser, key):
+def test_an_unusable_list_of_removals_is_left_out(lying, organiser, key):
     certificate = certificate_of(key).signed_by(organiser.signer)
     foreign = Removals("digits", 5, {1: ""}).signed_by(Signer(Ed25519PrivateKey.generate()))
     for removals in (b"garbage", foreign):

@@ -1,4 +1,4 @@
-"""What volunteers and the enrolment server tell each other: it survives the wire, and nonsense does not."""
+"""What volunteers and the enrolment server send each other survives the wire, and nonsense is refused."""
 
 from dataclasses import replace
 

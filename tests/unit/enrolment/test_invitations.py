@@ -1,4 +1,4 @@
-"""Which invitations the organiser sees."""
+"""The invitations that the organiser sees, and how she closes them."""
 
 import os
 
@@ -27,7 +27,7 @@ def test_invitations_that_can_be_used_are_listed(organiser):
 
 
 def test_the_invitation_of_a_member_can_be_closed(organiser):
-    """Or who was removed comes back with it under another name."""
+    """Otherwise a removed member comes back with it under another name."""
     registry = organiser.registry
     token, other = registry.invite("", 2, 3, EVERYTHING), registry.invite("", 2, 1, EVERYTHING)
     ana, ben = (PeerID(b"\x12\x20" + os.urandom(32)) for _ in range(2))

@@ -1,4 +1,4 @@
-"""The join line: it survives messengers, and whatever is wrong with it is one sentence."""
+"""The join line survives messengers, and whatever is wrong with it is told in one sentence."""
 
 import base64
 import hashlib
@@ -26,7 +26,7 @@ LINE = JoinLine("vit-tiny-cifar10", bytes(range(32)), ADDRESSES, bytes(range(100
 
 
 def sealed(body: bytes) -> str:
-    """A line with a right checksum, whatever stands in it."""
+    """A join line with a right checksum and this body."""
     data = body + hashlib.sha256(body).digest()[:4]
     return SCHEME + base64.urlsafe_b64encode(data).rstrip(b"=").decode()
 
@@ -52,7 +52,7 @@ def refusal(text: str) -> str:
         JoinLine("r", bytes(32), (f"{ADDRESSES[0]}/p2p-circuit/p2p/{PEER}",)),
     ],
 )
-def test_a_line_says_again_what_was_put_in(line):
+def test_a_line_gives_back_its_fields(line):
     assert JoinLine.parse(str(line)) == line
     assert is_join_line(str(line))
 
@@ -90,7 +90,7 @@ def test_the_longest_line_can_be_read():
         lambda text: text.replace("//", "/"),
     ],
 )
-def test_what_people_and_messengers_do_to_a_line_does_no_harm(mangle):
+def test_changes_that_people_and_messengers_make_to_a_line_do_no_harm(mangle):
     assert JoinLine.parse(mangle(str(LINE))) == LINE
     assert is_join_line(mangle(str(LINE)))
     assert whom_to_join(mangle(str(LINE)).split())[1] == LINE
@@ -106,7 +106,7 @@ def test_what_people_and_messengers_do_to_a_line_does_no_harm(mangle):
     ],
 )
 def test_a_line_and_an_address_are_not_taken_together(words):
-    """Else one of them would be dropped without a word."""
+    """Otherwise one of them would be dropped without a message."""
     with pytest.raises(InputError, match="Give a join line, or addresses, not both"):
         whom_to_join(words)
 
@@ -185,7 +185,7 @@ def test_the_second_half_of_a_line_is_no_address(words):
         b"\x01" + packed(msgspec.msgpack.encode(("run", bytes(32), ADDRESSES * 3, b"", 0, b""))),
     ],
 )
-def test_what_cannot_be_read_is_refused(body):
+def test_a_body_that_cannot_be_read_is_refused(body):
     assert "what stands in it cannot be read: ask the organiser for a new one" in refusal(sealed(body))
 
 
@@ -228,7 +228,7 @@ def test_fields_out_of_bounds_are_refused(fields):
         ).map(lambda fields: sealed(b"\x01" + packed(msgspec.msgpack.encode(fields)))),
     )
 )
-def test_whatever_the_text_parse_raises_nothing_but_its_sentence(text):
+def test_parsing_raises_no_other_error_than_its_own(text):
     is_join_line(text)
     refusal(text)
 
@@ -242,14 +242,14 @@ def test_endpoints_are_the_hosts_of_the_addresses_with_the_enrolment_port():
     assert line.enrolment_endpoints == line.server_endpoints == endpoints
 
 
-def test_nobody_enrols_at_the_hosts_of_other_members():
+def test_no_peer_enrols_at_the_hosts_of_other_members():
     other = ADDRESSES[0].replace("203.0.113.5", "198.51.100.7").replace(PEER, f"{PEER[:-1]}P")
     line = JoinLine("run", bytes(32), (*ADDRESSES[:1], other), bytes(16), 31338, bytes(16))
     assert JoinLine.parse(str(line)).addresses == (ADDRESSES[0], other)
     assert line.enrolment_endpoints == [("203.0.113.5", 31338)]
 
 
-def test_nobody_enrols_without_a_port_or_an_invitation():
+def test_no_peer_enrols_without_a_port_or_an_invitation():
     without_port = JoinLine("run", bytes(32), ADDRESSES, bytes(16))
     assert without_port.enrolment_endpoints == without_port.server_endpoints == []
     without_token = JoinLine("run", bytes(32), ADDRESSES, b"", 31338, bytes(16))
@@ -257,6 +257,6 @@ def test_nobody_enrols_without_a_port_or_an_invitation():
     assert len(without_token.server_endpoints) == 3
 
 
-def test_it_is_read_before_the_slow_imports():
+def test_the_join_line_is_read_before_the_slow_imports():
     code = "import sys, swarm.enrolment.join_line; sys.exit(bool({'hivemind', 'torch', 'grpc'} & sys.modules.keys()))"
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, timeout=60).returncode == 0

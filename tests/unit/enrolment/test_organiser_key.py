@@ -1,4 +1,4 @@
-"""Key files: made once, read again, and every trouble with them is one sentence."""
+"""Key files are made once and read again, and every trouble with them is told in one sentence."""
 
 import stat
 import time
@@ -27,7 +27,7 @@ def never() -> str:
 
 
 def terminal(monkeypatch, typed: str | None) -> None:
-    """Somebody who types this when asked, or no terminal at all."""
+    """A terminal at which a person types this when asked, or no terminal at all."""
     monkeypatch.setattr("sys.stdin", SimpleNamespace(isatty=lambda: typed is not None))
     monkeypatch.setattr("getpass.getpass", lambda prompt: typed)
 

@@ -1,4 +1,4 @@
-"""The organiser's books: who was invited, who is a member, who was removed; with several processes writing."""
+"""The organiser's books of invitations, members and removals, with several processes that write."""
 
 import hashlib
 import multiprocessing
@@ -80,7 +80,7 @@ def test_the_same_peer_twice_uses_one_use(registry):
     assert "used up" in why_not(registry, token, 3)
 
 
-def test_who_is_not_invited(tmp_path):
+def test_a_peer_without_a_valid_invitation_is_refused(tmp_path):
     now = [1_700_000_000.0]
     registry = Registry(tmp_path, lambda: now[0])
     token = registry.invite("", 1.0, 1, EVERYTHING)
@@ -91,7 +91,7 @@ def test_who_is_not_invited(tmp_path):
     assert registry.members() == []
 
 
-def test_a_run_has_an_end_of_members(registry, monkeypatch):
+def test_a_run_has_a_bounded_number_of_members(registry, monkeypatch):
     monkeypatch.setattr("swarm.enrolment.registry.MAX_MEMBERS", 2)
     token = registry.invite("", 1.0, 2, EVERYTHING)
     enrolled(registry, 1, 2)
@@ -216,12 +216,12 @@ def test_a_newer_list_from_elsewhere_is_kept(registry):
     assert not registry.keep_removals(new.signed_by(SIGNER), AUTHORITY)
     assert not registry.keep_removals(old.signed_by(SIGNER), AUTHORITY)
     why = [member.why_removed for member in registry.members()]
-    assert why == ["here", "elsewhere"], "somebody elsewhere may not have known"
+    assert why == ["here", "elsewhere"], "the signer elsewhere may not have known of it"
     next_ = Removals.read(registry.remove([8], "", SIGNER, AUTHORITY), AUTHORITY).removed
     assert next_.keys() == {ana.serial, ben.serial, 7, 8}
 
 
-def test_a_full_list_restores_nobody(registry):
+def test_a_full_list_restores_no_member(registry):
     (ana,) = enrolled(registry, 1)
     old = Removals.read(registry.remove([ana.serial], "early", SIGNER, AUTHORITY), AUTHORITY)
     full = Removals("digits", old.number + 1, dict.fromkeys(range(MAX_REMOVED), "late"))
@@ -229,12 +229,12 @@ def test_a_full_list_restores_nobody(registry):
     assert registry.member_of(peer(1)).why_removed == "early"
 
 
-def test_a_full_list_forgets_those_whose_certificates_have_ended(registry):
+def test_a_full_list_forgets_members_with_ended_certificates(registry):
     ana, ben, cleo = enrolled(registry, 1, 2, 3)
     for member in (ana, cleo):
         registry.note_certificate(member.serial, int(time.time() + 1000))
     registry.note_certificate(ben.serial, int(time.time() - 1000))
-    others = dict.fromkeys(range(MAX_REMOVED - 2), "long ago")  # whom the books do not know
+    others = dict.fromkeys(range(MAX_REMOVED - 2), "long ago")  # the books do not know these numbers
     before = Removals("digits", int(1000 * time.time()), {ana.serial: "", ben.serial: "", **others})
     registry.keep_removals(before.signed_by(SIGNER), AUTHORITY)
     after = Removals.read(registry.remove([cleo.serial], "", SIGNER, AUTHORITY), AUTHORITY).removed
@@ -251,7 +251,7 @@ def test_a_full_list_of_members_takes_no_more(registry, monkeypatch):
         registry.remove([member.serial for member in members], "", SIGNER, AUTHORITY)
 
 
-def test_a_deputy_that_fills_the_list_with_inventions_keeps_nobody_in(registry, tmp_path):
+def test_a_deputy_that_fills_the_list_with_inventions_prevents_no_removal(registry, tmp_path):
     eve, ben = enrolled(registry, 1, 2)
     for member in (eve, ben):
         registry.note_certificate(member.serial, int(time.time() + 1000))
@@ -265,7 +265,7 @@ def test_a_deputy_that_fills_the_list_with_inventions_keeps_nobody_in(registry, 
     assert list(after)[:-2] == list(range(2, MAX_REMOVED)), "the latest stay, in case that they are true"
 
 
-def test_whom_a_deputy_has_let_in_stays_removed_whatever_numbers_it_invents(registry, tmp_path):
+def test_a_member_that_a_deputy_has_let_in_stays_removed_whatever_numbers_it_invents(registry, tmp_path):
     """The organiser's books know none of these numbers."""
     deputy = make_deputy(SIGNER, "digits", Right.REMOVE, 1, tmp_path / "bad.pem", None)
     registry.remove([7], "let in by the deputy", SIGNER, AUTHORITY)
@@ -276,11 +276,11 @@ def test_whom_a_deputy_has_let_in_stays_removed_whatever_numbers_it_invents(regi
         again = Removals.read(registry.remove([7], "once more", SIGNER, AUTHORITY), AUTHORITY).removed
         assert (len(again), list(again)[-1], again[7]) == (MAX_REMOVED, 7, "once more")
         other = Removals.read(registry.remove([first], "another", SIGNER, AUTHORITY), AUTHORITY).removed
-        assert again[7] == other[7], "before what the deputy says, also when it is about somebody else"
+        assert again[7] == other[7], "before what the deputy says, also about other members"
     assert other.keys() >= {7, 1000, 2000}
 
 
-def test_who_was_restored_is_not_taken_for_one_that_she_has_removed(registry, tmp_path):
+def test_a_restored_member_is_not_taken_for_one_that_the_organiser_has_removed(registry, tmp_path):
     deputy = make_deputy(SIGNER, "digits", Right.REMOVE, 1, tmp_path / "bad.pem", None)
     registry.remove([7], "", SIGNER, AUTHORITY)
     number = Removals.read(registry.restore([7], SIGNER, AUTHORITY), AUTHORITY).number + 1
@@ -289,8 +289,8 @@ def test_who_was_restored_is_not_taken_for_one_that_she_has_removed(registry, tm
     assert 7 not in Removals.read(registry.remove([8], "", SIGNER, AUTHORITY), AUTHORITY).removed
 
 
-def test_reasons_that_are_too_long_together_keep_nobody_in(registry, tmp_path):
-    """A deputy's three lists, of which peers take each one, are one of 190 kB in her books."""
+def test_reasons_that_are_too_long_together_prevent_no_removal(registry, tmp_path):
+    """Peers accept each of a deputy's three lists. In the organiser's books they become one list of 190 kB."""
     (ana,) = enrolled(registry, 1)
     registry.note_certificate(ana.serial, int(time.time() + 1000))
     deputy = make_deputy(SIGNER, "digits", Right.REMOVE, 1, tmp_path / "bad.pem", None)
@@ -331,7 +331,7 @@ def test_the_reason_of_a_deputy_moves_no_terminal(registry, tmp_path):
     assert registry.member_of(peer(1)).why_removed == "]0;minenoise[2J"
 
 
-def test_lists_of_others_are_not_kept(registry):
+def test_lists_of_other_runs_and_signers_are_not_kept(registry):
     for signer, run in ((Signer(Ed25519PrivateKey.generate()), "digits"), (SIGNER, "other")):
         with pytest.raises(NotSigned):
             registry.keep_removals(Removals(run, 5, {1: ""}).signed_by(signer), AUTHORITY)
@@ -340,7 +340,7 @@ def test_lists_of_others_are_not_kept(registry):
     assert registry.removals() == b""
 
 
-def test_only_who_has_the_right_removes(registry, tmp_path):
+def test_only_a_signer_with_the_right_removes(registry, tmp_path):
     (ana,) = enrolled(registry, 1)
     may = make_deputy(SIGNER, "digits", Right.REMOVE, 1, tmp_path / "may.pem", None)
     may_not = make_deputy(SIGNER, "digits", Right.ENROL, 1, tmp_path / "may_not.pem", None)

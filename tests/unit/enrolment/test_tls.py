@@ -23,7 +23,7 @@ def test_it_is_made_once(tmp_path):
     assert names.get_values_for_type(x509.DNSName) == [SERVER_NAME]
 
 
-def test_all_who_come_first_get_the_same(tmp_path):
+def test_all_processes_that_come_first_get_the_same_certificate(tmp_path):
     with ThreadPoolExecutor(8) as threads:
         assert len(set(threads.map(ensure_tls, [tmp_path] * 8))) == 1
     assert {path.name for path in tmp_path.iterdir()} <= {FILE_NAME, f"{FILE_NAME}.lock"}

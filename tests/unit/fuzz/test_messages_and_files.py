@@ -1,4 +1,4 @@
-"""Whatever comes from the network or from a damaged disk is read or refused; nothing else leaves a parser."""
+"""Anything that comes from the network or from a damaged disk is read or refused. No other error leaves a parser."""
 
 import io
 import json
@@ -154,7 +154,7 @@ def test_what_members_show(data):
     here = Admission(ORGANISER.authority)
     if not refused(lambda data: here.admit(data, PEERS[0]), data):
         assert here.member(PEERS[0]) == MEMBER.own, "nothing that the organiser has not signed"
-    assert refused(lambda data: here.admit(data, PEERS[1]), data), "nor by anybody else"
+    assert refused(lambda data: here.admit(data, PEERS[1]), data), "nor by another peer"
 
 
 @often(200)
@@ -186,7 +186,7 @@ def test_lists_of_orders(data):
 @often(200)
 @given(some.integers(0, 2**31), some.integers(0, 7), some.floats() | some.integers(-1, 2**40))
 def test_what_an_order_says(at_step, kind, value):
-    """Signed, but by an organiser's program that is wrong."""
+    """The order is signed, but by a faulty program of the organiser."""
     content = to_wire(at_step, kind, value, 1)
     signed = to_wire([], [(b"", [(content, ORGANISER.signer.signature(ORDER.format("run"), content))])])
     here = Admission(ORGANISER.authority)
@@ -268,7 +268,7 @@ def test_addresses(texts):
     found = usable(texts)
     assert len(found) <= MAX_REMEMBERED
     assert usable(found) == found, "what is usable stays so"
-    for address in found:  # as who calls them does
+    for address in found:  # as the peer that calls them does
         Multiaddr(address.rpartition("/p2p/")[0])
         PeerID.from_base58(peer_of_address(address))
     for text in texts[:3]:

@@ -61,7 +61,7 @@ keys = some.sampled_from([RUNS_KEY, *(f"{PREFIX}.{kind}" for kind in KINDS)]).ma
 
 
 def node() -> SimpleNamespace:
-    """Of a member, without a network."""
+    """The DHT node of a member, without a network."""
     records = OwnedRecords(KEYS[0])
     records.take_part(Admission(ORGANISER.authority), PREFIX)
     return SimpleNamespace(
@@ -220,7 +220,7 @@ def test_answers_to_a_search_for_routers(data):
 
 
 class Told(GatewayRequester):
-    """What a router answers, document by document."""
+    """A requester that gets these answers of a router, document by document."""
 
     def __init__(self, documents: dict[str, tuple[int, str]]):
         super().__init__("192.168.1.1")
@@ -242,7 +242,7 @@ DOCUMENTS["/control"] = HOME.act("GetExternalIPAddress", {})
 
 @some.composite
 def descriptions(draw) -> dict[str, tuple[int, str]]:
-    """True documents, of which one was damaged: letters, or whole elements."""
+    """True documents with damage in one of them, by letters or whole elements."""
     path = draw(some.sampled_from([*DOCUMENTS]))
     status, text = DOCUMENTS[path]
     pieces = text.replace(">", ">\n").split("\n") if draw(some.booleans()) else list(text)

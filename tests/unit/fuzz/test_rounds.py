@@ -1,4 +1,4 @@
-"""What members of a round send each other, and show each other afterwards, is read or refused."""
+"""Messages that members of a round send each other, and show each other afterwards, are read or refused."""
 
 import asyncio
 from functools import partial
@@ -60,7 +60,7 @@ def test_answers_with_orders(code, gathered):
 # ---- parts of gradients and averages ---------------------------------------------------------------------------------
 
 MOST = 4096
-"""Numbers of a part."""
+"""Largest number of numbers in a part."""
 sizes = some.integers(-(2**31), 2**31 - 1)
 
 
@@ -91,13 +91,13 @@ def test_parts(name):
     assert torch.allclose(decode(true, codec, MOST), codec.extract(true))
 
 
-# ---- what is signed about a round ------------------------------------------------------------------------------------
+# ---- statements that are signed about a round ------------------------------------------------------------------------
 
 STRIPE, ROOT = bytes(16), root_of([bytes(32)])
 
 
 def proof_of_other_work(judge) -> tuple[GivenWork, bytes]:
-    """What compares, and a proof that the last of three members gave something else than its list says."""
+    """The code that compares, and a proof that the last of three members gave something else than its list says."""
     given_work = GivenWork(judge, partial(places_in_vector, [SIZE]))
     listed = WorkList("", [Line(0, 100, (1e3,) * NUM_PLACES)]).to_bytes()
     group = group_of((0, 1, 2), work=name_of(listed))
@@ -109,7 +109,7 @@ def proof_of_other_work(judge) -> tuple[GivenWork, bytes]:
 
 @pytest.fixture(scope="module")
 def signed():
-    """Readers of what members sign, and what is true."""
+    """Readers of statements that members sign, with true statements."""
     judge = judge_of()
     share = sealed_share((0, 1, 2), judge)
     shown = share.seals[share.reducer].show(0)
@@ -153,7 +153,7 @@ def test_what_is_signed(signed, name):
 
 @pytest.fixture(scope="module")
 def audits():
-    """Of a member that was in a round with another one."""
+    """The audits of a member that was in a round with two others."""
 
     async def nobody(*_):
         raise OSError("nobody answers")

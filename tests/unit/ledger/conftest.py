@@ -7,7 +7,7 @@ from tests.helpers.ledgers.ledger_run import NAMES, LedgerRun
 
 @pytest.fixture
 def run(tmp_path) -> LedgerRun:
-    """Three peers have made ten updates, and signed each."""
+    """A run in which three peers have made ten updates, and signed each."""
     run = LedgerRun(tmp_path / "letters")
     run.start(*NAMES)
     for _ in range(10):

@@ -1,4 +1,4 @@
-"""Ledgers are handed out piece by piece, and what is fetched is what the peer itself has signed, or nothing."""
+"""Ledgers are handed out piece by piece. A fetched ledger is what the peer itself has signed, or nothing."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.helpers.ledgers.ledger_run import RUN, LedgerRun, owner, signed_again
 
 pytestmark = pytest.mark.timeout(60)
 FAST = 1e12
-"""Bytes a second."""
+"""Bytes per second."""
 
 
 async def nobody(peer, request):
@@ -35,7 +35,7 @@ def server_of(run: LedgerRun, name: str = "anna", pass_on=nobody, known=()) -> L
 
 
 def caller(server: LedgerServer, who: str = "dora"):
-    """Calls as somebody else does."""
+    """A function that calls the server as another peer does."""
     context = SimpleNamespace(remote_id=owner(who).own)
     return lambda request: server.rpc_download_ledger(request, context)
 
@@ -99,7 +99,7 @@ def test_what_is_not_signed_yet_is_left_for_the_next_time(run, tmp_path):
     assert content.splitlines() == lines[: where(lines)[-1]]
 
 
-def test_a_crash_of_who_fetches_is_mended(run, tmp_path):
+def test_a_file_that_a_crash_of_the_fetching_program_has_cut_is_mended(run, tmp_path):
     folder = tmp_path / "fetched"
     fetched(run, folder, caller(server_of(run)))
     (path,) = folder.iterdir()
@@ -134,8 +134,8 @@ def test_the_ledger_of_a_peer_that_cannot_be_called_is_passed_on(run, tmp_path):
         fetched(run, tmp_path / "other", caller(server_of(run, "ben", pass_on)), "anna", of=anna)
 
 
-def test_two_who_fetch_into_one_folder_tear_no_hole(run, tmp_path):
-    """Where they do not see each other's lock. Afterwards an honest peer would be shown as having changed lines."""
+def test_two_programs_that_fetch_into_one_folder_tear_no_hole(run, tmp_path):
+    """They do not see each other's lock here. A hole would show an honest peer as one that has changed lines."""
     content = run.path("anna").read_bytes()
     lines = content.splitlines(keepends=True)
     first, second = (sum(map(len, lines[: place + 1])) for place in where(lines, Signature)[:2])
@@ -154,7 +154,7 @@ def test_two_who_fetch_into_one_folder_tear_no_hole(run, tmp_path):
 
 
 def test_one_process_fetches_into_a_folder_at_a_time(tmp_path):
-    """A desk does so until it ends."""
+    """A desk holds its folder until it ends."""
     for _ in range(2):
         collect(None, RUN, {}, tmp_path / "ledger")
     with multiprocessing.get_context("fork").Pool(1) as another:
@@ -171,7 +171,7 @@ def refusal(folder: Path) -> str:
     return ""
 
 
-# ---- who lies ------------------------------------------------------------------------------------------------------
+# ---- liars ---------------------------------------------------------------------------------------------------------
 
 
 def lying(*pieces: bytes, ledger: bytes | None = None, begin: int = 0, size: int | None = None):
@@ -221,7 +221,7 @@ LIES = {
 
 
 @pytest.mark.parametrize("how", LIES)
-def test_what_is_no_ledger_of_this_peer_is_not_kept(run, tmp_path, how):
+def test_a_file_that_is_no_ledger_of_this_peer_is_not_kept(run, tmp_path, how):
     make, why = LIES[how]
     with pytest.raises(Refused, match=why):
         fetched(run, tmp_path / "fetched", lying(make(run)))
@@ -229,8 +229,8 @@ def test_what_is_no_ledger_of_this_peer_is_not_kept(run, tmp_path, how):
     assert run.path("anna").read_bytes().startswith(kept)
 
 
-def test_what_somebody_invents_behind_a_true_ledger_is_not_kept(run, tmp_path):
-    """So that who passes a ledger on cannot keep the true one out."""
+def test_lines_invented_behind_a_true_ledger_are_not_kept(run, tmp_path):
+    """So a peer that passes a ledger on cannot keep the true one out."""
     folder, true = tmp_path / "fetched", run.path("anna").read_bytes()
     last = run.lines("anna")
     invented = signed_again([*map(read_line, last), read_line(last[where(last)[0]])], "anna")[-1]
@@ -249,7 +249,7 @@ def test_a_true_ledger_under_an_invented_digest_is_not_kept(run, tmp_path):
     assert content_of(folder) == []
 
 
-def test_who_sends_without_an_end_is_cut_off(run, tmp_path):
+def test_a_peer_that_sends_without_an_end_is_cut_off(run, tmp_path):
     piece = b"[" * PIECE_BYTES
 
     async def endless(request):
@@ -262,7 +262,7 @@ def test_who_sends_without_an_end_is_cut_off(run, tmp_path):
     assert content_of(tmp_path / "fetched") == []
 
 
-def test_who_sends_empty_pieces_is_cut_off(run, tmp_path):
+def test_a_peer_that_sends_empty_pieces_is_cut_off(run, tmp_path):
     with pytest.raises(Refused, match="pieces of another size"):
         fetched(run, tmp_path / "fetched", lying(b"", size=10))
 
@@ -275,7 +275,7 @@ def test_a_peer_that_breaks_off_has_not_handed_over_its_ledger(run, tmp_path, mo
 
 
 @pytest.mark.parametrize("answer", [b"", b"rubbish", LedgerOffer().to_bytes(), LedgerOffer(b"L" * 32, 5, 9).to_bytes()])
-def test_who_offers_nothing_of_use_is_told_so(run, tmp_path, answer):
+def test_a_peer_that_offers_nothing_of_use_is_told_so(run, tmp_path, answer):
     async def call(request):
         yield DownloadData(metadata=answer)
 
@@ -283,7 +283,7 @@ def test_who_offers_nothing_of_use_is_told_so(run, tmp_path, answer):
         fetched(run, tmp_path / "fetched", call)
 
 
-def test_more_than_one_peer_may_have_is_not_fetched(run, tmp_path):
+def test_no_more_bytes_are_fetched_than_one_peer_may_have(run, tmp_path):
     with pytest.raises(Refused, match="the rest is not fetched"):
         fetched(run, tmp_path / "fetched", caller(server_of(run)), max_bytes=4000)
     (content,) = content_of(tmp_path / "fetched")
@@ -294,7 +294,7 @@ def test_more_than_one_peer_may_have_is_not_fetched(run, tmp_path):
 # ---- what strangers may take ---------------------------------------------------------------------------------------
 
 
-def test_who_calls_again_and_again_is_not_answered(run):
+def test_a_caller_that_calls_again_and_again_is_not_answered(run):
     server = server_of(run)
 
     async def call_often() -> int:
@@ -356,11 +356,11 @@ def test_a_peer_without_a_ledger_says_so(run, tmp_path):
 
 
 def fetch_by(monkeypatch, folder, calls: dict, asked: dict, room_bytes=2**30) -> tuple[int, dict[str, str]]:
-    """As the DHT process does, with somebody who answers in place of each peer.
+    """Fetch as the DHT process does. Each peer is replaced by a function that answers.
 
     Args:
-        calls: by name of a peer, how it answers
-        asked: by name of a peer, who is asked for its ledger
+        calls: by name of a peer, the function that answers for it
+        asked: by name of a peer, the peers that are asked for its ledger
     """
 
     def stub(p2p, peer, namespace):
@@ -389,7 +389,7 @@ async def broken(request):
     yield
 
 
-def test_who_does_not_answer_keeps_nobody_else_from_it(run, tmp_path, monkeypatch):
+def test_a_peer_that_does_not_answer_keeps_no_other_ledger_from_being_fetched(run, tmp_path, monkeypatch):
     monkeypatch.setattr("swarm.ledger.collector.PEER_SECONDS", 0.2)
     calls = {"anna": silent, "ben": broken, "cleo": caller(server_of(run, "cleo"))}
     num_bytes, problems = fetch_by(monkeypatch, tmp_path / "fetched", calls, {name: [name] for name in calls})
@@ -397,7 +397,7 @@ def test_who_does_not_answer_keeps_nobody_else_from_it(run, tmp_path, monkeypatc
     assert problems == {"anna": "takes too long", "ben": "does not answer (ConnectionError)", "cleo": ""}
 
 
-def test_another_one_is_asked_where_the_first_passes_nothing_on(run, tmp_path, monkeypatch):
+def test_another_peer_is_asked_where_the_first_passes_nothing_on(run, tmp_path, monkeypatch):
     async def pass_on(peer, request):
         name = next(name for name in run.ledgers if owner(name).own == peer)
         async for message in caller(server_of(run, name), "ben")(request):
@@ -412,7 +412,7 @@ def test_another_one_is_asked_where_the_first_passes_nothing_on(run, tmp_path, m
     assert audit([tmp_path / "fetched"]).credits == run.audit().credits
 
 
-def test_whose_ledger_nobody_passes_on_is_said(run, tmp_path, monkeypatch):
+def test_a_ledger_that_no_peer_passes_on_is_reported(run, tmp_path, monkeypatch):
     _, problems = fetch_by(monkeypatch, tmp_path / "fetched", {}, {"anna": []})
     assert problems == {"anna": "cannot be called, and no other peer can pass its ledger on"}
 

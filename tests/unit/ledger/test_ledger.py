@@ -19,7 +19,7 @@ from swarm.protocol.wire import LINEAGE_BYTES, MAX_SAMPLES, MAX_SKETCH, MAX_STEP
 from tests.helpers.ledgers.ledger_run import NAMES, RUN, LedgerRun, owner
 
 
-def test_the_ledger_says_what_the_rounds_have_said(run):
+def test_the_ledger_has_what_the_rounds_have_said(run):
     found = run.audit()
     assert found.updates == {"confirmed": 10, "unconfirmed": 0, "alone": 0}
     assert {credit.name: (credit.samples, credit.updates) for credit in found.credits.values()} == {
@@ -27,7 +27,7 @@ def test_the_ledger_says_what_the_rounds_have_said(run):
         "ben": (640, 10),
         "cleo": (320, 10),
     }
-    assert [credit.name for _, credit in found.ranked] == list(NAMES), "who has given most comes first"
+    assert [credit.name for _, credit in found.ranked] == list(NAMES), "the peer that has given most comes first"
 
 
 def test_a_peer_that_comes_back_goes_on_with_its_ledger(run):
@@ -44,7 +44,7 @@ def test_a_peer_that_comes_back_goes_on_with_its_ledger(run):
 
 @pytest.mark.parametrize("lost_bytes", [1, 2, 100, 700])
 def test_a_crash_in_the_middle_of_a_line_loses_no_more_than_it(run, lost_bytes):
-    """Of the last two lines, the signature and the update, or what is left of them."""
+    """The cut is in the last two lines, the signature and the update, or in what is left of them."""
     content = run.path("anna").read_bytes()
     run.path("anna").write_bytes(content[:-lost_bytes])
     whole = content[:-lost_bytes].rpartition(b"\n")[0]
@@ -77,7 +77,7 @@ def test_a_file_of_nothing_but_rubbish_begins_anew(run):
 
 @pytest.mark.parametrize("num_lines", [0, 3])
 def test_a_ledger_of_another_version_is_kept_and_a_new_one_begins(run, caplog, num_lines):
-    """None of its lines can be read, or the first three."""
+    """None of the lines can be read, or the first three cannot."""
     lines = run.lines("anna")
     other = [line.replace(b'"n":', b'"new":1,"n":') for line in lines[num_lines:]]
     content = b"".join(line + b"\n" for line in (*lines[:num_lines], *other))
@@ -90,7 +90,7 @@ def test_a_ledger_of_another_version_is_kept_and_a_new_one_begins(run, caplog, n
 
 
 def test_a_ledger_of_another_protocol_is_kept_and_a_new_one_begins(run, caplog):
-    """Its lines can be read here. But rounds may be named in another way, so that they look like changed ones."""
+    """Its lines can be read here. But rounds may be named in another way, so they would look like changed ones."""
     content = run.path("anna").read_bytes()
     run.protocol += 1
     run.start("anna")
@@ -102,7 +102,7 @@ def test_a_ledger_of_another_protocol_is_kept_and_a_new_one_begins(run, caplog):
     assert not run.path("anna").with_name("ledger-2.jsonl").exists(), "on its own lines it goes on"
 
 
-def test_what_a_crash_has_left_unsigned_is_signed_at_the_next_start(tmp_path):
+def test_lines_that_a_crash_has_left_unsigned_are_signed_at_the_next_start(tmp_path):
     run = LedgerRun(tmp_path, sign_seconds=math.inf)
     run.start(*NAMES)
     for _ in range(5):
@@ -128,7 +128,7 @@ def test_another_identity_or_run_begins_another_file(run):
         run.start("cleo")
 
 
-def test_what_a_peer_makes_alone_is_no_credit(run):
+def test_updates_that_a_peer_makes_alone_are_no_credit(run):
     run.start("anna")
     run.alone("anna", 500)
     run.close()
@@ -139,7 +139,7 @@ def test_what_a_peer_makes_alone_is_no_credit(run):
 
 
 @pytest.mark.parametrize(("signers", "confirmed"), [(1, 0), (2, 1), (3, 1)])
-def test_two_thirds_of_the_members_have_to_say_so(tmp_path, signers, confirmed):
+def test_two_thirds_of_the_members_have_to_confirm_an_update(tmp_path, signers, confirmed):
     run = LedgerRun(tmp_path)
     run.start(*NAMES)
     run.update(written_by=NAMES[:signers])
@@ -150,13 +150,13 @@ def test_two_thirds_of_the_members_have_to_say_so(tmp_path, signers, confirmed):
     assert (credit.samples, credit.unconfirmed_samples) == ((32, 0) if confirmed else (0, 32))
 
 
-def test_a_state_that_several_have_taken_a_digest_of_is_compared(tmp_path):
+def test_a_state_that_several_members_have_taken_a_digest_of_is_compared(tmp_path):
     run = LedgerRun(tmp_path)
     run.start(*NAMES)
     group = run.group({name: 32 for name in NAMES})
     for name, digest in zip(NAMES, (b"a" * 16, b"a" * 16, b"b" * 16), strict=True):
         attested = Attestation(7, bytes(16), digest, ())
-        for step in (0, 1):  # said once
+        for step in (0, 1):  # each step once
             run.note(name, group if step == 0 else run.group({name: 32}), attested)
     run.close()
     found = run.audit()
@@ -166,7 +166,7 @@ def test_a_state_that_several_have_taken_a_digest_of_is_compared(tmp_path):
 
 def test_a_disk_without_room_stops_nothing(tmp_path):
     run = LedgerRun(tmp_path)
-    run.path("anna").mkdir(parents=True)  # nothing can be written there, whoever runs the test
+    run.path("anna").mkdir(parents=True)  # nothing can be written there, even by root
     run.start("anna")
     for _ in range(3):
         run.update({"anna": 96})
@@ -176,8 +176,11 @@ def test_a_disk_without_room_stops_nothing(tmp_path):
     assert run.audit().updates["alone"] == 1, "there is room again"
 
 
-def test_a_ledger_that_somebody_has_shortened_gets_no_hole(run, caplog):
-    """Its peer trains on; who reads it finds no line of zeros with which the peer seems to have changed its own."""
+def test_a_shortened_ledger_gets_no_hole(run, caplog):
+    """Its peer trains on.
+
+    A reader finds no line of zeros, which would look as if the peer had changed its own ledger.
+    """
     content = run.path("anna").read_bytes()
     run.start("anna")
     run.path("anna").write_bytes(content)
@@ -189,7 +192,7 @@ def test_a_ledger_that_somebody_has_shortened_gets_no_hole(run, caplog):
 
 
 def test_the_longest_line_fits():
-    """A whole group with everything that a ticket can hold."""
+    """The line has a whole group, with everything that a ticket can hold."""
     ticket = Ticket(
         MAX_STEP,
         MAX_SAMPLES,
@@ -240,8 +243,8 @@ def test_a_signature_stands_behind_many_updates_that_come_fast(tmp_path):
     assert run.audit().updates["confirmed"] == 50
 
 
-def test_every_word_of_a_ticket_is_in_the_line():
-    """The group's name is made of all of them: one that were not written could not be made again."""
+def test_every_field_of_a_ticket_is_in_the_line():
+    """The group's name is made of all of them. Without one of them it could not be made again."""
     rest = b"7 orders", b"R" * 16, b"A" * 16, 5, Pace(None, 7), 9000
     ticket = Ticket(7, 3, True, 1.5, b"L" * 16, (0.25,), True, *rest)
     ticket = replace(ticket, work=b"W" * 16, doubts=b"D" * 16, nonce=b"8 bytes.")

@@ -1,4 +1,4 @@
-"""Who changes a line of a ledger is found out: an outsider by the bonds, the owner by what the others have signed."""
+"""Changes of a ledger's lines are found: an outsider's by the hash chain, the owner's by what others have signed."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from tests.helpers.ledgers.ledger_run import NAMES, RUN, SAMPLES, LedgerRun, own
 from tests.helpers.owners import DAY_SECONDS, Organiser
 
 PLACE = 4
-"""The fourth update of the ten."""
+"""The place of the fourth of the ten updates."""
 
 
 def edited(line: bytes, **changes) -> bytes:
-    """A line with other values, as somebody writes it with an editor."""
+    """A line with other values, as a person could write it with an editor."""
     fields = json.loads(line)
     assert changes.keys() <= fields.keys()
     return json.dumps(fields | changes, separators=(",", ":")).encode()
@@ -53,7 +53,7 @@ def replaced(lines: list[bytes], place: int, line: bytes) -> list[bytes]:
 
 
 def other_run(lines: list[bytes], place: int) -> list[bytes]:
-    """The line of that number of the same peer's ledger in another run."""
+    """Put in the line of this number of the same peer's ledger in another run."""
     there = signed_again([read_line(line) for line in lines], "anna", key_prefix("numbers", "0123abcd"))
     assert where([there[place]]) == [0]
     return replaced(lines, place, edited(there[place], time=1.0))
@@ -104,11 +104,11 @@ BY_OUTSIDERS = {
         {Kind.FALSE_ORGANISER: -4},
     ),
 }
-"""Of each: how it is done, and what is found how many lines behind the place."""
+"""For each attack: the change that makes it, and each kind of finding with its distance in lines from the place."""
 
 
 @pytest.mark.parametrize("how", BY_OUTSIDERS)
-def test_who_edits_a_line_is_found_out(run, how, capsys):
+def test_an_edit_of_a_line_is_found(run, how, capsys):
     before = run.audit()
     assert before.findings == []
     lines = run.lines("anna")
@@ -142,7 +142,7 @@ def test_a_file_that_was_cut_off_is_found(run):
     assert (finding.kind, finding.place.line) == (Kind.TORN, len(content.splitlines()))
 
 
-def test_what_is_cut_off_before_its_signature_has_no_word(run):
+def test_updates_cut_off_before_their_signature_do_not_count(run):
     lines = run.lines("anna")
     run.write("anna", lines[: where(lines)[-1] + 1])
     run.write("ben", run.lines("ben")[: where(run.lines("ben"))[-1] + 1])
@@ -156,7 +156,7 @@ def test_what_is_cut_off_before_its_signature_has_no_word(run):
 
 
 def only_update(change):
-    """Changes the fourth update alone."""
+    """A change of a ledger that changes the fourth update alone."""
 
     def changed(lines):
         (place,) = [place for place, line in enumerate(lines) if isinstance(line, Update) and line.step == 3]
@@ -166,7 +166,7 @@ def only_update(change):
 
 
 def richer(update: Update, rename: bool) -> Update:
-    """With ten times the samples for anna."""
+    """The update with ten times the samples for anna."""
     own = owner("anna").own.to_base58()
     claims = tuple(
         msgspec.structs.replace(claim, samples=claim.samples * 10) if claim.peer == own else claim
@@ -186,12 +186,12 @@ def kinds(found) -> set[Kind]:
     return {finding.kind for finding in found.findings}
 
 
-def test_who_signs_more_than_it_gave_has_another_groups_name(run):
+def test_an_owner_that_signs_more_than_it_gave_has_another_groups_name(run):
     run.rewrite("anna", only_update(lambda update: richer(update, rename=False)))
     assert kinds(run.audit()) == {Kind.FALSE_GROUP}
 
 
-def test_who_renames_the_group_too_is_alone_with_it(run):
+def test_an_owner_that_renames_the_group_too_is_alone_with_it(run):
     before = run.audit().credits
     run.rewrite("anna", only_update(lambda update: richer(update, rename=True)))
     after = run.audit()
@@ -201,7 +201,7 @@ def test_who_renames_the_group_too_is_alone_with_it(run):
         assert after.credits[peer].samples == credit.samples
 
 
-def test_who_raises_the_bound_is_outvoted_and_named(run):
+def test_an_owner_that_raises_the_bound_is_outvoted_and_named(run):
     before = run.audit().credits
     run.rewrite("anna", only_update(lambda update: msgspec.structs.replace(update, most=10**6)))
     after = run.audit()
@@ -212,7 +212,7 @@ def test_who_raises_the_bound_is_outvoted_and_named(run):
     }
 
 
-def test_who_counts_a_round_twice_is_found(run):
+def test_an_owner_that_counts_a_round_twice_is_found(run):
     def twice(lines):
         place = where(map(to_line, lines))[3]
         return [*lines[: place + 1], lines[place], *lines[place + 1 :]]
@@ -221,7 +221,7 @@ def test_who_counts_a_round_twice_is_found(run):
     assert kinds(run.audit()) == {Kind.TWO_ROUNDS}
 
 
-def test_who_says_two_things_of_one_round_is_found(run):
+def test_an_owner_that_says_two_things_of_one_round_is_found(run):
     def two_versions(lines):
         place = where(map(to_line, lines))[3]
         return [*lines[: place + 1], richer(lines[place], rename=True), *lines[place + 1 :]]
@@ -230,8 +230,8 @@ def test_who_says_two_things_of_one_round_is_found(run):
     assert kinds(run.audit()) == {Kind.TWO_ROUNDS}
 
 
-def test_rounds_that_two_have_invented_together_leave_a_trace(run, capsys):
-    """They confirm each other: no line is false, but these steps had a group already."""
+def test_rounds_that_two_peers_have_invented_together_leave_a_trace(run, capsys):
+    """The two peers confirm each other. No line is false, but these steps had a group already."""
     run.start("anna", "ben")
     run.step, run.lineage = 3, b"invented lineage"
     for _ in range(2):
@@ -244,7 +244,7 @@ def test_rounds_that_two_have_invented_together_leave_a_trace(run, capsys):
     assert "At 2 steps more than one group" in capsys.readouterr().out
 
 
-def test_who_was_not_in_a_group_has_no_word_in_it(run, tmp_path):
+def test_a_peer_that_was_not_in_a_group_cannot_confirm_it(run, tmp_path):
     run.start("dora")
     group = run.update()
     run.note("dora", group)
@@ -254,7 +254,7 @@ def test_who_was_not_in_a_group_has_no_word_in_it(run, tmp_path):
     assert owner("dora").own.to_base58() not in found.credits
 
 
-def test_who_shows_two_histories_is_found(run, tmp_path):
+def test_an_owner_that_shows_two_histories_is_found(run, tmp_path):
     shutil.copytree(run.folder, tmp_path / "copy")
     run.start("anna")
     for _ in range(3):
@@ -269,7 +269,7 @@ def test_who_shows_two_histories_is_found(run, tmp_path):
     assert kinds(run.audit(tmp_path / "copy")) == {Kind.TWO_HISTORIES}
 
 
-def test_who_says_something_else_in_a_second_ledger_is_found(run, tmp_path):
+def test_an_owner_that_says_something_else_in_a_second_ledger_is_found(run, tmp_path):
     lines = [read_line(line) for line in run.lines("anna")]
     start = msgspec.structs.replace(lines[0], time=lines[0].time + 1)
     other = [
@@ -281,7 +281,7 @@ def test_who_says_something_else_in_a_second_ledger_is_found(run, tmp_path):
 
 
 def test_a_second_ledger_that_says_the_same_counts_once(run, tmp_path):
-    """A peer that has lost its folder, and found it again."""
+    """Such a peer has lost its folder, and found it again."""
     lines = [read_line(line) for line in run.lines("anna")]
     start = msgspec.structs.replace(lines[0], time=lines[0].time + 1)
     written = signed_again([start, *lines[1:]], "anna")
@@ -291,7 +291,7 @@ def test_a_second_ledger_that_says_the_same_counts_once(run, tmp_path):
     assert after.credits == before.credits
 
 
-def test_a_line_of_another_run_is_found_also_where_its_owner_signs_it(run):
+def test_a_line_of_another_run_is_found_even_if_its_owner_signs_it(run):
     def of_two_runs(lines):
         return [*lines[:4], msgspec.structs.replace(lines[0], run=key_prefix("numbers", "0123abcd")), *lines[4:]]
 
@@ -309,7 +309,7 @@ def organiser() -> Organiser:
 
 @pytest.fixture
 def members(tmp_path, organiser) -> LedgerRun:
-    """As `run`, but by invitation; the members have shown each other their certificates."""
+    """As `run`, but by invitation. The members have shown each other their certificates."""
     admissions = {name: organiser.admission(owner(name).own, name=name.title()) for name in NAMES}
     for here in admissions.values():
         for name, other in admissions.items():
@@ -351,7 +351,7 @@ def test_a_member_that_has_made_no_update_yet_is_no_stranger(members, organiser)
     assert members.audit().findings == [], "nor before it has shown its certificate"
 
 
-def test_who_was_removed_keeps_what_it_gave(members, organiser):
+def test_a_removed_member_keeps_what_it_gave(members, organiser):
     before = members.audit().credits
     list_of_removed = organiser.remove(members.admissions["cleo"])
     for name in ("anna", "ben"):
@@ -364,7 +364,7 @@ def test_who_was_removed_keeps_what_it_gave(members, organiser):
     assert after.credits[owner("cleo").own.to_base58()] == before[owner("cleo").own.to_base58()]
 
 
-def test_who_is_no_member_has_no_word(members, organiser):
+def test_a_peer_that_is_no_member_cannot_confirm_updates(members, organiser):
     members.admissions["dora"] = organiser.admission(owner("dora").own)
     members.start("dora")
     members.update({"anna": 96, "dora": 1000})
@@ -378,16 +378,16 @@ def test_who_is_no_member_has_no_word(members, organiser):
 
 
 def certified(run: LedgerRun, name: str) -> int:
-    """How many certificates stand in this peer's ledger."""
+    """Number of certificates in this peer's ledger."""
     return sum(isinstance(read_line(line), Certified) for line in run.lines(name))
 
 
-def test_who_renews_all_the_time_fills_nobodys_ledger(members, organiser):
+def test_a_member_that_renews_all_the_time_fills_no_other_ledger(members, organiser):
     here, ben = members.admissions["anna"], owner("ben").own
     members.start("anna")
     members.update(written_by=["anna"])
     before = certified(members, "anna")
-    for hour in range(1, 24):  # of the 48 of each certificate
+    for hour in range(1, 24):  # of the 48 hours of each certificate
         times = {"begin": 3600 * hour - DAY_SECONDS, "end": 3600 * hour + DAY_SECONDS}
         here.admit(organiser.admission(ben, name="Ben", **times).show(b""), ben)
         members.update(written_by=["anna"])
@@ -400,7 +400,7 @@ def test_a_certificate_for_which_there_was_no_room_is_written_later(members, org
     members.admissions["anna"].admit(organiser.admission(dora, name="Dora").show(b""), dora)
     before, aside = certified(members, "anna"), path.with_name("aside")
     path.rename(aside)
-    path.mkdir()  # nothing can be written there, whoever runs the test
+    path.mkdir()  # nothing can be written there, even by root
     members.update({"anna": 96, "dora": 32}, written_by=["anna"])
     path.rmdir()
     aside.rename(path)
@@ -410,7 +410,7 @@ def test_a_certificate_for_which_there_was_no_room_is_written_later(members, org
     assert {credit.name for credit in members.audit().credits.values()} == {"Anna", "Ben", "Cleo", "Dora"}
 
 
-def test_a_certificate_that_somebody_else_has_signed_is_found(members):
+def test_a_certificate_that_another_key_has_signed_is_found(members):
     forged = Organiser("letters").certificate(owner("dora").own)
 
     def with_it(lines):
@@ -431,7 +431,7 @@ def test_a_certificate_of_another_run_of_the_same_organiser_is_found(members, or
     assert kinds(members.audit()) == {Kind.FALSE_CERTIFICATE}
 
 
-# ---- what cannot work ------------------------------------------------------------------------------------------------
+# ---- impossible arguments --------------------------------------------------------------------------------------------
 
 
 def test_ledgers_of_two_runs_are_refused(run, members, tmp_path, capsys):
@@ -454,8 +454,8 @@ def test_the_ledger_of_an_earlier_run_that_was_set_aside_is_left_out_of_a_folder
 
 
 @pytest.mark.parametrize("of_a_stranger", ["x\x1b[2J\x1b[1;31mall is well", "letters-0123abcd\n", "letters", ""])
-def test_what_a_stranger_calls_its_run_moves_no_terminal(of_a_stranger, tmp_path, capsys):
-    """Nor does the name of a folder that it hands over."""
+def test_a_strangers_name_of_its_run_moves_no_terminal(of_a_stranger, tmp_path, capsys):
+    """Neither does the name of a folder that the stranger hands over."""
     LedgerRun(tmp_path, run=of_a_stranger).start("\x1b]0;anna\x07")
     LedgerRun(tmp_path).start("ben")
     assert main(["verify", str(tmp_path)]) == 1
@@ -491,7 +491,7 @@ def test_where_there_is_no_ledger_one_sentence_says_so(tmp_path, monkeypatch, ca
         (["fetch", "swarm://damaged"], "cut or changed"),
     ],
 )
-def test_what_a_person_got_wrong_is_said_in_one_sentence(arguments, why, tmp_path, monkeypatch, capsys):
+def test_wrong_arguments_are_refused_in_one_sentence(arguments, why, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("INITIAL_PEERS", raising=False)
     assert main(arguments) == 2
@@ -511,7 +511,7 @@ def test_a_claim_far_beyond_everything_counts_for_two_updates(run, capsys):
     assert json.loads(capsys.readouterr().out)["updates"]["confirmed"] == 11
 
 
-def test_what_is_read_is_what_was_written(run):
+def test_written_lines_are_read_back_unchanged(run):
     for line in run.lines("anna"):
         assert to_line(read_line(line)) == line
     first = read_line(run.lines("anna")[0])

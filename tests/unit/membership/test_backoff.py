@@ -1,4 +1,4 @@
-"""Who is left out comes back after a while; who did worse, or did it again, after longer."""
+"""A peer that is left out comes back after a while, and later if it did something worse or did it again."""
 
 import pytest
 from hivemind.p2p import PeerID
@@ -25,7 +25,7 @@ def seconds_left_out(peers: Backoff, clock: list[float]) -> float:
 
 
 @pytest.mark.parametrize("what", [what for what in Blame if not what.is_proven])
-def test_each_time_for_longer_up_to_a_limit(clock, what):
+def test_a_peer_is_left_out_for_longer_each_time_up_to_a_limit(clock, what):
     peers, lengths = BlameBackoff(), []
     for _ in range(8):
         peers.blame(LIAR, what)
@@ -37,7 +37,7 @@ def test_each_time_for_longer_up_to_a_limit(clock, what):
 
 
 @pytest.mark.parametrize("what", [what for what in Blame if what.is_proven])
-def test_who_is_proven_guilty_does_not_come_back(clock, what):
+def test_a_peer_that_is_proven_guilty_does_not_come_back(clock, what):
     peers = BlameBackoff()
     peers.blame(LIAR, what)
     peers.blame(LIAR, Blame.TOO_SLOW)
@@ -55,14 +55,14 @@ def test_a_leader_that_hung_once_may_be_honest(clock):
     assert seconds_left_out(lied, clock) == pytest.approx(BLAME_SECONDS - BACKOFF_SECONDS, abs=2.0)
 
 
-def test_who_keeps_its_word_is_back_at_once(clock):
+def test_a_peer_that_does_what_it_promised_is_back_at_once(clock):
     peers = Backoff()
     peers.add(LIAR)
     peers.end(LIAR)
     assert LIAR not in peers
 
 
-def test_who_hung_first_and_lied_then_is_left_out_for_as_long_as_a_liar(clock):
+def test_a_peer_that_hung_first_and_lied_then_is_left_out_for_as_long_as_a_liar(clock):
     peers = BlameBackoff()
     peers.blame(LIAR, Blame.STUCK)
     peers.blame(LIAR, Blame.SENT_NONSENSE)

@@ -10,7 +10,7 @@ A, B, LISTENER = (PeerID(bytes([number])) for number in range(3))
 
 
 def report(*outside: PeerID, members=(A, B, LISTENER), judged: bool = True) -> RoundReport:
-    """Of a round in which these were far away."""
+    """The report of a round in which these peers were far away."""
     tickets = tuple(Ticket(1, 0 if peer == LISTENER else 10, False, 1.0, bytes(16)) for peer in members)
     counts = dict.fromkeys(("parts_expected", "parts_received", "inputs_expected", "inputs_received"), 1)
     return RoundReport(
@@ -25,14 +25,14 @@ def report(*outside: PeerID, members=(A, B, LISTENER), judged: bool = True) -> R
     )
 
 
-def test_who_is_far_away_in_most_rounds_is_named_once():
+def test_a_member_that_is_far_away_in_most_rounds_is_named_once():
     far = FarMembers()
     named = [far.note(report(B)) for _ in range(3 * ROUNDS)]
     assert named[MANY - 1] == [B]
     assert sum(map(len, named)) == 1
 
 
-def test_who_is_far_away_now_and_then_is_not_named():
+def test_a_member_that_is_far_away_now_and_then_is_not_named():
     far = FarMembers()
     pattern = [True] * (MANY - 1) + [False] * (ROUNDS - MANY + 1)
     assert not any(far.note(report(*([B] if away else []))) for away in 5 * pattern)
@@ -56,7 +56,7 @@ def test_names_that_cost_nothing_do_not_fill_the_memory():
     assert far.note(report(B)) == [], "it has been forgotten, as the oldest"
 
 
-def test_the_line_of_a_round_says_who_was_far_away():
+def test_the_line_of_a_round_names_members_that_were_far_away():
     exchanged = report(B)
     update = StepReport(2, 3, 20, 10, 1.0, 1.0, 0.0, exchanged)
     assert RoundEvent.of_update(update).outside == (B.to_base58(),)

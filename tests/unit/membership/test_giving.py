@@ -19,7 +19,7 @@ TOTAL, TARGET = MANIFEST.recipe.total_steps, MANIFEST.recipe.target_batch_size
 
 
 def situation(step: int, *given: Order, updates_per_second: float = 0.1, phase: str = TRAINING) -> Situation:
-    """Two peers are at this step, and a third claims to be far ahead."""
+    """A situation in which two peers are at this step, and a third claims to be far ahead."""
     rate = updates_per_second * TARGET / 3
     steps = {"ada": step, "ben": step, "eve": step + 1000}
     records = {
@@ -48,7 +48,7 @@ def test_where_a_run_is_paused_an_order_counts_at_once():
     assert here.order(What.TARGET, 128).at_step == 10
 
 
-def test_what_is_coming_can_be_taken_back():
+def test_an_order_that_does_not_count_yet_can_be_taken_back():
     assert situation(10, Order(20, What.PAUSE)).order(What.RESUME) == Order(20, What.RESUME)
     back = situation(10, Order(20, What.END)).order(What.EXTEND, TOTAL)
     assert back == Order(20, What.EXTEND, TOTAL)
@@ -85,6 +85,6 @@ def test_an_order_that_would_do_nothing_is_refused(given, wanted, says):
         situation(10, *given).order(*wanted)
 
 
-def test_nobody_to_order_anything():
+def test_an_order_is_refused_where_no_peer_is_there():
     with pytest.raises(InputError, match="No peer trains run digits now"):
         Situation(MANIFEST, Orders("digits"), {}).order(What.PAUSE)

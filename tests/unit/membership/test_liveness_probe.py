@@ -1,4 +1,4 @@
-"""The question whether somebody is there, which a peer asks through its DHT process."""
+"""The question whether a peer is alive, which this peer asks through its DHT process."""
 
 import pickle
 

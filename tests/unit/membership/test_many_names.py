@@ -1,4 +1,4 @@
-"""Names cost a stranger nothing: what a peer remembers of each of them does not grow with their number."""
+"""Names cost a stranger nothing. The memory that a peer keeps of names does not grow with their number."""
 
 import gc
 import math
@@ -15,17 +15,17 @@ def name(number: int) -> PeerID:
     return PeerID(bytes([18, 32]) + number.to_bytes(32, "big"))
 
 
-def test_of_those_who_were_missed_the_latest_are_remembered(monkeypatch):
+def test_of_missed_peers_the_latest_are_remembered(monkeypatch):
     monkeypatch.setattr(no_shows, "MAX_REMEMBERED", 100)
     missed = NoShows()
     for number in range(1000):
         missed.note(name(number), number, math.nan, is_proven=False)
         missed.note(name(0), number, 7.0, is_proven=True)
     assert [missed.missed_at(name(number)) for number in (0, 1, 900, 901, 999)] == [999, -1, -1, 901, 999]
-    assert not missed.is_over(name(0), 7.0), "who is missed again and again is not forgotten"
+    assert not missed.is_over(name(0), 7.0), "a peer that is missed again and again is not forgotten"
 
 
-def test_of_those_who_were_heard_the_latest_are_remembered(monkeypatch):
+def test_of_heard_peers_the_latest_are_remembered(monkeypatch):
     monkeypatch.setattr(failure_detector, "MAX_HEARD", 100)
     detector, peers = FailureDetector(None, "run"), [name(number) for number in range(1000)]
     for peer in peers:

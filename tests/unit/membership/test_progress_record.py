@@ -1,4 +1,4 @@
-"""Progress records of strangers: honest ones survive the wire, others are refused."""
+"""Progress records of strangers: honest ones survive the wire, and others are refused."""
 
 import math
 import random
@@ -39,7 +39,7 @@ from tests.helpers.records import NOW, RECORD
 FIELDS = ("name", "step", "samples", "rate", "joined", "time", "client_mode", "phase", "loss", "accuracy")
 FIELDS += ("ahead", "lineage", "attested", "helps", "failed", "tested", "granularity", "profile")
 LONG = Attestation(MAX_STEP, b"L" * 16, b"D" * 16, (-1.5e-300,) * 16)
-"""As many bytes as there can be."""
+"""An attestation of the largest size."""
 FAILED = FailedRound.after(None, MAX_STEP, "\U0001f41d" * 999)
 LARGEST = Profile("é" * (MAX_DEVICE_BYTES // 2), "v" * MAX_VERSION_LETTERS, LOCAL, MAX_UPLOAD, *2 * [MAX_TRAFFIC_BYTES])
 PROFILED = ["NVIDIA H100", "0.1.0, protocol 19", 1, 1e6, 5, 7]
@@ -47,7 +47,7 @@ ATTESTED = [12, b"L" * 16, b"D" * 16, [0.5] * 8]
 
 
 def packed(**changes) -> bytes:
-    """The record's bytes with some fields replaced by whatever."""
+    """The record's bytes with some fields replaced by any value."""
     assert changes.keys() <= set(FIELDS)
     return msgpack.packb(
         list({**dict(zip(FIELDS, msgpack.unpackb(RECORD.to_bytes()), strict=True)), **changes}.values())
@@ -82,7 +82,7 @@ def test_a_reason_is_cut_and_failures_of_one_step_are_counted():
     assert len(FAILED.why.encode()) <= MAX_WHY_BYTES
 
 
-def test_what_a_peer_says_of_its_machine_is_cut_and_need_not_be_said():
+def test_a_profile_is_cut_and_may_be_missing():
     profile = Profile("GPU\x1b[2J " + "\u2713" * 99, "1.0\n" + "0" * 99, LOCAL, 1e99, 10**30, 7)
     read = PeerProgress.from_bytes(replace(RECORD, profile=profile).to_bytes(), NOW).profile
     assert read.device == "GPU[2J " + "\u2713" * 19
@@ -98,7 +98,7 @@ def test_a_person_reads_of_a_helper_that_it_helps():
     assert replace(helper, phase=JOINING).shown_phase == JOINING
 
 
-def test_what_is_not_known_yet_survives_the_wire():
+def test_fields_that_are_not_known_yet_survive_the_wire():
     unknown = replace(RECORD, loss=math.nan, accuracy=math.nan, granularity=math.nan)
     record = PeerProgress.from_bytes(unknown.to_bytes(), NOW)
     assert math.isnan(record.granularity)
@@ -196,14 +196,14 @@ def test_what_is_not_known_yet_survives_the_wire():
     ],
     ids=lambda changes: "-".join(f"{key}={value!r}"[:24] for key, value in changes.items()),
 )
-def test_records_that_no_honest_peer_sends(changes):
+def test_records_that_no_honest_peer_sends_are_refused(changes):
     data = packed(**changes)
     with pytest.raises(ValueError, match=r"."):
         PeerProgress.from_bytes(data, NOW)
 
 
 @pytest.mark.parametrize("data", [b"", b"x" * 1025, "text", None, 7, msgpack.packb([1, 2]), msgpack.packb({})])
-def test_not_even_a_record(data):
+def test_data_that_are_no_record_are_refused(data):
     with pytest.raises(ValueError, match=r"."):
         PeerProgress.from_bytes(data, NOW)
 
@@ -228,13 +228,13 @@ def test_mutated_records_are_records_or_a_value_error():
     ("record", "seconds", "in_last_group", "expected"),
     [
         ({}, 0.0, False, 96),
-        ({}, 1.0, False, 96 + 250),  # it has gone on computing since
-        ({}, 1000.0, False, 96 + 250 * 2 * DEFAULT_TIMEOUTS.report_seconds),  # but nobody knows for how long
-        ({}, -3.0, False, 96),  # its clock is ahead of ours
+        ({}, 1.0, False, 96 + 250),  # the peer has gone on computing since
+        ({}, 1000.0, False, 96 + 250 * 2 * DEFAULT_TIMEOUTS.report_seconds),  # but for an unknown time
+        ({}, -3.0, False, 96),  # its clock is ahead of this peer's
         ({"phase": VALIDATING}, 1.0, False, 96),
         ({"step": 11}, 1.0, False, 0),
         ({"step": 13}, 1.0, False, 0),
-        ({"step": 11}, 0.5, True, 125),  # it finished the last round with us and began this step as we did
+        ({"step": 11}, 0.5, True, 125),  # it finished the last round with this peer and began this step then
         ({"step": 11}, 1000.0, True, 250 * 2 * DEFAULT_TIMEOUTS.report_seconds),
         ({"step": 13}, 1.0, True, 0),
     ],
@@ -246,7 +246,7 @@ def test_samples_by(record, seconds, in_last_group, expected):
     assert samples == pytest.approx(expected)
 
 
-def test_the_clocks_of_others_are_corrected_only_if_they_are_clearly_off():
+def test_clocks_of_other_peers_are_corrected_only_if_they_are_clearly_off():
     clocks, late, ahead, right = Clocks(), "late", "ahead", "right"
     for second, delay in enumerate((0.3, 0.9, 0.2, 1.6)):
         now = NOW + second
@@ -258,7 +258,9 @@ def test_the_clocks_of_others_are_corrected_only_if_they_are_clearly_off():
         assert found[peer].time == pytest.approx(now - 1.6, abs=0.3), "to within the least delay"
     assert found[late].samples_by(now, 12, NOW, True) < 96 + 250 * 2, "what it computed is not overestimated"
     assert clocks.corrected({}, now) == {}
-    assert clocks.corrected({late: replace(RECORD, time=now - 1.4)}, now)[late].time == now, "who is gone is forgotten"
+    assert clocks.corrected({late: replace(RECORD, time=now - 1.4)}, now)[late].time == now, (
+        "a peer that is gone is forgotten"
+    )
 
 
 def test_a_clock_that_is_set_is_noticed_once(monkeypatch):

@@ -1,4 +1,4 @@
-"""Records are read where they were pushed to, and searched for only by who has to."""
+"""Records are read where they were pushed to. Only a peer that has to searches for them."""
 
 from concurrent.futures import Future
 from dataclasses import replace
@@ -18,7 +18,7 @@ from tests.helpers.records import RECORD, FakeDHT, done
 
 
 class Board(ProgressStore):
-    """What others say is in the DHT at once."""
+    """A store whose records are in the DHT at once."""
 
     def __init__(self):
         self.dht = FakeDHT()
@@ -30,7 +30,7 @@ class Board(ProgressStore):
         self.dht.store("", subkey_of(name), record.to_bytes(), now + DEFAULT_TIMEOUTS.record_seconds, True)
 
     def searches(self, **options) -> int:
-        """Made by one look."""
+        """Number of searches that one look makes."""
         before = self.dht.searches
         self.look(**options)
         return self.dht.searches - before
@@ -40,17 +40,17 @@ class Board(ProgressStore):
 def board():
     board = Board()
     board.says("anna")
-    assert board.searches() == 1, "it has not met anybody yet"
+    assert board.searches() == 1, "it has not met any peer yet"
     return board
 
 
-def test_who_is_told_in_time_does_not_search(board):
+def test_a_peer_that_is_told_in_time_does_not_search(board):
     board.says("ben")
     assert board.searches() == 0
     assert board.look().keys() == {peer_of(subkey_of(name)) for name in ("anna", "ben")}
 
 
-def test_who_is_not_told_in_time_searches(board):
+def test_a_peer_that_is_not_told_in_time_searches(board):
     board.says("anna", age=LATE_REPORTS * DEFAULT_TIMEOUTS.report_seconds + 0.1)
     assert board.searches() == 1
     board.says("anna", age=LATE_REPORTS * DEFAULT_TIMEOUTS.report_seconds - 0.5)
@@ -62,7 +62,7 @@ def test_who_is_not_told_in_time_searches(board):
 
 
 def test_a_search_without_an_end_hides_nothing_that_is_here(board):
-    """A node that answers slowly, and names others without end, would otherwise divide the run."""
+    """Otherwise a node that answers slowly, and names other nodes without end, would divide the run."""
     board.says("ben")
     board.dht.finds_an_end = False
     both = {peer_of(subkey_of(name)) for name in ("anna", "ben")}
@@ -73,7 +73,7 @@ def test_a_search_without_an_end_hides_nothing_that_is_here(board):
         board.look(search=True)
 
 
-def test_a_search_that_was_broken_off_and_has_found_nobody_does_not_say_that_nobody_is_there(board, monkeypatch):
+def test_a_search_that_was_broken_off_and_found_no_peer_does_not_say_that_there_is_none(board, monkeypatch):
     board.dht.records.clear()
     monkeypatch.setattr(progress_store, "SEARCH_SECONDS", 0.0)
     with pytest.raises(TimeoutError, match="has not answered"):
@@ -83,7 +83,7 @@ def test_a_search_that_was_broken_off_and_has_found_nobody_does_not_say_that_nob
 
 
 class EndlessDHT(FakeDHT):
-    """No search in it ends; notes what is begun."""
+    """A DHT in which no search ends. It notes what is begun."""
 
     def __init__(self):
         super().__init__()
@@ -105,31 +105,31 @@ def test_a_record_is_out_before_any_search_and_waits_for_none():
     assert dht.begun == [Push, "search"]
     assert store.post(RECORD).done()
     assert dht.begun == [Push, "search", Push]
-    assert not store.post(None).done(), "a goodbye waits for those whom this peer does not know"
+    assert not store.post(None).done(), "a goodbye waits for the search, for peers that this one does not know"
     assert dht.begun == [Push, "search", Push, Push, "search"]
 
 
-def test_who_is_alone_or_has_to_be_sure_searches(board):
+def test_a_peer_that_is_alone_or_has_to_be_sure_searches(board):
     assert board.searches(search=True) == 1
     board.dht.records.clear()
     assert board.searches() == board.searches() == 1
 
 
-def test_now_and_then_all_search(board, monkeypatch):
+def test_every_peer_searches_now_and_then(board, monkeypatch):
     later = progress_store.time.monotonic() + DEFAULT_TIMEOUTS.search_seconds + 0.1
     monkeypatch.setattr("swarm.membership.progress_store.time.monotonic", lambda: later)
     assert board.searches() == 1
     assert board.searches() == 0
 
 
-def test_who_is_never_told_searches_each_time(board):
+def test_a_peer_that_is_never_told_searches_each_time(board):
     board.dht.is_told = False
     assert [board.searches() for _ in range(3)] == [1, 1, 1]
     assert board.look()
 
 
-def test_a_member_joined_at_the_same_time_at_each_look_although_the_organisers_clock_was_ahead_once():
-    """Who has been in a group is known by that time: it would be forgotten, and no two would ever meet."""
+def test_a_member_joined_at_the_same_time_at_each_look_although_the_organisers_clock_was_ahead():
+    """A peer remembers its group by these times. It would forget its members, and no two would ever meet."""
     organiser, now, ada = Organiser(began=-7200), get_dht_time(), peer_of(subkey_of("ada"))
     record = replace(RECORD, joined=now - 30, time=now)
     shown, here = organiser.admission(ada).show(record.to_bytes()), Admission(organiser.authority)

@@ -1,4 +1,4 @@
-"""What a peer makes of the others' progress records: who is expected, who leads, when a step is over."""
+"""What a peer concludes from the progress records of others: which members come, which leads, when a step ends."""
 
 import math
 import random
@@ -38,7 +38,7 @@ def swarm():
 
 
 def test_a_name_that_two_peers_have_comes_with_the_id(swarm):
-    """Who lies under the name of an honest peer is not blamed under it."""
+    """A peer that lies under the name of an honest peer is not blamed under that name."""
     ada, liar, silent = swarm.says("ada"), swarm.says("liar"), peer_of(subkey_of("silent"))
     assert [swarm.tracker.name_of(peer) for peer in (ada, silent)] == ["ada", str(silent)]
     for name in ("ada", "own"):
@@ -47,7 +47,7 @@ def test_a_name_that_two_peers_have_comes_with_the_id(swarm):
         assert swarm.tracker.name_of(liar) == f"{name} ({liar})"
 
 
-def test_others_can_read_for_a_while_why_a_round_failed(swarm):
+def test_a_peer_tells_others_for_a_while_why_a_round_failed(swarm):
     ada = swarm.says("ada")
     swarm.tracker.note_failure(4, RoundFailed("parts are missing", frozenset([ada])))
     assert swarm.tracker.own.failed == FailedRound(4, 1, "ada did not send in time")
@@ -61,7 +61,7 @@ def test_others_can_read_for_a_while_why_a_round_failed(swarm):
     assert swarm.tracker.own.failed is None
 
 
-def test_helpers_are_members_and_do_not_count_as_those_who_train(swarm):
+def test_helpers_are_members_and_do_not_count_as_trainers(swarm):
     helga = swarm.says("helga", helps=True)
     assert helga in swarm.members
     assert swarm.tracker.swarm.num_trainers == 1, "this peer"
@@ -82,7 +82,7 @@ def test_the_step_is_over_with_the_target_batch(swarm):
     assert not swarm.tracker.swarm.step_is_over
 
 
-def test_the_step_is_over_when_somebody_is_averaging_it(swarm):
+def test_the_step_is_over_when_a_member_is_averaging_it(swarm):
     swarm.says("anna", samples=1, phase=AVERAGING, step=3)
     assert not swarm.tracker.swarm.step_is_over
     swarm.tracker.begin_step(3, LINEAGE)
@@ -101,9 +101,9 @@ def test_a_group_that_met_too_early_counts_again(swarm):
     swarm.tracker.recount(Group(lineage, (swarm.tracker.peer_id, anna), tickets))
     swarm.tracker.resume()
     assert swarm.tracker.swarm.samples_by_now == pytest.approx(51, abs=0.1), (
-        "who did not come has no samples for this step"
+        "a peer that did not come has no samples for this step"
     )
-    assert not swarm.tracker.swarm.step_is_over, "whoever was averaging was so before the group met"
+    assert not swarm.tracker.swarm.step_is_over, "each of these was averaging before the group met"
     swarm.says("cleo", samples=1, phase=AVERAGING)
     assert swarm.tracker.swarm.step_is_over
 
@@ -125,7 +125,7 @@ def test_seconds_to_target(swarm):
     assert swarm.tracker.swarm.seconds_to_target == pytest.approx(60 / 10)
 
 
-def test_members_are_those_who_have_joined_and_still_speak(swarm):
+def test_members_are_peers_that_have_joined_and_still_speak(swarm):
     own = swarm.dht.peer_id
     assert swarm.members == {own}
     anna, ben = swarm.says("anna"), swarm.says("ben", client_mode=True)
@@ -138,8 +138,8 @@ def test_members_are_those_who_have_joined_and_still_speak(swarm):
     assert swarm.members == {own, ben}
 
 
-def test_who_waits_at_an_earlier_step_takes_over_ours_first(swarm):
-    """So two who begin with one checkpoint between them begin together."""
+def test_a_peer_that_waits_at_an_earlier_step_takes_over_this_peers_state_first(swarm):
+    """So two peers that begin with one checkpoint between them begin together."""
     own = swarm.dht.peer_id
     swarm.tracker.begin_step(20, LINEAGE)
     swarm.says("anna", step=0, phase=WAITING)
@@ -148,10 +148,10 @@ def test_who_waits_at_an_earlier_step_takes_over_ours_first(swarm):
     ben = swarm.says("ben", step=19)
     assert swarm.members == {own, anna, ben}, "records are a little old"
     swarm.tracker.begin_step(21, LINEAGE, frozenset([own, anna]))
-    assert swarm.members == {own, anna, ben}, "that of one who has begun with us, too"
+    assert swarm.members == {own, anna, ben}, "one has begun with this peer, too"
 
 
-def test_who_was_missed_is_expected_again_once_it_has_caught_up(swarm):
+def test_a_missed_peer_is_expected_again_once_it_has_caught_up(swarm):
     swarm.tracker.begin_step(5, LINEAGE)
     anna = swarm.says("anna", step=5)
     swarm.tracker.missed([anna])
@@ -160,7 +160,7 @@ def test_who_was_missed_is_expected_again_once_it_has_caught_up(swarm):
     assert anna in swarm.members
 
 
-def test_who_never_comes_keeps_nobody_waiting_by_saying_that_it_has_come_back(swarm):
+def test_a_peer_that_never_comes_makes_no_group_wait_by_saying_that_it_has_come_back(swarm):
     def awaited(peer) -> bool:
         return any(member.awaited for member in swarm.tracker.swarm.members if member.peer_id == peer)
 
@@ -177,7 +177,7 @@ def test_who_never_comes_keeps_nobody_waiting_by_saying_that_it_has_come_back(sw
     assert awaited(anna), "it has come without having been awaited"
 
 
-def test_who_was_missed_is_awaited_again_once_it_has_taken_over_our_state(swarm):
+def test_a_missed_peer_is_awaited_again_once_it_has_taken_over_this_peers_state(swarm):
     joined = get_dht_time() - 50
 
     def awaited(peer) -> list[bool]:
@@ -203,7 +203,7 @@ def test_who_was_missed_is_awaited_again_once_it_has_taken_over_our_state(swarm)
     assert awaited(anna) == [True], "this peer has come back to it"
 
 
-def test_the_senior_is_who_joined_first_and_can_be_dialled(swarm):
+def test_the_senior_is_the_peer_that_joined_first_and_can_be_dialled(swarm):
     joined = swarm.tracker.own.joined
     swarm.says("anna", joined=joined - 10, client_mode=True)
     assert not swarm.tracker.swarm.superiors
@@ -216,7 +216,7 @@ def test_the_senior_is_who_joined_first_and_can_be_dialled(swarm):
     assert swarm.tracker.swarm.superiors == [], "with the same weights there is nothing to be taken over"
 
 
-def test_who_was_in_the_last_group_leads_before_a_stranger_who_claims_to_be_older(swarm):
+def test_a_member_of_the_last_group_leads_before_a_stranger_that_claims_to_be_older(swarm):
     own = swarm.tracker.peer_id
     anna = swarm.says("anna", joined=swarm.tracker.own.joined + 1e-3, age=-1.0)
     stranger = swarm.says("stranger", joined=1.0)
@@ -224,7 +224,7 @@ def test_who_was_in_the_last_group_leads_before_a_stranger_who_claims_to_be_olde
     def order() -> list[PeerID]:
         return [member.peer_id for member in sorted(swarm.tracker.swarm.members, key=lambda member: member.seniority)]
 
-    assert order() == [stranger, own, anna], "of those whom it does not know, this peer believes it"
+    assert order() == [stranger, own, anna], "of the peers that it does not know, this peer believes it"
     swarm.tracker.begin_step(1, LINEAGE, frozenset([own, anna]))
     assert order() == [own, anna, stranger]
     swarm.tracker.begin_step(2, LINEAGE, frozenset([own]))
@@ -234,7 +234,7 @@ def test_who_was_in_the_last_group_leads_before_a_stranger_who_claims_to_be_olde
 
 
 def test_a_member_that_claims_to_be_the_oldest_does_not_lead():
-    """The organiser has signed when each became a member: in this order."""
+    """The organiser has signed when each peer became a member, in this order."""
     swarm = SaidSwarm(invites=True)
     own, now = swarm.tracker.peer_id, get_dht_time()
     ada, liar, eve = (peer_of(subkey_of(name)) for name in ("ada", "liar", "eve"))
@@ -252,7 +252,7 @@ def test_a_member_that_claims_to_be_the_oldest_does_not_lead():
     swarm.tracker.begin_step(1, LINEAGE, frozenset([own, ada, liar, eve]))
     assert order() == [own, ada, liar, eve]
     says("eve", 0.0)
-    assert order() == [own, ada, liar, eve], "who has come back is the junior"
+    assert order() == [own, ada, liar, eve], "a peer that has come back is the junior"
     says("ada", back := get_dht_time())
     assert order() == [own, liar, eve, ada], "however early it became a member"
     swarm.tracker.begin_step(2, LINEAGE, frozenset([own, ada, liar, eve]))
@@ -263,7 +263,7 @@ def test_a_member_that_claims_to_be_the_oldest_does_not_lead():
     assert swarm.tracker.swarm.donors(2) == [ada, liar, eve]
 
 
-def test_who_has_handed_over_something_false_is_not_asked_again_and_met_all_the_same(swarm):
+def test_a_peer_that_has_handed_over_something_false_is_not_asked_again_and_met_all_the_same(swarm):
     liar, ben = swarm.says("liar", step=8), swarm.says("ben", step=7)
     assert swarm.tracker.swarm.donors(7) == [liar, ben]
     swarm.tracker.trust.handed_over_false(liar)
@@ -271,10 +271,10 @@ def test_who_has_handed_over_something_false_is_not_asked_again_and_met_all_the_
     assert swarm.tracker.swarm.donors(7) == [ben]
     assert swarm.tracker.swarm.latest_step == 7
     assert swarm.tracker.swarm.superiors == [ben]
-    assert liar in swarm.members, "who leads is followed by the others"
+    assert liar in swarm.members, "the others follow their leader"
 
 
-def test_who_waited_in_a_round_that_failed_waits_no_more(swarm):
+def test_a_peer_that_waited_in_a_failed_round_waits_no_more(swarm):
     swarm.says("anna", phase=AVERAGING, age=0.1)
     assert swarm.tracker.swarm.step_is_over
     swarm.tracker.end_ahead(0, LINEAGE, 10)
@@ -283,7 +283,7 @@ def test_who_waited_in_a_round_that_failed_waits_no_more(swarm):
     assert swarm.tracker.swarm.step_is_over, "it waits again"
 
 
-def test_who_comes_back_is_the_newest_member(swarm):
+def test_a_peer_that_comes_back_is_the_newest_member(swarm):
     follower = swarm.says("anna", joined=swarm.tracker.own.joined + 1e-3, age=-1.0)
     order = sorted(swarm.tracker.swarm.members, key=lambda member: member.seniority)
     assert order[-1].peer_id == follower
@@ -295,7 +295,7 @@ def test_who_comes_back_is_the_newest_member(swarm):
     assert told.joined == swarm.tracker.own.joined, "others believe it"
 
 
-def test_who_comes_back_asks_those_with_whom_it_has_trained_and_no_strangers(swarm):
+def test_a_peer_that_comes_back_asks_peers_that_it_has_trained_with_and_no_strangers(swarm):
     """In an open run names cost nothing: strangers would agree with each other about any state."""
     said = Attestation(8, LINEAGE, b"D" * 16, ())
     ben = swarm.says("ben", step=8, attested=said)
@@ -314,7 +314,9 @@ def test_donors_are_full_peers_first_then_the_latest_then_the_senior(swarm):
     swarm.says("emil", step=9, phase=JOINING)
     swarm.says("fred", step=6)
     assert swarm.tracker.swarm.donors(min_step=7) == [clara, ben, anna]
-    assert swarm.tracker.swarm.donors(min_step=9) == [dora], "of those who cannot be called only if it has to be"
+    assert swarm.tracker.swarm.donors(min_step=9) == [dora], (
+        "a peer that cannot be called is asked only if there is no other"
+    )
 
 
 def test_a_claim_makes_a_donor_until_it_proves_false(swarm):
@@ -329,7 +331,7 @@ def test_a_claim_makes_a_donor_until_it_proves_false(swarm):
     assert not swarm.tracker.swarm.step_is_over
 
 
-def test_who_claims_to_be_ahead_has_to_answer_first(swarm, caplog):
+def test_a_peer_that_claims_to_be_ahead_has_to_answer_first(swarm, caplog):
     swarm.dht.answers = False
     for _ in range(2):
         liar = swarm.says("liar", step=10**6, samples=10**6, phase=AVERAGING)
@@ -352,20 +354,20 @@ def test_who_claims_to_be_ahead_has_to_answer_first(swarm, caplog):
     assert liar in swarm.members, "at the same step it claims nothing"
     swarm.says("liar", step=50)
     swarm.tracker.report(phase=JOINING)
-    assert swarm.tracker.swarm.latest_step == 2, "who has trained is not a newcomer again"
+    assert swarm.tracker.swarm.latest_step == 2, "a peer that has trained is not a newcomer again"
 
 
-def test_who_joins_has_nothing_to_lose(swarm):
+def test_a_joiner_has_nothing_to_lose(swarm):
     swarm.dht.answers = False
     swarm.tracker.report(phase=JOINING)
     swarm.says("anna", step=500)
     assert swarm.tracker.swarm.latest_step == 500
 
 
-# ---- how far others can be ------------------------------------------------------------------------------------------
+# ---- how far other peers can be --------------------------------------------------------------------------------------
 
 
-def test_what_the_weights_are_is_told_as_one():
+def test_step_and_lineage_are_reported_together():
     tracker = SaidSwarm().tracker
     with pytest.raises(TypeError):
         tracker.report(step=3)
@@ -373,10 +375,10 @@ def test_what_the_weights_are_is_told_as_one():
     assert (tracker.own.step, tracker.own.lineage, tracker.own.samples) == (3, OTHER, 5)
 
 
-def test_a_newcomer_wants_a_claim_corroborated_where_somebody_can(swarm, caplog):
+def test_a_newcomer_wants_a_claim_corroborated_where_another_peer_can(swarm, caplog):
     swarm.tracker.report(phase=JOINING)
     liar = swarm.says("liar", step=10**6)
-    assert swarm.tracker.swarm.superiors == [liar], "nobody says otherwise"
+    assert swarm.tracker.swarm.superiors == [liar], "no other peer says otherwise"
     anna = swarm.says("anna", step=500)
     for _ in range(2):
         assert swarm.tracker.swarm.superiors == swarm.tracker.swarm.donors(min_step=1) == [anna]
@@ -385,29 +387,29 @@ def test_a_newcomer_wants_a_claim_corroborated_where_somebody_can(swarm, caplog)
     assert swarm.tracker.swarm.may_hold(anna, 500 + 60)
     assert caplog.text.count("Ignoring liar, which claims to be at step 1000000") == 1
     swarm.says("ben", step=10**6, phase=JOINING)
-    assert swarm.tracker.swarm.latest_step == 500, "who has just come itself is no witness"
+    assert swarm.tracker.swarm.latest_step == 500, "a peer that has just come itself is no witness"
 
 
-def test_who_has_trained_knows_about_how_far_the_others_can_be(swarm):
+def test_a_peer_that_has_trained_knows_about_how_far_the_others_can_be(swarm):
     own, joined = swarm.tracker.peer_id, get_dht_time() - 50
     ben = swarm.says("ben", step=10, joined=joined)
     swarm.tracker.begin_step(10, LINEAGE, frozenset({own, ben}))
     for name, step in (("liar", 10**6), ("accomplice", 10**6)):
         swarm.says(name, step=step)
-    assert swarm.tracker.swarm.latest_step == 10, "nobody whom this peer knows is near that"
+    assert swarm.tracker.swarm.latest_step == 10, "no peer that this one knows is near that"
     assert swarm.members == {own, ben}
     swarm.says("ben", step=11, joined=joined)
     swarm.says("liar", step=12)
-    assert swarm.tracker.swarm.donors(min_step=11) == [ben], "a stranger is not ahead of all whom this peer knows"
+    assert swarm.tracker.swarm.donors(min_step=11) == [ben], "a stranger is not ahead of all peers that this one knows"
     liar = swarm.says("liar", step=11)
-    assert swarm.tracker.swarm.donors(min_step=11) == [ben, liar], "those first whom this peer knows"
+    assert swarm.tracker.swarm.donors(min_step=11) == [ben, liar], "peers that this one knows come first"
     swarm.says("ben", step=10 + MAX_AHEAD + 1, joined=joined)
     swarm.says("accomplice", step=10 + MAX_AHEAD + 1)
     assert swarm.tracker.swarm.latest_step == 11, "it knows one alone, and that one says too much"
 
 
-def test_who_was_away_for_a_night_believes_that_others_went_on(swarm, monkeypatch):
-    """Nobody whom it knew has joined when it did then: each of them has come back meanwhile, for one average."""
+def test_a_peer_that_was_away_for_a_night_believes_that_others_went_on(swarm, monkeypatch):
+    """No peer that it knew still has its old joining time: each has come back meanwhile, for one average."""
     own, joined = swarm.tracker.peer_id, get_dht_time() - 50
     ben = swarm.says("ben", step=10, joined=joined)
     swarm.tracker.begin_step(10, LINEAGE, frozenset({own, ben}))
@@ -422,18 +424,18 @@ def test_who_was_away_for_a_night_believes_that_others_went_on(swarm, monkeypatc
     assert swarm.tracker.swarm.latest_step == 20_000, "it is there again"
 
 
-def test_the_word_of_who_has_spoilt_a_round_counts_again_after_a_group_with_it(swarm):
+def test_a_peer_that_has_spoilt_a_round_is_believed_again_only_after_a_group_with_it(swarm):
     own, joined = swarm.tracker.peer_id, get_dht_time() - 50
     ben, liar = swarm.says("ben", step=10, joined=joined), swarm.says("liar", step=10, joined=joined)
     swarm.tracker.begin_step(10, LINEAGE, frozenset({own, ben, liar}))
     swarm.says("liar", step=20, joined=joined)
     assert swarm.tracker.swarm.latest_step == 20
     swarm.tracker.blame({liar: Blame.SENT_NONSENSE})
-    swarm.tracker.trust.blamed.end(liar)  # as when its time is over
+    swarm.tracker.trust.blamed.end(liar)  # as when the time of the blame is over
     assert swarm.tracker.swarm.latest_step == 10
 
 
-def test_who_has_slept_for_long_believes_two_whom_it_knows(swarm):
+def test_a_peer_that_has_slept_for_long_believes_two_peers_that_it_knows(swarm):
     own, joined = swarm.tracker.peer_id, get_dht_time() - 50
     anna, ben = swarm.says("anna", step=10, joined=joined), swarm.says("ben", step=10, joined=joined)
     swarm.tracker.begin_step(10, LINEAGE, frozenset({own, anna, ben}))
@@ -442,10 +444,10 @@ def test_who_has_slept_for_long_believes_two_whom_it_knows(swarm):
     swarm.says("ben", step=5003, joined=joined)
     assert swarm.tracker.swarm.latest_step == 5003
     swarm.says("anna", step=10**6, joined=joined)
-    assert swarm.tracker.swarm.latest_step == 5003, "of two who say different things the one that says less"
+    assert swarm.tracker.swarm.latest_step == 5003, "of two different claims the lower one counts"
 
 
-def test_one_alone_who_says_that_it_is_ahead_is_no_reason_to_give_up_weights(swarm):
+def test_one_peer_alone_that_claims_to_be_ahead_is_no_reason_to_give_up_weights(swarm):
     own, joined = swarm.tracker.peer_id, get_dht_time() - 50
     anna = swarm.says("anna", step=10, joined=joined, lineage=LINEAGE)
     liar = swarm.says("liar", step=10, joined=joined)
@@ -456,12 +458,12 @@ def test_one_alone_who_says_that_it_is_ahead_is_no_reason_to_give_up_weights(swa
     swarm.says("anna", step=12, joined=joined)
     now = swarm.tracker.swarm
     assert now.seconded_step == 12
-    assert now.donors(min_step=11) == [anna, liar], "who is further than a second one says comes last"
+    assert now.donors(min_step=11) == [anna, liar], "a peer that is further than a second one says comes last"
     swarm.says("anna", step=12, joined=joined, phase=JOINING)
     assert swarm.tracker.swarm.seconded_step == 30, "of two, one is behind itself: this peer knows one alone"
 
 
-def test_who_has_another_history_than_two_who_agree_is_the_odd_one_out(swarm):
+def test_a_peer_with_another_history_than_two_that_agree_is_the_odd_one_out(swarm):
     own, joined = swarm.tracker.peer_id, get_dht_time() - 50
     peers = [swarm.says(name, step=10, joined=joined, lineage=LINEAGE) for name in ("anna", "ben")]
     swarm.tracker.begin_step(10, LINEAGE, frozenset({own, *peers}))
@@ -479,15 +481,15 @@ def test_who_has_another_history_than_two_who_agree_is_the_odd_one_out(swarm):
     assert not swarm.tracker.is_odd_one_out, "he does not get further by himself"
 
 
-def test_who_went_on_alone_does_not_lead_while_it_is_left_out(swarm):
+def test_a_peer_that_went_on_alone_does_not_lead_while_it_is_left_out(swarm):
     anna, ben = swarm.says("anna"), swarm.says("ben")
     swarm.tracker.blame({anna: Blame.GOES_ON_ALONE, ben: Blame.TOO_SLOW})
     assert swarm.tracker.trust.left_out_leaders == {anna}
-    swarm.tracker.trust.blamed.end(anna)  # as when its time is over
+    swarm.tracker.trust.blamed.end(anna)  # as when the time of the blame is over
     assert swarm.tracker.trust.left_out_leaders == frozenset()
 
 
-def test_who_holds_weights_is_known_for_a_while(swarm):
+def test_holders_of_weights_are_known_for_a_while(swarm):
     own, joined = swarm.tracker.peer_id, get_dht_time() - 50
     anna, ben = (swarm.says(name, step=10, joined=joined, lineage=LINEAGE) for name in ("anna", "ben"))
     swarm.says("eve", step=10, joined=joined, lineage=LINEAGE)
@@ -499,7 +501,7 @@ def test_who_holds_weights_is_known_for_a_while(swarm):
     assert swarm.tracker.holders(11, LINEAGE, []) == set()
 
 
-def test_nobody_is_further_than_the_run_is_long(caplog):
+def test_no_peer_is_further_than_the_run_is_long(caplog):
     swarm = SaidSwarm(max_step=1000)
     swarm.tracker.report(phase=JOINING)
     swarm.says("liar", step=1001)
@@ -509,7 +511,7 @@ def test_nobody_is_further_than_the_run_is_long(caplog):
     assert swarm.tracker.swarm.superiors == [anna]
 
 
-def test_who_fails_again_is_distrusted_for_longer(swarm, monkeypatch):
+def test_a_peer_that_fails_again_is_distrusted_for_longer(swarm, monkeypatch):
     anna, now = swarm.says("anna", step=7), 100.0
     monkeypatch.setattr("swarm.membership.backoff.time.monotonic", lambda: now)
     for seconds in (10, 20, 40, 60, 60):
@@ -542,7 +544,7 @@ def test_outbound_only_peers_cannot_ask_each_other():
     assert swarm.tracker.swarm.superiors == swarm.tracker.swarm.donors(min_step=0) == []
 
 
-def test_who_sets_the_clock_is_told_what_it_may_mean(swarm, caplog, monkeypatch):
+def test_a_person_that_sets_the_clock_is_told_what_it_may_mean(swarm, caplog, monkeypatch):
     monkeypatch.setattr("swarm.membership.record_exchange.OwnClock.set_by_seconds", lambda self: 40.2)
     swarm.tracker.exchange.look_at_clock()
     assert "was just set by +40 s" in caplog.text

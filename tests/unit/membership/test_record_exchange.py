@@ -1,4 +1,7 @@
-"""A peer goes on telling others where it is, and takes no failed look at their records for one that found nobody."""
+"""A peer goes on telling others where it is.
+
+A failed look at their records does not count as one that found no peers.
+"""
 
 import threading
 import time
@@ -13,7 +16,7 @@ from tests.helpers.records import RECORD, done
 
 
 class Store:
-    """Answers at once, unless something is wrong with the DHT."""
+    """A store that answers at once, unless something is wrong with the DHT."""
 
     def __init__(self):
         self.posts, self.looks = 0, []
@@ -46,14 +49,14 @@ def exchange(store):
     exchange.join(5)
 
 
-def test_a_telling_that_never_ends_is_given_up(store, exchange):
+def test_a_post_that_never_ends_is_given_up(store, exchange):
     store.telling_ends = False
     exchange.start()
     for _ in range(3):
         assert store.has_been_told.acquire(timeout=5)
 
 
-def test_a_telling_is_not_begun_again_while_it_may_still_end(store, exchange):
+def test_a_post_is_not_begun_again_while_it_may_still_end(store, exchange):
     store.telling_ends = False
     began = time.monotonic()
     exchange.start()
@@ -61,13 +64,13 @@ def test_a_telling_is_not_begun_again_while_it_may_still_end(store, exchange):
     assert store.posts <= 1 + (time.monotonic() - began) / 0.5
 
 
-def test_a_look_that_fails_is_no_look(store, exchange):
+def test_a_look_that_fails_does_not_count(store, exchange):
     store.is_silent, rings = True, []
     exchange.on_refreshed = lambda: rings.append(True)
     exchange.start()
     assert not exchange.wait_refreshed(1.0)
     assert len(store.looks) > 1
-    assert all(store.looks), "whoever waits waits for a search, and none has succeeded"
+    assert all(store.looks), "a caller that waits waits for a search, and none has succeeded"
     assert not rings
     store.is_silent = False
     assert exchange.wait_refreshed(5)

@@ -1,4 +1,4 @@
-"""Which of several manifests a newcomer believes that has the organiser's public key."""
+"""Which of several manifests a newcomer believes if it has the organiser's public key."""
 
 from dataclasses import replace
 from types import SimpleNamespace
@@ -36,7 +36,7 @@ def signed(organiser: Organiser, monkeypatch, recipe, at: int) -> RunManifest:
         return RunManifest(PROTOCOL, "run", recipe).signed_by(organiser.signer)
 
 
-def test_the_newest_that_the_organiser_has_signed_counts_however_many_say_otherwise(organiser, monkeypatch):
+def test_the_newest_manifest_of_the_organiser_counts_however_many_say_otherwise(organiser, monkeypatch):
     dht, newest = FakeDHT(), signed(organiser, monkeypatch, digits(), at=2000)
     before, stranger = signed(organiser, monkeypatch, OTHER_RECIPE, at=1000), Organiser("run")
     says(dht, "honest", newest)
@@ -47,13 +47,13 @@ def test_the_newest_that_the_organiser_has_signed_counts_however_many_say_otherw
     assert read_manifests(dht, (), "run", organiser.signer.public_key) == {"run": newest}
 
 
-def test_of_another_organiser_there_is_nothing(organiser):
+def test_a_manifest_of_another_organiser_is_not_read(organiser):
     dht = FakeDHT()
     says(dht, "honest", RunManifest(PROTOCOL, "run", digits()).signed_by(organiser.signer))
     assert read_manifests(dht, (), "run", Organiser("run").signer.public_key, timeout_seconds=0) == {}
 
 
-def test_only_what_the_organiser_has_signed_shows_that_her_run_is_of_another_protocol(organiser):
+def test_only_the_organisers_signature_shows_that_her_run_is_of_another_protocol(organiser):
     dht, key, older = FakeDHT(), organiser.signer.public_key, RunManifest(PROTOCOL - 1, "run", digits())
     signed, claimed = (
         older.signed_by(organiser.signer),
@@ -69,19 +69,19 @@ def test_only_what_the_organiser_has_signed_shows_that_her_run_is_of_another_pro
 
 
 @pytest.mark.parametrize("begun", [-1, "1000", True, 2**40])
-def test_a_run_that_says_no_time_when_it_was_begun_is_refused(organiser, begun):
+def test_a_run_with_an_impossible_time_of_its_beginning_is_refused(organiser, begun):
     made = RunManifest(PROTOCOL, "run", digits(), begun=begun).signed_by(organiser.signer)
     with pytest.raises(InputError, match="of the future"):
         RunManifest.from_bytes(made.to_bytes())
 
 
-def test_a_signature_without_an_organiser_is_no_open_run(organiser):
+def test_a_signature_without_an_organiser_makes_no_open_run(organiser):
     data = RunManifest(PROTOCOL, "run", digits()).signed_by(organiser.signer).to_bytes()
     assert RunManifest.from_bytes(data).organiser
     with pytest.raises(InputError, match="a signature of nobody"):
         RunManifest.from_bytes(data.replace(b'"organiser"', b'"rganiser"'))
 
 
-def test_where_another_run_is_found_at_the_addresses_of_a_join_line(organiser):
+def test_a_join_line_is_refused_where_its_addresses_lead_to_another_run(organiser):
     with pytest.raises(InputError, match=r"no run run of this organiser: ask her .* for a new join line"):
         choose_manifest({}, "run", organiser.signer.public_key)

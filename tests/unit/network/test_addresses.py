@@ -1,4 +1,4 @@
-"""Multiaddresses: what is accepted, what is refused and with which words, and what is printed."""
+"""Multiaddresses: which are accepted, which are refused and with what message, and how they are printed."""
 
 import socket
 import threading
@@ -64,7 +64,7 @@ def test_separators_duplicates_quotes_and_ipfs():
     assert parse_initial_peers(None, {"INITIAL_PEERS": f" {second}, {first}\n{second} "}) == [second, first]
 
 
-def test_a_peer_gives_no_addresses_of_others():
+def test_a_peer_gives_no_addresses_of_other_peers():
     own, other = f"/ip4/10.0.0.7/tcp/4001/p2p/{ED25519_ID}", local(1)
     assert usable([f"{other},{own}", f"{own} {other}", other], ED25519_ID) == [own]
     assert usable([f"{other},{own}", 7]) == [other, own]
@@ -154,8 +154,8 @@ def test_reachable_says_why_not(listener):
     assert reachable(f"/ip4/127.0.0.1/udp/9/quic-v1/p2p/{RSA_ID}", 5) is None
 
 
-def test_who_has_to_say_something_first():
-    """As p2pd does; the system of a peer that is frozen only takes connections."""
+def test_a_reachable_peer_has_to_greet_first():
+    """p2pd greets each caller. For a frozen peer, its system only takes the connection."""
     said: list[bytes] = [b"\x13/multistream/1.0.0\n", b""]
 
     def serve(server: socket.socket) -> None:
@@ -165,7 +165,7 @@ def test_who_has_to_say_something_first():
 
     with socket.create_server(("127.0.0.1", 0)) as server:
         address = local(server.getsockname()[1])
-        assert reachable(address, 0.3, is_greeted=True) == "timed out", "nobody has accepted"
+        assert reachable(address, 0.3, is_greeted=True) == "timed out", "no process has accepted"
         server.settimeout(10)
         server.accept()[0].close()
         serving = threading.Thread(target=serve, args=(server,))
@@ -227,7 +227,7 @@ def test_classify(host, kind):
     assert classify(f"/{host}/tcp/31337/p2p/{RSA_ID}") == kind
 
 
-def test_who_takes_eight_addresses_has_the_public_one_among_them():
+def test_the_public_address_is_among_the_eight_that_are_kept():
     near = ["/ip4/127.0.0.1/tcp/1", *(f"/ip4/172.{number}.0.1/tcp/1" for number in range(17, 27))]
     assert farthest_first([*near, "/ip4/8.8.8.8/tcp/1"])[:3] == ["/ip4/8.8.8.8/tcp/1", *near[1:3]]
     assert farthest_first(near)[-1] == near[0]
@@ -238,7 +238,7 @@ def test_a_host_and_a_port():
     assert host_and_port("2001:db8::1", 80) == "[2001:db8::1]:80"
 
 
-def test_whoever_has_many_addresses_has_one_limit():
+def test_a_household_with_many_addresses_has_one_limit():
     assert household("2001:db8::1") == household("2001:db8::ffff:1") != household("2001:db8:0:1::1")
     assert household("203.0.113.5") == household("::ffff:203.0.113.5") != household("203.0.113.6")
     assert household("testclient") == "testclient"
@@ -266,7 +266,7 @@ def test_a_warning_says_when_the_internet_cannot_come_in():
     assert "over the internet" in join_commands([lan], public_ip="192.168.0.2")
 
 
-def test_who_has_a_public_address_by_ipv6_alone_is_told_who_can_join():
+def test_a_person_with_a_public_address_by_ipv6_alone_is_told_which_peers_can_join():
     lan, wan = (f"{host}/tcp/31337/p2p/{RSA_ID}" for host in ("/ip4/192.168.0.2", "/ip6/2606:4700::1111"))
     warning = closed_ports([lan, wan])
     assert "Only peers with IPv6 can join, if your router lets them in" in warning

@@ -1,4 +1,4 @@
-"""Whom a newcomer asks to be called, without a network."""
+"""The peers that a newcomer asks to call it, without a network."""
 
 from unittest.mock import AsyncMock
 
@@ -13,7 +13,7 @@ PEER = "QmYyQSo1c1Ym7orWxLYvCrM2EmxFTANf8wXmmE7DWjhx5N"
 
 @pytest.mark.parametrize("host", ["xn--bcher-kva.example", "peer.example.org.", "peer.example.org"])
 def test_peers_behind_any_name_are_asked(monkeypatch, host):
-    """Hivemind cannot take apart the addresses with the first two, which p2pd calls all the same."""
+    """Hivemind cannot parse the addresses with the first two hosts, but p2pd calls them all the same."""
     asked = []
 
     def stub_of(_p2p, peer_id):

@@ -1,4 +1,4 @@
-"""What a node of the DHT decodes, believes and answers, whatever it is told."""
+"""Bounds on what a DHT node decodes, believes and answers."""
 
 import asyncio
 from functools import partial
@@ -44,10 +44,10 @@ def test_tuples_inside_each_other_end_nothing_and_unknown_types_are_no_line_of_t
 
 
 def node_at(place: DHTID) -> SimpleNamespace:
-    """As much of a node as believes others."""
+    """The part of a DHT node that believes other nodes."""
 
     async def ignore(*_, **__) -> None:
-        """Nobody is called, and whoever calls is not remembered."""
+        """Call no peer, and remember no caller."""
 
     return SimpleNamespace(
         node_id=place,
@@ -64,7 +64,7 @@ def node_at(place: DHTID) -> SimpleNamespace:
 
 
 def limit(monkeypatch, **limits: nodes.CallerLimits | TokenBucket) -> None:
-    """What a node does at most in this test; nothing comes back."""
+    """Set the limits of a node in this test. Used-up amounts do not come back."""
     monkeypatch.setattr(nodes, "limits", nodes.NodeLimits(**limits))
 
 
@@ -110,7 +110,7 @@ def test_names_without_end_are_not_remembered_for_good(monkeypatch):
 
 
 def node_with(num_bytes: int, asked: list[DHTID]) -> SimpleNamespace:
-    """One that has a value of this size for every key that is looked for, which it notes."""
+    """A node that has a value of this size for every key, and notes the keys that it is asked for."""
     node, found = node_at(DHTID(0)), ValueWithExpiration(bytes(num_bytes), 1.0)
     node.storage = SimpleNamespace(get=lambda key: asked.append(key) or found)
     return node
@@ -134,12 +134,12 @@ def test_a_question_has_few_keys_and_an_answer_few_bytes(monkeypatch):
     answer(node, keys[:1], PEERS[0])
     with pytest.raises(ValueError, match="enough answers"):
         answer(node, keys[:1], PEERS[0])
-    assert asked == [DHTID.from_bytes(key) for key in (*keys[:3], keys[0])], "who is refused costs nothing"
+    assert asked == [DHTID.from_bytes(key) for key in (*keys[:3], keys[0])], "a refused call costs nothing"
     assert answer(node, keys[:1], PEERS[1]).results[0].value, "another peer is answered"
 
 
-def test_neighbours_count_as_what_else_is_in_an_answer(monkeypatch):
-    """For a question of 700 bytes with keys that nobody has, a node would send 37 kB, without end."""
+def test_neighbours_count_as_part_of_an_answer(monkeypatch):
+    """For a question of 700 bytes with unknown keys, a node would send 37 kB, without end."""
     node = node_at(DHTID(0))
     for number in range(1, 21):
         node.routing_table.add_or_update_node(DHTID(number), PeerID(bytes([18, 32, *[number] * 32])))
@@ -158,7 +158,7 @@ def test_neighbours_count_as_what_else_is_in_an_answer(monkeypatch):
     assert sum(sent) < 2**18
 
 
-def test_strangers_together_get_so_much_of_a_line_and_who_is_known_gets_its_own(monkeypatch):
+def test_strangers_together_get_a_part_of_a_line_and_a_known_peer_gets_its_own(monkeypatch):
     node, records = node_with(2**20, []), OwnedRecords(RSAPrivateKey())
     node.record_validator = CompositeValidator([records])
     limit(monkeypatch, answered=nodes.CallerLimits(2**24, 0.0, TokenBucket(2**21, 0.0)))
@@ -170,8 +170,8 @@ def test_strangers_together_get_so_much_of_a_line_and_who_is_known_gets_its_own(
     assert answer(node, [bytes(20)], PEERS[2]).results
 
 
-def test_who_is_new_again_and_again_is_given_all_records_a_few_times(monkeypatch):
-    """Each time they go over this peer's line, for a question of some bytes."""
+def test_a_peer_that_is_new_again_and_again_is_given_all_records_a_few_times(monkeypatch):
+    """Each time the records go over this peer's line, for a question of some bytes."""
     limit(monkeypatch, handed_over=TokenBucket(3, 0.0))
     node, given = node_at(DHTID(0)), []
     node.storage = {DHTID(7): SimpleNamespace(value=b"all records", expiration_time=2e9)}
@@ -192,8 +192,8 @@ def test_who_is_new_again_and_again_is_given_all_records_a_few_times(monkeypatch
     assert node.routing_table.get(peer_id=PEERS[2]) == DHTID(500), "it is known all the same"
 
 
-def test_what_is_handed_over_counts_as_an_answer(monkeypatch):
-    """Whoever fills a node's storage, and is new again and again, would have it send megabytes a second."""
+def test_records_that_are_handed_over_count_as_an_answer(monkeypatch):
+    """A peer that fills a node's storage, and is new again and again, would have it send megabytes per second."""
     answered = nodes.CallerLimits(2**20, 0.0, TokenBucket(2**20, 0.0))
     limit(monkeypatch, answered=answered, handed_over=TokenBucket(1000, 0.0))
     given = []
@@ -222,8 +222,8 @@ def test_what_is_handed_over_counts_as_an_answer(monkeypatch):
     assert DHTID(500) in node.routing_table
 
 
-def test_who_wants_to_be_called_back_and_does_not_answer_holds_few_calls(monkeypatch):
-    """Of all calls that a process answers at a time, members need some."""
+def test_a_peer_that_wants_to_be_called_back_and_does_not_answer_holds_few_calls(monkeypatch):
+    """Members need some of the calls that a process answers at a time."""
     monkeypatch.setattr(nodes, "ALL_PINGS", 3)
     limit(monkeypatch)
     node, place = node_at(DHTID(0)), DHTID(7)
@@ -253,7 +253,7 @@ def test_who_wants_to_be_called_back_and_does_not_answer_holds_few_calls(monkeyp
     assert again == [True], "nothing stays counted"
 
 
-def test_names_of_strangers_crowd_out_strangers_and_nobody_else():
+def test_names_of_strangers_crowd_out_strangers_and_no_known_peer():
     records = OwnedRecords(RSAPrivateKey())
     records.met.add([PEERS[1]])
     node = SimpleNamespace(record_validator=CompositeValidator([records]))
@@ -267,14 +267,14 @@ def test_names_of_strangers_crowd_out_strangers_and_nobody_else():
     assert not limits.may(node, PEERS[1]), "and has a limit of its own"
 
 
-def test_a_call_stores_so_many_records_and_no_more():
+def test_a_call_with_too_many_records_is_refused():
     node = SimpleNamespace(storage=BoundedStorage(KnownKeys(OwnedRecords(RSAPrivateKey()))))
     request = dht_pb2.StoreRequest(keys=[bytes(20)] * 60_000)
     with pytest.raises(ValueError, match="60000 records at once"):
         asyncio.run(DHTProtocol.rpc_store(node, request, SimpleNamespace(remote_id=PEERS[0])))
 
 
-def test_hivemind_uses_them():
+def test_hivemind_uses_these_bounds():
     assert DHTProtocol.rpc_ping is nodes.rpc_ping
     assert DHTProtocol.rpc_find is nodes.rpc_find
     assert DHTProtocol.update_routing_table is nodes.update_routing_table

@@ -1,4 +1,4 @@
-"""A node of the DHT keeps what it knows, and no more than it can bear, whoever asks it to."""
+"""A DHT node keeps what it knows, and no more than it can bear, whatever callers ask it to store."""
 
 import asyncio
 import random
@@ -47,7 +47,7 @@ def key_of(run_id: str, kind: str = "progress") -> DHTID:
 
 
 class Node:
-    """Its storage, without a network."""
+    """A node's storage, without a network."""
 
     def __init__(self):
         self.records = OwnedRecords(KEY)
@@ -58,7 +58,7 @@ class Node:
         return self.storage.store(key, value, time.time() + seconds, subkey=subkey_of(name))
 
     def writes(self, key: DHTID, value: bytes = b"value") -> bool:
-        """What the node itself says."""
+        """Whether the node stores a record of its own."""
         self.records.written.add(key.to_bytes())
         return self.storage.store(key, value, time.time() + 60, subkey=self.own)
 
@@ -109,7 +109,7 @@ def test_a_manifest_that_makes_no_sense_makes_no_run_known(node, content):
     assert node.storage.known.until == {}
 
 
-def test_ten_thousand_records_of_strangers_push_out_nobody(node):
+def test_ten_thousand_records_of_strangers_push_out_no_known_record(node):
     key = key_of("run")
     assert node.writes(key)
     assert node.stores(key, "anna"), "an honest newcomer"
@@ -123,7 +123,7 @@ def test_ten_thousand_records_of_strangers_push_out_nobody(node):
     assert node.has(key, "anna")
     assert node.has(key, "ben")
     assert len(node.storage.get(key).value) == MAX_RECORDS
-    assert node.stores(key, "stranger 0", b"newer", seconds=90), "who is there already can go on"
+    assert node.stores(key, "stranger 0", b"newer", seconds=90), "a peer that is there already can go on"
 
 
 def test_bytes_are_bounded_and_an_answer_gets_through(node):
@@ -186,7 +186,7 @@ def test_renewals_leave_nothing_behind(node):
 
 
 def test_an_older_record_that_is_sent_again_ends_nothing(node):
-    """Its end would be taken for that of the newer one."""
+    """Otherwise its end would be taken for that of the newer one."""
     key = key_of("run")
     node.records.written.add(key.to_bytes())
     assert node.stores(key, "anna", b"new", seconds=60)

@@ -1,4 +1,4 @@
-"""A node of the DHT that names nearer nodes without end, or answers late, ends no search and hides nobody."""
+"""A DHT node that names nearer nodes without end, or answers late, holds up no search and hides no node."""
 
 import asyncio
 import time
@@ -25,11 +25,11 @@ KEPT = MSGPackSerializer.dumps(b"a record")
 
 
 class Network:
-    """One node, and what the others answer it. The liar stands next to the key, and the honest ones far from it.
+    """One node, and the answers of the others. The liar stands next to the key, and the honest nodes far from it.
 
     Args:
-        answer_seconds: of the liar
-        invents: names others without end, each nearer than all before; else raises what nobody expects
+        answer_seconds: seconds that the liar takes for an answer
+        invents: whether the liar names nodes without end, each nearer than all before, or else raises an unusual error
     """
 
     def __init__(self, answer_seconds: float = 0.0, invents: bool = True):
@@ -92,7 +92,7 @@ def test_a_record_is_found_behind_a_node_that_names_others_without_end(answer_se
     network = Network(answer_seconds)
     found = asyncio.run(in_time(network.node.get("run.progress", latest=True)))
     assert found.value == b"a record"
-    assert set(network.asked) == {LIAR, *HONEST}, "whom it knows itself it asks in any case"
+    assert set(network.asked) == {LIAR, *HONEST}, "nodes that it knows itself it asks in any case"
     assert network.asked.count(LIAR) <= searches.MAX_CALLS + 1
 
 
@@ -116,14 +116,14 @@ def test_the_nearest_nodes_are_found_as_far_as_the_search_came():
     assert len(nearest[KEY]) == 5
 
 
-def test_an_answer_of_which_nothing_can_be_made_is_none():
+def test_an_answer_that_makes_no_sense_is_ignored():
     network = Network(invents=False)
     found = asyncio.run(in_time(network.node.get("run.progress", latest=True)))
     assert found.value == b"a record"
 
 
-def test_of_many_who_do_not_answer_the_earlier_are_forgotten(monkeypatch):
-    """A lying node can name as many as it likes, who are nowhere."""
+def test_of_many_silent_nodes_the_earlier_are_forgotten(monkeypatch):
+    """A lying node can name as many nodes as it likes that do not exist."""
     now = get_dht_time()
     monkeypatch.setattr("hivemind.utils.timed_storage.get_dht_time", lambda: now)
     monkeypatch.setattr("hivemind.dht.node.get_dht_time", lambda: now)

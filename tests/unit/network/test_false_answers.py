@@ -1,4 +1,4 @@
-"""What one stranger answers or stores ends no search, no call and no process of others."""
+"""An answer or a record of one stranger ends no search, no call and no process of other peers."""
 
 import asyncio
 import multiprocessing
@@ -33,12 +33,12 @@ TOO_MANY = msgpack.packb([None] * (decoding.MAX_VALUES + 1))
 
 @pytest.mark.parametrize("read", [plain, decoding.loads])
 @pytest.mark.parametrize("sent", [NESTED, TOO_MANY], ids=["nested", "too many"])
-def test_what_a_search_could_not_hand_on_is_no_record(read, sent):
+def test_a_value_that_a_search_could_not_hand_on_is_no_record(read, sent):
     with pytest.raises(ValueError, match=r"inside each other|too many values|more than a single value"):
         read(sent)
 
 
-def test_what_is_read_can_be_passed_on_to_another_process():
+def test_a_value_that_is_read_can_be_passed_on_to_another_process():
     deepest = b"\x91" * (decoding.MAX_NESTED - 1) + b"\xc0"
     found = decoding.loads(MSGPackSerializer.dumps((1, [2, {"key": (3,)}])))
     assert pickle.loads(pickle.dumps(found)) == (1, [2, {"key": (3,)}])
@@ -54,7 +54,7 @@ def test_the_bounds_that_the_sender_of_a_dictionary_names_are_not_used():
 
 
 def of_mixed_kinds(is_over_in_seconds: float) -> DictionaryDHTValue:
-    """Records whose owners Hivemind compares as soon as the first of them is over, and cannot."""
+    """Records with owners of two types. Hivemind compares them as soon as the first record is over, and cannot."""
     now, records = time.time(), DictionaryDHTValue()
     for owner, end in ((b"a", now + is_over_in_seconds), (1, now + 60), (b"c", now + 60)):
         records.store(owner, b"value", end)
@@ -62,14 +62,14 @@ def of_mixed_kinds(is_over_in_seconds: float) -> DictionaryDHTValue:
 
 
 def test_a_record_whose_owner_is_no_bytes_is_left_out_and_the_others_are_not():
-    """A node of Hivemind passes on whatever somebody has stored there."""
+    """A node of Hivemind passes on whatever a caller has stored there."""
     found = decoding.loads(MSGPackSerializer.dumps(of_mixed_kinds(0.05)))
     time.sleep(0.1)
     assert [owner for owner, _ in found.items()] == [b"c"]
 
 
 def test_an_answer_that_cannot_be_sorted_ends_no_search():
-    """Who had asked for it waited for good."""
+    """The caller that had asked for it waited for good."""
 
     async def found() -> object:
         search = _SearchState(DHTID(7), float("inf"))
@@ -92,7 +92,7 @@ def test_a_long_peer_id_is_refused_before_it_is_written_down():
     assert PeerID(bytes(MAX_PEER_ID_BYTES))
 
 
-def test_what_cannot_be_passed_on_ends_the_wait_for_it():
+def test_a_result_that_cannot_be_passed_on_ends_the_wait_for_it():
     future = MPFuture()
     process = multiprocessing.get_context("fork").Process(target=future.set_result, args=(threading.Lock(),))
     process.start()
@@ -101,7 +101,7 @@ def test_what_cannot_be_passed_on_ends_the_wait_for_it():
     process.join()
 
 
-def test_nobody_names_the_asker_s_place_or_that_of_another():
+def test_no_answer_may_name_the_askers_place_or_a_known_one_for_another_peer():
     own, known, new = (DHTID.generate(source=name) for name in ("own", "known", "new"))
     honest, liar = (PeerID(bytes([18, 32, *[number] * 32])) for number in (1, 2))
     table = RoutingTable(own, bucket_size=20, depth_modulo=5)
@@ -114,8 +114,11 @@ def test_nobody_names_the_asker_s_place_or_that_of_another():
 
 @pytest.mark.parametrize(("key", "in_cache"), [(RUNS_ID.to_bytes(), True), (b"\0" + RUNS_ID.to_bytes(), False)])
 def test_nothing_is_stored_past_the_checks_of_its_key(key, in_cache):
-    """In the cache, it is answered in place of all that is stored; a longer key is that of the same place."""
-    node = SimpleNamespace(IS_DICTIONARY="dictionary")  # it has nothing else that could be asked
+    """A value in the cache would be answered in place of all that is stored.
+
+    A longer key would lead to the same place.
+    """
+    node = SimpleNamespace(IS_DICTIONARY="dictionary")  # the node has nothing else that could be asked
     request = dht_pb2.StoreRequest(
         keys=[key], subkeys=[b"one"], values=[b"value"], expiration_time=[time.time() + 60], in_cache=[in_cache]
     )

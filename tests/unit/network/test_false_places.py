@@ -1,4 +1,4 @@
-"""A node of the DHT that says where itself and others stand takes over no search and no store of others."""
+"""A DHT node that lies about its own place, or about those of others, takes over no search and no store."""
 
 import asyncio
 import hashlib
@@ -41,12 +41,12 @@ PEERS = {peer(name): name for name in (*HONEST, *LIARS)}
 
 
 class Network:
-    """Hivemind's node with its table, and whatever others answer.
+    """Hivemind's node with its routing table, and the answers of all other nodes.
 
     Args:
-        in_table: who is in the table of the node that searches
-        liar_says: of its neighbours, as do other liars
-        has_record: who has what is searched for
+        in_table: names in the routing table of the node that searches
+        liar_says: neighbours that the liars name
+        has_record: names of the nodes that have the record
     """
 
     serializer, record_validator, bucket_size = MSGPackSerializer, None, 20
@@ -92,7 +92,7 @@ class Network:
 
 
 def place(name: str) -> DHTID:
-    """Liars stand next to the key, the honest ones at some distance from it, one behind the other."""
+    """The place of a node. Liars stand next to the key, and the honest nodes one behind the other, farther away."""
     if name in LIARS:
         return next_to_key(1000 + LIARS.index(name))
     return next_to_key(2**100 * (1 + HONEST.index(name))) if name in HONEST else DHTID.generate(source=name)
@@ -111,7 +111,7 @@ LIES = pytest.mark.parametrize("liar_says", [itself_in_many_places, peers_that_d
 
 @LIES
 def test_the_copies_of_a_record_are_kept_by_several_nodes(liar_says):
-    """The liar said of itself that it has kept all five, and nobody else had one."""
+    """The liar claimed to have kept all five copies, and no other node had one."""
     network = Network([*HONEST[:6], "liar"], liar_says)
     asyncio.run(asyncio.wait_for(network.store(), 10))
     assert network.stored["liar"] <= 1
@@ -119,16 +119,16 @@ def test_the_copies_of_a_record_are_kept_by_several_nodes(liar_says):
 
 
 @LIES
-def test_a_record_is_found_beside_who_says_that_it_stands_everywhere(liar_says):
-    """Only those next to the key have been looked at, who were the liar."""
+def test_a_record_is_found_beside_a_node_that_claims_to_stand_everywhere(liar_says):
+    """Before, only the places next to the key were looked at, and all of them were the liar's."""
     network = Network([*HONEST[:6], "liar"], liar_says, has_record=[HONEST[5]])
     found = asyncio.run(asyncio.wait_for(network.get(), 10))
     assert found is not None
     assert found.value[b"owner"].value == b"manifest"
 
 
-def test_two_who_tell_of_peers_that_do_not_exist_do_not_hide_who_is_known():
-    """A newcomer knows the two, some nodes, and a member to whom it was sent, and looked at the made-up peers only."""
+def test_two_liars_that_name_peers_that_do_not_exist_do_not_hide_known_nodes():
+    """A newcomer knows the two liars, some nodes, and a member. Before, it looked at the made-up peers only."""
     numbers = itertools.count(1)
 
     def other_peers_each_time() -> Answer:
@@ -192,7 +192,7 @@ def test_a_met_peer_that_does_not_answer_does_not_keep_a_search_from_ending(met,
     run_in_virtual_time(get, monkeypatch)
 
 
-def test_who_stands_nearer_with_each_answer_is_asked_a_few_times():
+def test_a_node_that_stands_nearer_with_each_answer_is_asked_a_few_times():
     """It is in no table, where it would have one place."""
     distances = itertools.count(2**90, -1)
     network = Network([*HONEST[:6], "another liar"], lambda: {next_to_key(next(distances)): peer("liar")})
@@ -207,8 +207,8 @@ def test_one_search_hears_of_all_nodes_however_few_it_knew():
     assert set(found[KEY].values()) >= {peer(name) for name in HONEST}
 
 
-def test_a_false_word_about_a_node_does_not_hide_it():
-    """A stranger that is heard first says that those with the record stand far away."""
+def test_a_false_statement_about_a_node_does_not_hide_it():
+    """A stranger that is heard first says that the nodes with the record stand far away."""
 
     def far_away() -> Answer:
         return {DHTID(int(place(name)) ^ 2**159): peer(name) for name in HONEST[6:]}

@@ -1,4 +1,4 @@
-"""Records with signatures that nobody has made: what they cost the node that is to store, pass on or read them."""
+"""Records with forged signatures: what they cost the node that is to store, pass on or read them."""
 
 import asyncio
 import base64
@@ -35,7 +35,7 @@ encoded = MSGPackSerializer.dumps
 
 
 class Node:
-    """As much of a node of the DHT as stores records."""
+    """The part of a DHT node that stores records."""
 
     node_info = dht_pb2.NodeInfo()
 
@@ -46,11 +46,11 @@ class Node:
         self.serializer, self.IS_DICTIONARY = MSGPackSerializer, DHTProtocol.IS_DICTIONARY
 
     async def rpc_ping(self, _request: dht_pb2.PingRequest, _context: object) -> None:
-        """Whoever stores something is noted."""
+        """A node would note the caller that stores something."""
 
 
 def request_for(values: list[bytes], subkey: bytes) -> dht_pb2.StoreRequest:
-    """To store them as manifests of one owner."""
+    """A request to store these values as manifests of one owner."""
     count, ends = len(values), [time.time() + 60 + number for number in range(len(values))]
     return dht_pb2.StoreRequest(
         keys=[RUNS] * count,
@@ -67,7 +67,7 @@ def forged(content: bytes) -> bytes:
 
 
 def dictionary_for(entries: dict[bytes, bytes], key: bytes = RUNS) -> dht_pb2.StoreRequest:
-    """To store records of many owners at once, as a node hands them over."""
+    """A request to store records of many owners at once, as a node hands them over."""
     records, end = DictionaryDHTValue(), time.time() + 60
     for owner, value in entries.items():
         records.store(owner, value, end)
@@ -86,7 +86,7 @@ def stored_by(caller: PeerID, node: Node, request: dht_pb2.StoreRequest) -> list
 
 @pytest.fixture
 def checks(monkeypatch) -> list[bytes]:
-    """What signatures have been computed of."""
+    """The data of which signatures have been computed."""
     checked, verify = [], RSAPublicKey.verify
 
     def noted(key: RSAPublicKey, data: bytes, signature: bytes) -> bool:
@@ -103,7 +103,7 @@ def node() -> Node:
 
 
 def test_a_value_that_begins_thousands_of_signatures_is_refused_at_once(node):
-    """From each of them, their end was looked for: 4 s for one record, and a call has sixty."""
+    """From each beginning, its end was looked for: 4 s for one record, and a call has sixty."""
     value = encoded(b"[signature:" * 6000)
     record = DHTRecord(RUNS, encoded(subkey_of("anybody")), value, time.time() + 60)
     began = time.process_time()
@@ -124,7 +124,7 @@ def test_one_signature_is_what_a_record_has(node):
     assert node.records.validate(DHTRecord(RUNS, record.subkey, signed, record.expiration_time))
 
 
-def test_others_get_their_answers_while_many_records_are_looked_at(node):
+def test_other_peers_get_their_answers_while_many_records_are_looked_at(node):
     async def turns_of_others() -> int:
         turns = 0
         storing = asyncio.ensure_future(store_requested(node, request_for([b"?"] * 1000, subkey_of("anybody"))))
@@ -138,11 +138,11 @@ def test_others_get_their_answers_while_many_records_are_looked_at(node):
 
 STRANGERS = [PeerID(bytes([18, 32, 7, *[number] * 31])) for number in range(3)]
 MOST_IN_VAIN = STORES_AT_ONCE // VAIN_CHECK_RECORDS + 30
-"""By one caller, with one that comes back each second."""
+"""Most checks in vain by one caller. One more comes back each second."""
 
 
-def test_signatures_that_are_none_are_dear_to_who_brings_them(node, checks):
-    """In the name of a member, whose records are always checked, thousands were."""
+def test_forged_signatures_cost_their_caller_much(node, checks):
+    """In the name of a member, whose records are always checked, thousands were checked."""
     member = subkey_of("a member")
     node.records.met.add([peer_of(member)])
     request = request_for([forged(b"%d" % number) for number in range(500)], member)
@@ -155,17 +155,17 @@ def test_signatures_that_are_none_are_dear_to_who_brings_them(node, checks):
     assert stored_by(STRANGERS[1], node, honest) == [True], "others are not refused for it"
 
 
-def test_so_are_those_in_dictionaries_of_records(node, checks):
+def test_forged_signatures_in_dictionaries_of_records_cost_as_much(node, checks):
     members = [subkey_of(f"member {number}") for number in range(300)]
     node.records.met.add(peer_of(member) for member in members)
     for turn in range(3):
-        with suppress(ValueError):  # it has stored enough for now
+        with suppress(ValueError):  # the caller has stored enough for now
             stored_by(STRANGERS[1], node, dictionary_for({member: forged(b"%d" % turn) for member in members}))
     assert 0 < len(checks) <= MOST_IN_VAIN
 
 
 def test_records_in_dictionaries_are_counted(node, monkeypatch):
-    """They counted as one, and so one name had 130,000 of them looked at in a second."""
+    """Before, they counted as one, so one name had 130,000 of them looked at in a second."""
     looked_at, may_store = [], node.storage.may_store
     monkeypatch.setattr(node.storage, "may_store", lambda *record: looked_at.append(record) or may_store(*record))
     entries = {b"owner %d" % number: b"?" for number in range(2000)}
@@ -176,7 +176,7 @@ def test_records_in_dictionaries_are_counted(node, monkeypatch):
 
 
 def test_a_call_is_answered_while_strangers_hold_large_ones():
-    """A process would hold 4 GiB of them: names cost nothing."""
+    """Otherwise a process would hold 4 GiB of such calls, since names cost nothing."""
     calls, names = RunningCalls(), [b"name %d" % number for number in range(100)]
     large = sum(calls.begin(name, 2**22) for name in names for _ in range(4))
     assert large == ALL_LARGE_BYTES // 2**22

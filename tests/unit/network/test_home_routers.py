@@ -69,7 +69,7 @@ async def speaking_http(respond: Callable[[str, str, asyncio.StreamWriter], obje
 
 @contextlib.asynccontextmanager
 async def upnp_at(respond, *locations: str) -> AsyncIterator[tuple[str, int]]:
-    """Where a search for this router has to be sent to; it says that its description is at these URLs."""
+    """Run a router whose description is at these URLs. Yields the address to which a search for it has to be sent."""
     async with speaking_http(respond) as http_port:
         urls = locations or (f"http://{HOST}:{http_port}/root.xml",)
         answers = [
@@ -183,7 +183,7 @@ class Obeys:
 
 
 def test_a_lease_is_renewed_after_the_machine_has_slept(monkeypatch):
-    """A wait does not count that time, and the router has closed the port meanwhile."""
+    """A wait does not count the time of the sleep, and the router has closed the port meanwhile."""
     clock = SimpleNamespace(seconds=0.0)
     monkeypatch.setattr(open_ports, "seconds_since_boot", lambda: clock.seconds)
     monkeypatch.setattr(open_ports, "LOOK_SECONDS", 0.01)
@@ -210,7 +210,7 @@ def test_a_port_leads_to_the_address_that_this_machine_has_now(monkeypatch):
     assert gateway.opened[PORT][0] == "127.0.0.2"
 
 
-def test_who_was_called_within_its_home_alone_is_found_where_its_router_says(monkeypatch):
+def test_a_peer_that_was_called_only_within_its_home_is_found_where_its_router_says(monkeypatch):
     opened = OpenPorts(SimpleNamespace(external_host="8.8.8.8"))
     found = Reachability(
         "server-mode", "because 1 peer could call this machine", "127.0.0.1", "Your router opened it.", opened
@@ -222,7 +222,7 @@ def test_who_was_called_within_its_home_alone_is_found_where_its_router_says(mon
     assert "at 8.8.8.8 was not measured" in said.router
 
 
-def test_a_port_that_is_lost_is_said_once_also_beside_one_that_is_not(monkeypatch):
+def test_the_loss_of_one_port_is_said_once_even_beside_one_that_stays_open(monkeypatch):
     said, renewals, enough = [], [], threading.Event()
 
     class LosesOne:
@@ -434,7 +434,7 @@ def test_answers_to_nat_pmp(mapping, outcome):
             asyncio.run(use())
 
 
-def test_where_nobody_speaks_nat_pmp_none_is_found():
+def test_no_router_is_found_where_none_speaks_nat_pmp():
     async def search(answer) -> NatPmpRouter | None:
         async with answering(answer) as udp_port:
             return await NatPmpRouter.find(HOST, HOST, udp_port)

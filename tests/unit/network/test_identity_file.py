@@ -58,7 +58,7 @@ def refusal(path: Path) -> str:
 
 
 def test_a_full_disk_leaves_no_part_of_a_key(tmp_path):
-    """Which could not be read when there is room again."""
+    """Such a part could not be read when there is room again."""
     path, limits = tmp_path / "peer.key", resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (100, limits[1]))
     try:

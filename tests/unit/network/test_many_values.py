@@ -1,4 +1,4 @@
-"""Messages of a few bytes that have many values: what they cost whoever decodes, stores or reads them."""
+"""Messages of a few bytes that have many values: what they cost a peer that decodes, stores or reads them."""
 
 import asyncio
 import time
@@ -37,11 +37,11 @@ KEYS = [RSAPrivateKey() for _ in range(2)]
 RUNS = RUNS_ID.to_bytes()
 encoded = MSGPackSerializer.dumps
 MARGIN = 500
-"""By which it may cost more than a text of the same length; without bounds it was 5,000 and more."""
+"""Factor by which a message may cost more than a text of the same length. Without bounds it was 5,000 and more."""
 
 
 def lists_of(value: bytes, num_bytes: int) -> bytes:
-    """A message of about so many bytes: lists of this value, over and over, in one list."""
+    """A message of about this many bytes: lists of this value, over and over, in one list."""
     most = min(65_535, num_bytes // len(value))
     one = b"\xdc" + most.to_bytes(2, "big") + value * most
     count = max(1, num_bytes // len(one))
@@ -49,7 +49,7 @@ def lists_of(value: bytes, num_bytes: int) -> bytes:
 
 
 def as_dictionary(entries: bytes) -> bytes:
-    """A dictionary of records in which these are the records."""
+    """A dictionary of records, with these entries as the records."""
     return msgpack.packb(msgpack.ExtType(decoding.DICTIONARY, b"\x93\xc0\xc0" + entries))
 
 
@@ -58,7 +58,7 @@ def text(num_bytes: int) -> bytes:
 
 
 def cost(read: Callable[[bytes], object], message: bytes) -> float:
-    """Processor time, seconds, the least of a few times."""
+    """Processor time to read the message, in seconds: the least of a few times."""
     found = []
     for _ in range(5):
         began = time.process_time()
@@ -80,13 +80,13 @@ def test_many_values_cost_about_what_a_text_of_that_length_costs(value, num_byte
 
 
 def test_room_is_made_for_no_more_values_than_there_may_be():
-    """Each of these lists, one inside another, says that 65,535 values are to come: 3 kB made room for 512 MiB."""
+    """Each of these lists, one inside another, announces 65,535 values. For 3 kB, room for 512 MiB was made."""
     message = b"\xdc\xff\xff" * 1000
     assert cost(decoding.loads, message) < 25 * (cost(plain, text(len(message))) + 1e-5)
 
 
 @pytest.mark.parametrize("value", [[], {}, [b"value"], {"key": b"value"}, (), (1, 2), DictionaryDHTValue()])
-def test_what_is_in_a_record_is_a_single_value(value):
+def test_the_content_of_a_record_is_a_single_value(value):
     with pytest.raises(ValueError, match="more than a single value"):
         plain(encoded(value))
 
@@ -105,8 +105,8 @@ def test_a_dictionary_of_all_records_that_there_may_be_is_read():
     assert len(found) == MAX_RECORDS
 
 
-def test_what_is_no_record_is_left_out_of_a_dictionary():
-    """A node of Hivemind passes on whatever somebody has stored there."""
+def test_entries_that_are_no_records_are_left_out_of_a_dictionary():
+    """A node of Hivemind passes on whatever a caller has stored there."""
     others = [[1, b"value", 2e9], [b"c", ["value"], 2e9], [b"d", b"value", "late"], [b"e"], b"f", None, [[]] * 3]
     entries = [[b"a", b"value", 2e9], *others, [b"b", b"value", 2e9]]
     found = decoding.loads(as_dictionary(msgpack.packb(entries)))
@@ -117,7 +117,7 @@ def test_what_is_no_record_is_left_out_of_a_dictionary():
 
 
 class Node:
-    """As much of a node of the DHT as stores records."""
+    """The part of a DHT node that stores records."""
 
     def __init__(self):
         self.records = OwnedRecords(KEYS[0])
@@ -156,7 +156,7 @@ def seconds_to_store(*request: object) -> float:
 
 
 def test_eight_records_of_many_values_cost_what_eight_texts_cost():
-    """A node stood still for a second, for a message of 520 kB."""
+    """A node stood still for a second because of a message of 520 kB."""
     owner, signature = encoded(OwnedRecords(KEYS[1]).local_public_key), SIGNATURE_BEGIN + b"A" * 344 + b"]"
     lists, texts = lists_of(b"\x90", 64_000), text(64_000)
     usual = seconds_to_store(RUNS, [owner] * 8, [texts + signature] * 8)
@@ -173,7 +173,7 @@ def test_a_long_name_of_an_owner_is_not_decoded(node, monkeypatch):
     assert max(decoded) <= MAX_SUBKEY_BYTES
 
 
-def test_others_get_their_turn_after_so_many_bytes(node):
+def test_other_tasks_get_their_turn_after_so_many_bytes(node):
     values = [text(60_000)] * 60
 
     async def turns_of_others() -> int:
@@ -197,7 +197,7 @@ def test_a_list_is_not_stored_though_its_owner_has_signed_it(node):
 
 
 def test_a_dictionary_costs_its_caller_what_it_costs_the_node(node):
-    """Of thousands of values that are no records, none was counted."""
+    """Of thousands of values that are no records, the node counted none."""
     junk = as_dictionary(b"\xdc\x1f\xfe" + b"\x93\xc0\xc0\xc0" * 8190)
     node.store(RUNS, [DHTProtocol.IS_DICTIONARY], [junk])
     assert node.spent >= len(junk) // RECORD_BYTES > 10
@@ -206,7 +206,7 @@ def test_a_dictionary_costs_its_caller_what_it_costs_the_node(node):
     assert node.spent >= before + 2 * VAIN_CHECK_RECORDS
 
 
-def test_a_node_that_hands_over_all_records_of_a_run_may(node):
+def test_a_node_may_hand_over_all_records_of_a_run(node):
     node.record_validator = SimpleNamespace(_validators=[], validate=lambda record: True)
     records, end = DictionaryDHTValue(), time.time() + 60
     for number in range(MAX_RECORDS):

@@ -1,4 +1,4 @@
-"""What a node of the DHT does with the records of a run by invitation, and what strangers can do to it."""
+"""What a DHT node does with the records of a run by invitation, and what strangers cannot do to it."""
 
 import asyncio
 import time
@@ -41,7 +41,7 @@ class Node:
         )
 
     async def is_given(self, signer: OwnedRecords, kind: str, value: bytes) -> bool:
-        """A record that somebody wants to store here."""
+        """Whether the node stores a record that this signer wants to store here."""
         key, expiration = DHTID.generate(source=f"{self.prefix}.{kind}").to_bytes(), time.time() + 60
         subkey, content = MSGPackSerializer.dumps(signer.local_public_key), MSGPackSerializer.dumps(value)
         signed = signer.sign_value(DHTRecord(key, subkey, content, expiration))
@@ -91,10 +91,10 @@ def test_only_members_store_records(node, organiser, ada):
     assert run(node.is_given(ada, REMOVED, organiser.remove(member)))
     assert node.records.list_numbers[REMOVED].value == organiser.removals.number
     assert not run(node.is_given(ada, PROGRESS, member.show(b"hello again")))
-    assert ada.own not in node.records.met, "who was removed is a stranger again"
+    assert ada.own not in node.records.met, "a removed member is a stranger again"
 
 
-def test_who_only_watches_has_nothing_to_tell(node, organiser, ada):
+def test_a_member_that_only_watches_stores_no_records(node, organiser, ada):
     for kind in (PROGRESS, ADDRESSES):
         assert not run(node.is_given(ada, kind, organiser.admission(ada.own, roles=Role.WATCH).show(b"hello")))
     assert ada.own not in node.records.met
@@ -103,7 +103,7 @@ def test_who_only_watches_has_nothing_to_tell(node, organiser, ada):
 
 
 def test_a_newer_list_takes_the_place_of_all_copies_of_the_older_one(node, organiser):
-    """Or somebody who stores the old one in many names would keep the new one out."""
+    """Otherwise a stranger that stores the old list in many names would keep the new one out."""
     strangers = [OwnedRecords(RSAPrivateKey()) for _ in range(MAX_COPIES + 1)]
     member = organiser.admission(strangers[0].own)
     older = organiser.remove(member)
@@ -154,19 +154,19 @@ def test_a_list_counts_again_after_its_run_was_forgotten(node, ada):
     assert again.lists.signed(REMOVED)
 
 
-def test_who_uses_up_the_patience_with_strangers_keeps_no_member_out(node, organiser, ada):
+def test_a_stranger_that_uses_up_the_checks_for_strangers_keeps_no_member_out(node, organiser, ada):
     member = organiser.admission(ada.own)
     assert run(node.is_given(ada, PROGRESS, member.show(b"hello")))
     while node.records.strangers.take():
         pass
     assert run(node.is_given(ada, PROGRESS, member.show(b"hello again")))
     stranger = OwnedRecords(RSAPrivateKey())
-    assert run(node.is_given(stranger, REMOVED, organiser.remove(member))), "anybody passes it on"
-    assert stranger.own not in node.records.met, "which makes nobody known"
+    assert run(node.is_given(stranger, REMOVED, organiser.remove(member))), "any peer may pass it on"
+    assert stranger.own not in node.records.met, "but that makes no peer known"
 
 
-def test_lists_that_somebody_makes_up_keep_none_of_the_organiser_out(node, organiser):
-    """She hands it out as a stranger."""
+def test_made_up_lists_keep_no_list_of_the_organiser_out(node, organiser):
+    """The organiser hands her list out as a stranger."""
     forger, stranger = OwnedRecords(RSAPrivateKey()), OwnedRecords(RSAPrivateKey())
     forged = Organiser("run")
     member = organiser.admission(forger.own)
@@ -176,7 +176,7 @@ def test_lists_that_somebody_makes_up_keep_none_of_the_organiser_out(node, organ
 
 
 def test_members_of_another_run_are_strangers(node, ada):
-    """An organiser's key costs nothing: who makes one up does not become known everywhere by that."""
+    """An organiser's key costs nothing. A stranger that makes one up does not become known everywhere by that."""
     other = Organiser("other")
     node.records.admit_by(Admission(other.authority), "other-1~abc")
     node.prefix = "other-1~abc"

@@ -1,4 +1,4 @@
-"""A list is handed out until somebody has taken it."""
+"""A list is handed out until a peer has taken it."""
 
 from types import SimpleNamespace
 
@@ -9,7 +9,7 @@ from swarm.network.record_push import AGAIN_SECONDS, push_until_taken
 
 
 class Clock:
-    """Time passes only in sleep, which takes longer than it was to by so many seconds."""
+    """A clock on which time passes only in sleep. Each sleep takes this many seconds longer than it should."""
 
     def __init__(self, late_seconds: float = 0.0):
         self.now, self.late_seconds = 0.0, late_seconds
@@ -22,7 +22,7 @@ class Clock:
 
 
 class Dht:
-    """Its peers take a list at the last of so many attempts."""
+    """A DHT whose peers take a list at the last of this many attempts."""
 
     owner = b"owner"
 
@@ -45,17 +45,17 @@ def clock(monkeypatch) -> Clock:
     return clock
 
 
-def test_a_list_that_nobody_takes_is_handed_out_again():
+def test_a_list_that_no_peer_takes_is_handed_out_again():
     patient, hopeless, alone = Dht(3), Dht(10**9), Dht(10**9)
     assert push_until_taken(patient, "run", "removed", b"signed", ["ada"], 10) == 1
     assert patient.made == 3
     assert push_until_taken(hopeless, "run", "removed", b"signed", ["ada"], 10) == 0
     assert hopeless.made == 10, "one a second"
     assert push_until_taken(alone, "run", "removed", b"signed", [], 10) == 0
-    assert alone.made == 1, "nobody is there to take it"
+    assert alone.made == 1, "no peer is there to take it"
 
 
-def test_who_has_slept_for_too_long_still_waits_for_an_answer(clock):
+def test_a_peer_that_has_slept_for_too_long_still_waits_for_an_answer(clock):
     clock.late_seconds, hopeless = 20.0, Dht(10**9)
     assert push_until_taken(hopeless, "run", "removed", b"signed", ["ada"], 10) == 0
     assert hopeless.patience == [10.0, AGAIN_SECONDS]

@@ -1,4 +1,4 @@
-"""What callers may keep a process busy with: those who are known, strangers, and who was removed since."""
+"""How busy callers may keep a process: known peers, strangers, and peers that were removed since."""
 
 import asyncio
 
@@ -9,8 +9,8 @@ from swarm.network.stream_limits import BUFFERED_BYTES, STRANGERS_BYTES, StreamL
 MEMBERS = [PeerID(bytes([18, 32, *[number] * 32])) for number in range(4)]
 
 
-def test_members_who_were_removed_share_what_strangers_have():
-    """A hundred who came with one invitation would hold 64 MiB each, also after that."""
+def test_members_that_were_removed_share_the_limits_of_strangers():
+    """A hundred peers that came with one invitation would hold 64 MiB each, even after their removal."""
 
     async def run() -> list[bool]:
         limits = StreamLimits()
@@ -29,7 +29,7 @@ def test_members_who_were_removed_share_what_strangers_have():
     assert asyncio.run(run()) == [True, True]
 
 
-def test_they_share_the_streams_of_strangers_too():
+def test_removed_members_share_the_streams_of_strangers_too():
     async def run() -> tuple[int, int]:
         limits = StreamLimits()
         limits.strangers_streams = 3

@@ -1,4 +1,4 @@
-"""How a peer finds its swarm: what it was given is parsed once, and who answers is asked once, before it is built."""
+"""How a peer finds its swarm. Its options are parsed once, and peers are called once, before the peer is built."""
 
 import socket
 from dataclasses import replace
@@ -43,11 +43,11 @@ def test_once_parsed_it_does_not_matter_where_addresses_came_from(options, monke
         unfolded(options)
 
 
-def test_without_addresses_it_begins_alone(options):
+def test_a_peer_without_addresses_begins_alone(options):
     assert resolve_bootstrap(replace(options, initial_peers=())) == Bootstrap((), False, preset("digits"))
 
 
-def test_only_who_names_a_run_and_was_not_invited_begins_it_where_others_are(options, listening):
+def test_only_a_peer_that_names_a_run_and_was_not_invited_begins_it_where_other_peers_are(options, listening):
     silent = at(free_port())
     given = replace(options, initial_peers=(silent, listening))
     assert resolve_bootstrap(given) == Bootstrap((listening,), True, None)
@@ -56,7 +56,7 @@ def test_only_who_names_a_run_and_was_not_invited_begins_it_where_others_are(opt
     assert resolve_bootstrap(named, JoinLine("new", bytes(32), (listening,))) == Bootstrap((listening,), True, None)
 
 
-def test_where_nobody_answers_only_who_has_trained_before_begins_alone(options, capsys):
+def test_only_a_peer_that_has_trained_before_begins_alone_where_no_peer_answers(options, capsys):
     given = replace(options, initial_peers=(at(free_port()),))
     with pytest.raises(NobodyAnswers):
         resolve_bootstrap(given)

@@ -1,4 +1,4 @@
-"""What a peer shows: its training does not depend on anybody who reads it."""
+"""What a peer shows. Its training does not depend on a reader."""
 
 import errno
 import io
@@ -36,18 +36,18 @@ from tests.helpers.cli import wait_until
 
 
 class Broken(io.StringIO):
-    """A file to which nothing can be written any more."""
+    """A file to which nothing can be written."""
 
     def __init__(self, number: int):
         super().__init__()
         self.number = number
 
     def write(self, _text: str) -> int:
-        raise OSError(self.number, os.strerror(self.number))  # of EPIPE, Python makes a BrokenPipeError
+        raise OSError(self.number, os.strerror(self.number))  # for EPIPE, Python makes a BrokenPipeError
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EPIPE, errno.EIO])
-def test_output_that_nobody_can_take_ends_nothing(number):
+def test_output_that_cannot_be_written_ends_nothing(number):
     console = PatientConsole(file=Broken(number))
     for _ in range(2):
         console.print("step 1/20")
@@ -77,7 +77,7 @@ def test_a_peer_that_waits_for_company_prints_nothing_below_its_join_line(tmp_pa
 
 
 @pytest.mark.parametrize(("others", "there"), [(0, "one client-mode peer is"), (1, "2 client-mode peers are")])
-def test_who_can_call_nobody_hears_who_is_there(monkeypatch, others, there):
+def test_a_peer_that_can_call_no_other_hears_how_many_are_there(monkeypatch, others, there):
     monkeypatch.setattr(reachable_peer_check, "PATIENCE_SECONDS", 0.0)
     monkeypatch.setattr(reachable_peer_check, "LOOK_SECONDS", 0.0)
     found = {str(number): SimpleNamespace(client_mode=True) for number in range(others)}
@@ -89,7 +89,7 @@ def test_who_can_call_nobody_hears_who_is_there(monkeypatch, others, there):
 
 
 def said_after(seconds: list[tuple[float, float]], averaging: Averaging, module: nn.Module, num_peers: int = 2) -> list:
-    """What a person is told after updates with these seconds of computing and of averaging."""
+    """The advice that a person gets after updates with these seconds of computing and of averaging."""
     said: list[str] = []
     callback = SlowLineAdvice(averaging, said.append)
     for step, (compute, exchange) in enumerate(seconds):
@@ -117,7 +117,7 @@ def test_averages_that_take_longer_than_computing_are_told_of_once_with_what_hel
 
 
 def test_a_peer_leaves_when_its_traffic_is_used_up(monkeypatch):
-    monkeypatch.setenv("SWARM_TRAFFIC_BYTES", "0")  # which puts it back: else it would reach later programs
+    monkeypatch.setenv("SWARM_TRAFFIC_BYTES", "0")  # monkeypatch puts it back: otherwise it would reach later programs
     coordinator = SimpleNamespace(step=7, is_averaging=True)
     trainer = SimpleNamespace(strategy=SimpleNamespace(coordinator=coordinator))
     asked, line = threading.Event(), LineUse()

@@ -1,4 +1,4 @@
-"""Checkpoints go elsewhere beside the training, and their failures cost it nothing."""
+"""Checkpoints are uploaded beside the training, and failures of the upload cost it nothing."""
 
 import logging
 import threading
@@ -27,7 +27,7 @@ def write(path: Path, content: bytes) -> Path:
 
 
 def finish(upload: CheckpointUpload, checkpoints: Path, seconds: float = 60) -> list[str]:
-    """What the person is told at the end."""
+    """The lines that the person is told at the end."""
     said: list[str] = []
     upload.finish(checkpoints.parent / "summary.json", said.append, seconds)
     return said
@@ -51,7 +51,7 @@ def test_the_best_the_newest_and_the_summary_arrive(kind, checkpoints, tmp_path)
 
 
 class Gate(RemoteFile):
-    """A line on which nothing moves before it is opened."""
+    """A remote file on a line on which nothing moves before it is opened."""
 
     def __init__(self, tmp_path: Path):
         super().__init__(f"file://{tmp_path}/gate.ckpt", OPTION)
@@ -125,7 +125,7 @@ def test_the_end_does_not_wait_for_ever(checkpoints, tmp_path, monkeypatch):
         ("gopher://host/folder", "cannot be used"),
     ],
 )
-def test_what_cannot_be_opened_is_refused_with_the_name_of_the_package(url, says):
+def test_an_address_that_cannot_be_opened_is_refused_with_the_name_of_the_package(url, says):
     with pytest.raises(InputError, match=says) as error:
         parse_options(["--upload-to", url])
     assert "--upload-to" in str(error.value)

@@ -1,4 +1,4 @@
-"""What a helper does without: data, micro-batches, somebody to wait for."""
+"""A helper goes without data and micro-batches, and waits for no peer."""
 
 import threading
 from dataclasses import replace
@@ -34,17 +34,17 @@ def manifest(recipe: str, classes: str = "") -> RunManifest:
         ("imagefolder-vit-small", "5678", None, "5678"),
     ],
 )
-def test_it_knows_which_data_the_others_have(recipe, classes, given, digest, tmp_path):
+def test_a_helper_knows_which_data_the_others_have(recipe, classes, given, digest, tmp_path):
     run = manifest(recipe, classes)
     data = NoData(run.recipe, digest_for(run, tmp_path, given))
     assert run.with_classes(data.digest, tmp_path).classes == digest
 
 
-def test_it_takes_the_digest_of_data_that_are_there(tmp_path):
+def test_a_helper_takes_the_digest_of_data_that_are_there(tmp_path):
     assert digest_for(manifest("docstrings"), tmp_path, None) == build_data(preset("docstrings")).digest != ""
 
 
-def test_a_run_on_a_folder_does_not_begin_before_somebody_says_which_images(tmp_path):
+def test_a_run_on_a_folder_does_not_begin_before_a_digest_of_its_images_is_given(tmp_path):
     with pytest.raises(InputError, match="give their --data-digest"):
         digest_for(manifest("imagefolder-vit-small"), tmp_path, None)
 
@@ -72,7 +72,7 @@ def test_a_helper_has_to_be_reachable(refused):
     assert "--client-mode was given" in said
 
 
-def test_it_waits_for_nobody_before_it_takes_part():
+def test_a_helper_waits_for_no_peer_before_it_takes_part():
     options = CoordinatorOptions(min_peers=3, matchmaking_seconds=2.0)
     strategy = HelperStrategy(64, "run", options=options)
     assert strategy.options == replace(options, min_peers=0, helps=True)

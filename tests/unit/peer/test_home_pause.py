@@ -1,4 +1,4 @@
-"""A peer leaves for as long as its machine runs on its battery, or its line is metered, if its owner wishes."""
+"""If its owner wishes, a peer leaves while its machine runs on its battery, or its line is metered."""
 
 import contextlib
 import os
@@ -21,12 +21,12 @@ from swarm.peer.startup_timer import STARTED
 
 
 def begin(monkeypatch, words: list[str]) -> int:
-    """What a peer does with these options before it imports anything, and its exit status."""
+    """Begin a peer with these options, up to its imports. Return its exit status."""
 
     def imports():
         raise SystemExit(0)
 
-    monkeypatch.setattr(main, "reap", lambda: None)  # of the children of this process
+    monkeypatch.setattr(main, "reap", lambda: None)  # it would reap the children of this process
     monkeypatch.setattr(main, "speaks", imports)
     monkeypatch.delenv("INITIAL_PEERS", raising=False)
     with contextlib.suppress(SystemExit):
@@ -53,7 +53,7 @@ def test_a_battery_counts_if_it_is_in_use(monkeypatch, battery, is_on):
     assert never_spared(False, False) == []
 
 
-def test_where_the_system_has_no_batteries_nobody_pauses_for_one(monkeypatch):
+def test_a_peer_pauses_for_no_battery_where_the_system_has_none(monkeypatch):
     """psutil looks into a folder that some containers lack."""
 
     def missing():
@@ -67,7 +67,7 @@ def test_where_the_system_has_no_batteries_nobody_pauses_for_one(monkeypatch):
 
 @pytest.fixture
 def network_manager(tmp_path, monkeypatch):
-    """Says what the file has that is returned."""
+    """Replace NetworkManager's answer by the content of the file that is returned."""
     program = tmp_path / "busctl"
     program.write_text(f'#!/bin/sh\ncat "{tmp_path}/says"\n')
     program.chmod(0o755)
@@ -78,14 +78,16 @@ def network_manager(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("says", "is_metered"), [("u 1", True), ("u 3", True), ("u 0", None), ("u 2", False), ("u 4", False), ("", None)]
 )
-def test_a_line_counts_that_is_metered_or_taken_for_it(network_manager, says, is_metered):
+def test_a_line_counts_if_it_is_metered_or_taken_for_metered(network_manager, says, is_metered):
     network_manager.write_text(says + "\n")
     assert why_spared(False, True) == ("This machine's line is metered" if is_metered else "")
     assert why_spared(False, False) == ""
     assert len(never_spared(False, True)) == (is_metered is None)
 
 
-def test_who_wishes_to_pause_hears_at_the_start_that_nobody_tells_when(tmp_path, monkeypatch, capsys):
+def test_a_person_that_wishes_to_pause_hears_at_the_start_that_the_system_does_not_tell_when(
+    tmp_path, monkeypatch, capsys
+):
     monkeypatch.setenv("PATH", str(tmp_path))
     assert why_spared(False, True) == ""
     begin(monkeypatch, ["--pause-on-metered"])
@@ -94,7 +96,7 @@ def test_who_wishes_to_pause_hears_at_the_start_that_nobody_tells_when(tmp_path,
     assert capsys.readouterr().out == ""
 
 
-def test_it_is_said_once_why_nothing_happens(monkeypatch, capsys):
+def test_each_reason_of_a_pause_is_said_once(monkeypatch, capsys):
     monkeypatch.setattr(sparing, "LOOK_SECONDS", 0.0)
     reasons = iter(["It rains", "It rains", "It snows", ""])
     wait_while_spared(lambda: next(reasons))
@@ -105,7 +107,9 @@ def test_it_is_said_once_why_nothing_happens(monkeypatch, capsys):
 
 
 @pytest.mark.parametrize(("again", "has_trained"), [(True, True), (True, False), (False, True)])
-def test_who_is_ended_during_a_pause_hears_where_its_weights_are(monkeypatch, capsys, tmp_path, again, has_trained):
+def test_a_peer_that_is_ended_during_a_pause_says_where_its_weights_are(
+    monkeypatch, capsys, tmp_path, again, has_trained
+):
     def interrupted(_why):
         raise KeyboardInterrupt
 
@@ -149,7 +153,7 @@ def test_a_pause_ends_when_time_is_up(monkeypatch, capsys, tmp_path, has_trained
 
 
 class Looks:
-    """A training whose batches end, and what the machine says."""
+    """A training whose batches end, with a reason to pause that the test sets."""
 
     def __init__(self, monkeypatch):
         monkeypatch.setattr(home_pause, "LOOK_SECONDS", 0.0)
@@ -162,12 +166,12 @@ class Looks:
         self.end_batch()
 
     def end_batch(self) -> bool:
-        """Whether this peer leaves."""
+        """End a batch. Return whether this peer leaves."""
         self.callback.on_train_batch_end(self.trainer, None, None, None, 0)
         return self.callback.has_stopped
 
 
-def test_it_leaves_between_two_rounds(monkeypatch):
+def test_a_peer_leaves_between_two_rounds(monkeypatch):
     looks = Looks(monkeypatch)
     assert not looks.end_batch()
     looks.why, looks.coordinator.is_averaging = "It rains", True
@@ -177,7 +181,7 @@ def test_it_leaves_between_two_rounds(monkeypatch):
     assert looks.stop.is_set()
 
 
-def test_who_goes_on_charging_meanwhile_stays(monkeypatch):
+def test_a_peer_that_charges_again_meanwhile_stays(monkeypatch):
     looks = Looks(monkeypatch)
     looks.why, looks.coordinator.is_averaging = "It rains", True
     assert not looks.end_batch()
@@ -185,14 +189,14 @@ def test_who_goes_on_charging_meanwhile_stays(monkeypatch):
     assert not looks.end_batch()
 
 
-def test_who_leaves_for_another_reason_does_not_come_back(monkeypatch):
+def test_a_peer_that_leaves_for_another_reason_does_not_come_back(monkeypatch):
     looks = Looks(monkeypatch)
     looks.stop.set()
     looks.why = "It rains"
     assert not looks.end_batch()
 
 
-def test_who_has_made_the_last_update_does_not_come_back(monkeypatch):
+def test_a_peer_that_has_made_the_last_update_does_not_come_back(monkeypatch):
     looks = Looks(monkeypatch)
     looks.why, looks.trainer.global_step = "It rains", 20
     assert not looks.end_batch()

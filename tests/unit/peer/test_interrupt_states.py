@@ -8,7 +8,7 @@ from swarm.peer.main import Interrupts, State
 
 
 class EndedAtOnce(Exception):  # noqa: N818
-    """In place of the end of this process."""
+    """Raised in place of the end of this process."""
 
 
 @pytest.fixture
@@ -25,7 +25,7 @@ def test_an_import_could_swallow_an_exception(interrupts):
 
 
 @pytest.mark.parametrize("state", [State.JOINING, State.ENDED])
-def test_where_nothing_looks_at_what_was_requested_an_exception_tells(interrupts, state):
+def test_an_exception_ends_a_state_in_which_the_request_is_not_looked_at(interrupts, state):
     interrupts.state = state
     with pytest.raises(KeyboardInterrupt):
         interrupts.interrupt(signal.SIGTERM)

@@ -13,18 +13,18 @@ from swarm.peer.open_files import OpenFiles
 
 @pytest.fixture
 def few_files():
-    """This process may open two more files than it has; to count them takes one."""
+    """Let this process open two more files than it has. To count them takes one."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (psutil.Process().num_fds() + 2, hard))
     yield
     resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
-def test_who_has_room_hears_nothing():
+def test_a_peer_with_room_for_files_says_nothing():
     assert OpenFiles().look({"p2pd": psutil.Process()}) == []
 
 
-def test_who_runs_out_of_files_hears_so_once(few_files):
+def test_a_peer_that_runs_out_of_files_says_so_once(few_files):
     files, processes = OpenFiles(), {"p2pd": psutil.Process()}
     (sentence,) = files.look(processes)
     assert sentence.startswith("p2pd has ")

@@ -1,4 +1,4 @@
-"""Where the organiser orders tests of the weights: one member of the round makes each, and tells what it found."""
+"""Where the organiser orders tests of the weights, one member of the round makes each, and tells its result."""
 
 from dataclasses import replace
 from types import SimpleNamespace
@@ -28,7 +28,7 @@ def group_of(step: int, salt: int = 0) -> Group:
 
 
 class Peer:
-    """One that has made updates with the others, and comes to validations."""
+    """A peer that has made updates with the others, and comes to validations."""
 
     def __init__(self, name: str, folder, *orders: Order, every: int | None = None):
         self.record: PeerProgress = RECORD
@@ -80,7 +80,7 @@ def test_exactly_one_tests_after_each_so_many_updates(tmp_path, step):
     assert one.coordinator.tracker.peer_id == drawn(group)
 
 
-def test_nobody_tests_in_between_or_without_an_order(tmp_path):
+def test_no_peer_tests_in_between_or_without_an_order(tmp_path):
     peers = [Peer(name, tmp_path, Order(10, What.EVALUATE, 50), Order(90, What.EVALUATE, 0)) for name in SAMPLES]
     for step in (10, 40, 60, 90, 100):
         assert not any(peer.validates(step, group_of(step - 1)) for peer in peers)
@@ -98,7 +98,7 @@ def test_a_peer_that_is_alone_tests_and_one_that_was_not_in_the_round_does_not(t
     assert not peer.validates(100, None, made_at=99), "it has made that update up"
 
 
-def test_a_peer_that_was_told_to_tests_as_well(tmp_path):
+def test_a_peer_whose_options_say_so_tests_as_well(tmp_path):
     peer = Peer("slow", tmp_path, every=20)
     assert [step for step in range(10, 100, 10) if peer.validates(step, group_of(step - 1))] == [20, 40, 60, 80]
 
@@ -110,7 +110,7 @@ def test_a_peer_that_was_told_to_tests_as_well(tmp_path):
         (OSError("the disk is gone"), "The weights cannot be tested: OSError('the disk is gone')"),
     ],
 )
-def test_who_cannot_test_says_so_once_and_trains_on(tmp_path, monkeypatch, error, said):
+def test_a_peer_that_cannot_test_says_so_once_and_trains_on(tmp_path, monkeypatch, error, said):
     def fail(*_):
         raise error
 
@@ -120,7 +120,7 @@ def test_who_cannot_test_says_so_once_and_trains_on(tmp_path, monkeypatch, error
     assert peer.said == [said]
 
 
-def test_a_peer_that_was_told_to_test_ends_where_that_fails(tmp_path, monkeypatch):
+def test_a_peer_whose_options_ask_for_tests_ends_where_a_test_fails(tmp_path, monkeypatch):
     def fail(*_):
         raise OSError("the disk is gone")
 

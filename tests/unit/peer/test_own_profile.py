@@ -50,12 +50,12 @@ def test_the_version_has_room_in_a_record():
         (["/ip4/9.9.9.9/tcp/31337/p2p/QmRelay/p2p-circuit/p2p/Qm"], ""),
     ],
 )
-def test_how_others_call_a_peer(addresses, reached):
+def test_a_peer_knows_how_other_peers_call_it(addresses, reached):
     assert how_reached(addresses, OWN) == reached
 
 
 class Told:
-    """A peer that has made updates, and what its record says of it."""
+    """A peer that has made updates, and the profile in its record."""
 
     def __init__(self, reporter: ProfileReporter):
         self._reporter, self._step, self.profile = reporter, 0, None
@@ -80,13 +80,13 @@ def test_the_record_says_what_was_sent_and_what_the_line_carries_at_least():
     told = Told(ProfileReporter(line, fixed))
     told.micro_batch(None)
     assert told.profile == fixed
-    told.micro_batch(SimpleNamespace(step=0, round=None))  # it was alone
+    told.micro_batch(SimpleNamespace(step=0, round=None))  # the peer was alone
     told.update(0, 0.0)
     assert told.profile.upload is None, "nothing was sent"
     line.receive(500)
     told.update(2000, 2.0)
     told.update(6000, 2.0)
-    told.update(1000, 2.0)  # others were late
+    told.update(1000, 2.0)  # other peers were late
     assert told.profile == Profile("NVIDIA H100", "0.1.0", PUBLIC, 3000.0, 0, 500)
     for _ in range(MEASURED):
         told.update(1000, 2.0)

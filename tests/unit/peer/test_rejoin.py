@@ -1,4 +1,4 @@
-"""What `--resume` goes on with, and who does not come back."""
+"""The run with which `--resume` goes on, and the peers that do not come back."""
 
 import os
 import time
@@ -43,7 +43,7 @@ def output_dir(tmp_path):
         (["--public-name", "ben"], "newer", "ben"),
     ],
 )
-def test_the_newest_checkpoint_is_gone_on_with(output_dir, given, run_id, name):
+def test_a_peer_goes_on_with_the_newest_checkpoint(output_dir, given, run_id, name):
     options = resumed(parse_options(["--resume", "--output-dir", str(output_dir), *given]))
     assert (options.run_id, options.machine.public_name) == (run_id, name)
     assert options.recipe == str(RunFolder(output_dir / run_id / name).recipe)
@@ -55,7 +55,7 @@ def test_where_only_demos_were_the_sentence_says_so(tmp_path):
         resumed(parse_options(["--resume", "--output-dir", str(tmp_path)]))
 
 
-def test_a_demo_is_gone_on_with_only_by_its_name(output_dir, capsys):
+def test_a_demo_is_resumed_only_by_its_name(output_dir, capsys):
     checkpoint(output_dir, "local-1", "peer-1", 600.0).identity.touch()
     words = ["--resume", "--output-dir", str(output_dir)]
     options = resumed(parse_options(words))
@@ -77,7 +77,7 @@ def test_an_organiser_goes_on_with_the_recipe_of_before(output_dir):
     assert own_recipe(resumed(read_start([*words, "--recipe", "digits"]).as_peer)) == preset("digits")
 
 
-def test_who_is_given_addresses_takes_the_recipe_from_there(output_dir):
+def test_a_peer_with_addresses_takes_the_recipe_from_there(output_dir):
     address = "/ip4/127.0.0.1/tcp/1/p2p/QmYyQSo1c1Ym7orWxLYvCrM2EmxFTANf8wXmmE7DWjhx5N"
     options = resumed(parse_options(["--resume", "--output-dir", str(output_dir), "--initial-peers", address]))
     assert (options.run_id, options.machine.public_name, options.recipe) == ("newer", "anna", None)
@@ -94,7 +94,7 @@ def test_who_is_given_addresses_takes_the_recipe_from_there(output_dir):
         (["--public-name", "a*"], "--public-name"),
     ],
 )
-def test_what_cannot_be_gone_on_with_is_refused(output_dir, given, said):
+def test_options_that_match_no_checkpoint_are_refused(output_dir, given, said):
     with pytest.raises(InputError, match=said):
         resumed(parse_options(["--resume", "--output-dir", str(output_dir), *given]))
 
@@ -106,22 +106,22 @@ def test_only_a_peer_with_a_checkpoint_of_the_swarm_goes_on_alone(output_dir, na
     assert (trained_before(parse_options(words)) is not None) == has_trained
 
 
-def test_nothing_is_gone_on_with_unasked(output_dir):
+def test_a_peer_resumes_nothing_unasked(output_dir):
     options = parse_options(["--output-dir", str(output_dir)])
     assert resumed(options) is options
 
 
 @pytest.mark.parametrize(("error", "status"), [(Removed("The organiser has …"), 3), (InputError("There is no …"), 2)])
-def test_whoever_starts_peers_again_can_tell_that_one_was_removed(monkeypatch, capsys, error, status):
+def test_the_exit_status_shows_that_a_peer_was_removed(monkeypatch, capsys, error, status):
     def read():
         raise error
 
-    monkeypatch.setattr("swarm.peer.main.reap", lambda: None)  # of the children of this process
+    monkeypatch.setattr("swarm.peer.main.reap", lambda: None)  # it would reap the children of this process
     assert run(read) == status
     assert capsys.readouterr().err == f"error: {error}\n"
 
 
-def test_who_was_removed_does_not_try_to_come_back():
+def test_a_removed_peer_does_not_try_to_come_back():
     def make_peer(alone: bool):
         raise Removed("The organiser has removed this peer from the run: it sent noise.")
 
@@ -129,7 +129,7 @@ def test_who_was_removed_does_not_try_to_come_back():
         come_back(make_peer, again=True, has_trained=True, leave=lambda _: None, is_time_up=lambda: False)
 
 
-def test_who_cannot_join_gives_up_when_its_time_is_up(monkeypatch, capsys):
+def test_a_peer_that_cannot_join_gives_up_when_its_time_is_up(monkeypatch, capsys):
     monkeypatch.setattr("swarm.peer.rejoin.RETRY_SECONDS", 0.0)
     tried, looks = [], iter([False, True])
 

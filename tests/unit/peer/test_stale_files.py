@@ -1,4 +1,4 @@
-"""What is left by processes that were killed, and who may take it away."""
+"""What killed processes leave behind, and when it is removed."""
 
 import os
 import secrets
@@ -20,7 +20,7 @@ def folder(tmp_path, monkeypatch):
 
 
 def ended() -> int:
-    """The pid of a process that is not there any more."""
+    """The pid of a process that has ended."""
     process = subprocess.Popen([sys.executable, "-c", ""])
     process.wait()
     return process.pid
@@ -33,7 +33,7 @@ def sockets(folder: Path, pid: int) -> Path:
     return path
 
 
-def test_only_what_was_noted_of_the_dead_is_taken_away(folder):
+def test_only_noted_files_of_dead_processes_are_removed(folder):
     note, dead, alive = folder / "note.json", ended(), os.getppid()
     of_dead, of_alive, of_other = sockets(folder, dead), sockets(folder, alive), sockets(folder, ended())
     of_namesake, earlier_life = sockets(folder, int(f"{dead}0")), sockets(folder, os.getpid())
@@ -57,7 +57,7 @@ def test_only_what_was_noted_of_the_dead_is_taken_away(folder):
         "[" * 100_000,
     ],
 )
-def test_a_note_that_makes_no_sense_sweeps_nothing(folder, text):
+def test_a_note_that_makes_no_sense_removes_nothing(folder, text):
     there = sockets(folder, os.getppid())
     (folder / "note.json").write_text(text)
     sweep_earlier(folder / "note.json")

@@ -30,7 +30,7 @@ def test_rates_are_readable(rate, text):
     assert shown_rate(rate) == text
 
 
-def test_who_has_trained_reads_how_to_use_the_weights():
+def test_a_person_that_has_trained_reads_how_to_use_the_weights():
     folder = RunFolder("runs/night-1/ada")
     assert how_to_use(preset("digits"), folder).endswith("swarm export runs/night-1/ada --to my-model")
     said = how_to_use(preset("docstrings"), folder)

@@ -15,7 +15,7 @@ UNITS = sorted((ROOT / "peers" / "systemd").glob("*.service"))
 
 
 def settings(unit: Path, name: str) -> list[str]:
-    """Of a unit, as often as it is set."""
+    """The values of this setting in a unit, as often as it is set."""
     return re.findall(rf"^{name}=(.*)$", unit.read_text(), re.MULTILINE)
 
 
@@ -39,26 +39,26 @@ def test_a_job_with_a_name_comes_back_as_the_same_member(environment, name):
 
 
 @pytest.mark.parametrize("unit", UNITS, ids=lambda path: path.stem)
-def test_what_a_unit_writes_is_where_it_may(unit):
-    """Of all other folders, /tmp and the home folder too, it can only read."""
+def test_a_unit_writes_only_into_folders_that_it_may_write_to(unit):
+    """It can only read all other folders, /tmp and the home folder too."""
     assert settings(unit, "ProtectSystem") == ["strict"]
     assert (settings(unit, "StateDirectory"), settings(unit, "PrivateTmp")) == (["swarm-vit"], ["yes"])
     (command,) = settings(unit, "ExecStart")
     folders = re.findall(r"--(?:output|data)-dir (\S+)", command)
-    if unit.stem != "swarm-desk":  # which loads no weights
+    if unit.stem != "swarm-desk":  # the desk loads no weights
         folders += re.findall(r"^Environment=HF_HOME=(.*)$", unit.read_text(), re.MULTILINE)
         assert len(folders) >= 2
     assert all(folder.startswith("/var/lib/swarm-vit/") for folder in folders)
 
 
 def test_the_variables_of_a_unit_can_be_copied_into_their_file():
-    """systemd takes a comment behind a value for a part of it."""
+    """systemd takes a comment behind a value for a part of the value."""
     lines = [line for unit in UNITS for line in re.findall(r"^#       (\w+=.*)$", unit.read_text(), re.MULTILINE)]
     assert len(lines) == 4
     assert [line for line in lines if " " in line] == []
 
 
-def test_no_unit_tells_the_others_the_name_of_its_machine():
+def test_no_unit_tells_other_peers_the_name_of_its_machine():
     for unit in UNITS:
         (command,) = settings(unit, "ExecStart")
         assert not re.search(r"%[HlqmMb]", command)

@@ -1,4 +1,4 @@
-"""What a notebook says of a peer that has ended, without a swarm."""
+"""Messages of a notebook about a peer that has ended, without a swarm."""
 
 import sys
 import time
@@ -18,22 +18,22 @@ PEER = "/ip4/127.0.0.1/tcp/1/p2p/QmYyQSo1c1Ym7orWxLYvCrM2EmxFTANf8wXmmE7DWjhx5N"
 
 
 def program(folder: Path, script: str) -> str:
-    """In the place of the peer, or of the doctor."""
+    """Write a script that stands for the peer, or the doctor."""
     path = folder / "program"
     path.write_text(f"#!/bin/sh\n{script}\n")
     path.chmod(0o755)
     return str(path)
 
 
-def test_a_peer_that_leaves_no_summary(tmp_path, monkeypatch):
-    """As on a full disk."""
+def test_a_peer_that_leaves_no_summary_is_reported(tmp_path, monkeypatch):
+    """This happens on a full disk."""
     monkeypatch.setattr(sys, "executable", "/bin/true")
     with pytest.raises(CannotJoin, match=r"could not write its summary: is the disk full\? See .*ada\.log"):
         join(PEER, public_name="ada", output_dir=tmp_path)
 
 
 def test_the_join_line_is_on_no_command_line(tmp_path, monkeypatch):
-    """Others on the same hub can read that; they cannot read the environment of a process."""
+    """Other users of the same hub can read command lines. They cannot read the environment of a process."""
     line = str(JoinLine("run", bytes(32), (PEER,), bytes(16)))
     monkeypatch.setattr(
         "peers.notebook.sys.executable", program(tmp_path, 'echo "$@" > words; echo $INITIAL_PEERS > line')
@@ -59,7 +59,7 @@ def test_a_preview_says_that_a_new_name_uses_up_an_invitation(tmp_path, monkeypa
 
 
 def test_a_notebook_that_shows_no_widgets_prints_a_line_a_minute(capsys):
-    """As one that has the widgets of another version."""
+    """For example, it has the widgets of another version."""
     pytest.importorskip("ipywidgets")
     now = 0.0
     display = WidgetDisplay(lambda: now)
@@ -72,7 +72,7 @@ def test_a_notebook_that_shows_no_widgets_prints_a_line_a_minute(capsys):
 
 
 class Screen:
-    """On which a person looks on until the peer is there, and then interrupts the cell."""
+    """A screen at which a person waits until the peer is there, and then interrupts the cell."""
 
     def __init__(self, there: Path):
         self.there, self.last_words = there, ""
@@ -89,7 +89,7 @@ class Screen:
     ("at_interrupt", "words"),
     [("exit 130", "Left before the training began."), ("", "Ended by force after 0.3 s. The others train on.")],
 )
-def test_who_interrupts_the_cell_sees_no_error(tmp_path, monkeypatch, at_interrupt, words):
+def test_a_person_that_interrupts_the_cell_sees_no_error(tmp_path, monkeypatch, at_interrupt, words):
     screen = Screen(tmp_path / "there")
     script = f"trap '{at_interrupt}' INT; touch {screen.there}; while :; do sleep 0.05; done"
     monkeypatch.setattr(sys, "executable", program(tmp_path, script))
@@ -110,7 +110,7 @@ def test_a_peer_that_fails_while_the_cell_is_interrupted_says_why(tmp_path, monk
         join(PEER, public_name="ada", output_dir=tmp_path)
 
 
-def test_who_saves_a_notebook_on_kaggle_is_told_that_a_key_is_in_it(monkeypatch):
+def test_a_person_that_saves_a_notebook_on_kaggle_is_told_that_a_key_is_in_it(monkeypatch):
     monkeypatch.setenv("KAGGLE_KERNEL_RUN_TYPE", "Interactive")
     for text in (detect().hint, (ROOT / "peers" / "kaggle.ipynb").read_text()):
         assert "Keep this notebook private: its output holds your key" in text
@@ -129,8 +129,10 @@ def test_who_saves_a_notebook_on_kaggle_is_told_that_a_key_is_in_it(monkeypatch)
         (14.0, "", "and 0 min of them are left. So no limit is set"),
     ],
 )
-def test_the_limit_is_said_and_who_comes_late_in_a_session_has_none(tmp_path, monkeypatch, capsys, hours, words, said):
-    """It trained for a minute, and said that the time was up."""
+def test_the_limit_is_said_and_a_peer_that_starts_late_in_a_session_has_none(
+    tmp_path, monkeypatch, capsys, hours, words, said
+):
+    """With a limit, such a peer trained for a minute and said that the time was up."""
     monkeypatch.setenv("KAGGLE_KERNEL_RUN_TYPE", "Interactive")
     monkeypatch.setattr(sys, "executable", program(tmp_path, f'echo "$@" > {tmp_path}/words'))
     now = time.time()

@@ -1,4 +1,4 @@
-"""The import arrows of the house: who may import whom, and how high and how full it may become."""
+"""The import rules: which package and folder may import which, and how many floors and files there may be."""
 
 import ast
 import importlib.util
@@ -21,7 +21,7 @@ ALLOWED = {
     "analysis": {"recipe"},
 }
 PURE = {"analysis/endurance/virtual_swarm.py": "swarm.averaging.robust_mean"}
-"""A module that may be imported against the arrows, by whom: a rule that is simulated has to be the rule itself.
+"""A module that may be imported against the rules, by the module that may do so: a simulation has to use the real rule.
 
 It imports nothing of ours, so that no more of the swarm comes with it.
 """
@@ -35,13 +35,13 @@ FLOORS = [
     {"protocol", "runtime"},
     {"recipe"},
 ]
-"""Rooms of swarm/ from the top: each may import what stands on lower floors, and nothing beside it."""
+"""Folders of swarm/ from the top floor to the lowest. Each may import only folders on lower floors."""
 FOLDER_FLOORS = {
     "analysis": ["reporting", "endurance", "campaigns", "wan", "opponents"],
     "recipe": ["export", "tasks", "training", "text", "data", "glyphs"],
     "baseline_ddp": ["checkpoints", "measuring"],
 }
-"""The same for the folders of other packages; what stands in the package itself is not meant."""
+"""The same for the folders of other packages. Modules directly in the package do not count."""
 MAX_FLOORS = 8
 MAX_FILES = 15
 
@@ -81,7 +81,7 @@ def test_what_is_imported_against_the_arrows_imports_nothing_of_ours(module):
 
 
 def test_only_swarm_imports_hivemind():
-    """And the script that the swarm is compared with, which stands by itself."""
+    """The script that the swarm is compared with does so too, and stands by itself."""
     importers = {
         path.relative_to(ROOT).parts[0]
         for room in ALLOWED
@@ -127,7 +127,7 @@ def test_the_house_is_not_too_high():
 
 
 def circle(imports: Mapping[str, Collection[str]]) -> list[str]:
-    """Modules that import each other in a circle, if any do."""
+    """Modules that import each other in a circle, if there are any."""
     try:
         TopologicalSorter(imports).prepare()
     except CycleError as error:
@@ -141,7 +141,7 @@ def test_a_circle_is_found():
 
 
 def test_no_modules_import_each_other_in_a_circle():
-    """Of any package: one that imports another one is in a circle with it if that imports it as well."""
+    """This holds for every package, and for circles of two modules too."""
     imports = graph.module_graph(*ALLOWED, "tests")
     assert {name.split(".")[0] for name in imports} == {*ALLOWED, "tests"}
     found = circle(imports)
@@ -149,7 +149,7 @@ def test_no_modules_import_each_other_in_a_circle():
 
 
 def test_what_tests_share_is_in_helpers():
-    """No test imports another one, be it of its own folder, nor does a helper: it would change with that."""
+    """No test imports another test, not even from its own folder, and no helper imports a test."""
     imports = graph.module_graph("tests")
     assert any(targets for name, targets in imports.items() if name.startswith("tests.unit."))
     for name, targets in imports.items():
@@ -158,14 +158,14 @@ def test_what_tests_share_is_in_helpers():
 
 
 def folders() -> list[str]:
-    """Those with modules in them."""
+    """Folders with modules in them."""
     found = {path.parent for package in (*ALLOWED, "tests") for path in (ROOT / package).rglob("*.py")}
     return sorted(folder.relative_to(ROOT).as_posix() for folder in found if "__pycache__" not in str(folder))
 
 
 @pytest.mark.parametrize("folder", folders())
 def test_a_folder_has_no_more_files_than_one_can_look_through_beside_its_init(folder):
-    """`__init__.py` does not count: it says what is in the folder, in a few lines."""
+    """`__init__.py` does not count: it says in a few lines what is in the folder."""
     files = [path.name for path in (ROOT / folder).iterdir() if path.is_file() and path.name != "__init__.py"]
     assert len(files) <= MAX_FILES, f"{len(files)} files: {sorted(files)}"
 

@@ -1,4 +1,4 @@
-"""A reader sees in `__init__` what an object consists of: no attribute is born later."""
+"""A reader sees in `__init__` all attributes of an object: none is added later."""
 
 import ast
 
@@ -8,7 +8,7 @@ from tests.helpers.paths import ROOT
 
 PACKAGES = ("analysis", "baseline_ddp", "peers", "recipe", "swarm")
 OF_LIBRARIES = {("PatientConsole", "quiet")}
-"""An attribute that the base class has."""
+"""Attributes that the base class has."""
 
 
 def attributes_set_in(function: ast.AST) -> set[str]:
@@ -20,7 +20,7 @@ def attributes_set_in(function: ast.AST) -> set[str]:
 
 
 def born_in(kind: ast.ClassDef, others: dict[str, ast.ClassDef]) -> set[str]:
-    """What the class body, `__init__`, and the methods that it calls set, in this class and its bases."""
+    """Attributes that the class body, `__init__`, and the methods that it calls set, in this class and its bases."""
     methods = {node.name: node for node in kind.body if isinstance(node, ast.FunctionDef)}
     found = set()
     for node in kind.body:
@@ -50,7 +50,7 @@ def classes() -> dict[str, ast.ClassDef]:
 
 
 @pytest.mark.parametrize("package", PACKAGES)
-def test_no_attribute_is_born_outside_init(package, classes):
+def test_no_attribute_is_added_outside_init(package, classes):
     for path in (ROOT / package).rglob("*.py"):
         for kind in (node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.ClassDef)):
             born = born_in(kind, classes)

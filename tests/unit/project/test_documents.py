@@ -1,4 +1,4 @@
-"""The documents are run: examples train, commands and options exist, links lead somewhere, tables say what is true."""
+"""The documents are tested: examples train, commands and options exist, links lead somewhere, tables are true."""
 
 import importlib.util
 import json
@@ -48,7 +48,7 @@ README = (ROOT / "README.md").read_text()
 FOLDER_PAGES = sorted(ROOT.glob("[!.]*/README.md"))
 PAGES = {path: path.read_text() for path in (*sorted(ROOT.glob("*.md")), *FOLDER_PAGES, *sorted(DOCS.rglob("*.md")))}
 BY_HAND = {path: text for path, text in PAGES.items() if DOCS / "reference" not in path.parents}
-"""All but those that are generated from the options themselves."""
+"""All pages but those that are generated from the options themselves."""
 EVERYTHING = "\n".join(BY_HAND.values())
 GUIDES = {
     path: text for path, text in PAGES.items() if path.parent in (ROOT, DOCS, DOCS / "howto") and path.suffix == ".md"
@@ -81,7 +81,7 @@ FOREIGN = {
     *("docker", "sbatch", "make", "git", "sh", "cp", "echo", "useradd", "systemctl", "journalctl", "tensorboard"),
     *(".", "source", "mail", "pip", "mkdocs", "ruff", "cd", "sudo", "apt-get", "chmod"),
 }
-"""Programs of others, whose options are not looked at."""
+"""Other projects' programs. Their options are not checked."""
 REDIRECTIONS = {"|", "||", "&&", ">", ">>", "2>", "<", ";", "&"}
 
 
@@ -195,7 +195,7 @@ def make_targets() -> set[str]:
 
 
 PAGE_OF = {line: page for page, line in (*inline_lines(), *block_lines())}
-"""A page of each command; some are on many."""
+"""One page of each command. Some commands are on many pages."""
 
 
 @pytest.mark.parametrize(("line", "page"), PAGE_OF.items())
@@ -208,7 +208,7 @@ def test_commands_are_understood(line, page):
 
 
 def test_commands_of_each_kind_are_there():
-    """Otherwise the test above may have looked at nothing."""
+    """Otherwise the test above may have checked nothing."""
     lines = [line for _, line in block_lines()]
     for start in ("swarm join", "swarm start", "swarm watch", "swarm doctor", "swarm demo", "swarm bench"):
         assert any(line.startswith(start) for line in lines), start
@@ -308,7 +308,7 @@ def test_examples_run(page, example, tmp_path, monkeypatch, capfd):
     import peers
 
     monkeypatch.setitem(sys.modules, "my_project", project_of_a_reader())
-    for name in ("join", "preview"):  # the arguments have to fit; nobody is joined
+    for name in ("join", "preview"):  # only the arguments are checked; no swarm is joined
         monkeypatch.setattr(peers, name, create_autospec(getattr(peers, name)))
     folder = RunFolder(tmp_path / "runs" / "RUN_ID" / "NAME")
     folder.checkpoints.mkdir(parents=True)
@@ -341,7 +341,7 @@ def test_the_readers_own_model_takes_ten_lines():
 
 
 def heading_anchors(text: str) -> set[str]:
-    """As GitHub names them, and as the site does, which writes one dash where there would be two."""
+    """Anchors of the headings: as GitHub makes them, and as the site does, which writes one dash instead of two."""
     text = re.sub(r"^```.*?^```", "", text, flags=re.DOTALL | re.MULTILINE)
     headings = re.findall(r"^#+ (.*?)(?: \{#.*\})?$", text, re.MULTILINE)
     github = {re.sub(r"[^\w -]", "", heading.lower()).strip().replace(" ", "-") for heading in headings}
@@ -358,7 +358,7 @@ def test_links_between_pages_lead_somewhere():
 
 
 def test_each_page_can_be_found():
-    """From the README or the index, in one click or two."""
+    """Each page is one or two clicks away from the README or the index."""
     linked = set()
     for page in (ROOT / "README.md", DOCS / "index.md"):
         linked |= {(page.parent / target).resolve() for target in re.findall(r"\]\(([^)#:]+)", PAGES[page])}
@@ -379,7 +379,7 @@ def test_pages_tell_no_history():
             assert not re.search(r"\b(?=[0-9a-f]*[a-f])(?=[0-9a-f]*[0-9])[0-9a-f]{7}(?:[0-9a-f]{33})?\b", prose), page
 
 
-def test_who_starts_a_swarm_is_told_who_can_spoil_it():
+def test_the_readme_says_which_peers_can_spoil_a_swarm():
     start = README.split("\n## Start\n")[1].split("\n## ")[0]
     assert "**Earlier lies that no peer checked stay.**" in start
     assert "by anyone with the address" in start
@@ -399,7 +399,7 @@ RESULTS = [
     ("continents", "continents", "swarm-local-1-fp16"),
     ("home_ddp", "home", "swarm-fp16"),
 ]
-"""The README's rows: experiment, setting, system."""
+"""Rows of the README's table: experiment, setting, system."""
 
 
 def measured(experiment: str, setting: int | str | None, system: str) -> list[str]:

@@ -1,4 +1,4 @@
-"""Private parts of Hivemind are touched in two files: whoever moves to another version of it looks at no other one.
+"""Private parts of Hivemind are touched in two files, so a change of its version needs a look at no other file.
 
 Names are compared, not types. A private name is Hivemind's if one of its classes or modules gives it to something.
 """
@@ -39,7 +39,7 @@ def classes_in(tree: ast.AST) -> list[ast.ClassDef]:
 
 
 def private_names(owner: ast.ClassDef | ast.Module) -> set[str]:
-    """That a class or a module gives to its functions, classes, constants and attributes."""
+    """Private names that a class or a module gives to its functions, classes, constants and attributes."""
     names = set()
     for statement in owner.body:
         if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
@@ -60,7 +60,7 @@ def is_of_own(node: ast.AST) -> bool:
 
 @cache
 def hivemind_classes() -> dict[str, list[ast.ClassDef]]:
-    """By their names, which two may share."""
+    """Hivemind's classes by their names. Two classes may share a name."""
     found = {}
     for path in HIVEMIND.rglob("*.py"):
         for kind in classes_in(parsed(path)):
@@ -157,5 +157,5 @@ def test_a_private_part_is_seen(code):
         "node.p2p.peer_id",
     ],
 )
-def test_what_is_our_own_is_not_meant(code):
+def test_a_private_part_of_our_own_is_not_reported(code):
     assert not list(touches(ast.parse(code)))

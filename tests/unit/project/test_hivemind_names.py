@@ -1,4 +1,4 @@
-"""Classes that inherit from Hivemind's give none of their attributes a name that Hivemind uses."""
+"""Classes that inherit from Hivemind's classes give none of their attributes a name that Hivemind uses."""
 
 import ast
 import inspect

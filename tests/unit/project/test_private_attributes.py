@@ -1,4 +1,4 @@
-"""Tests use what the code offers: none reaches into an attribute of ours that begins with an underscore."""
+"""Tests use the public interface: none accesses an attribute of ours that begins with an underscore."""
 
 import ast
 from collections.abc import Iterator
@@ -10,9 +10,9 @@ from tests.helpers.paths import ROOT
 PACKAGES = ("analysis", "baseline_ddp", "peers", "recipe", "swarm")
 OWN = {"self", "cls"}
 OF_HIVEMIND = {"stub._p2p", "stub._peer", "P2P._make_process_args"}
-"""What tests of its transport are about; names of ours are the same."""
+"""Attributes that tests of Hivemind's transport are about. Names of ours are the same."""
 BY_NAME = {"setattr", "getattr", "delattr", "hasattr", "attrgetter", "patch", "object"}
-"""What is given the names of attributes as texts; the last is `patch.object`."""
+"""Functions that get the names of attributes as texts. The last is `patch.object`."""
 
 
 def is_private(name: str) -> bool:
@@ -33,7 +33,7 @@ def names_in(path) -> set[str]:
 
 
 def reached(tree: ast.AST) -> Iterator[tuple[ast.AST, str, str]]:
-    """Each attribute that is read, or named in a text: where, of what, and its name."""
+    """Each attribute that is read, or named in a text: the node, the expression in front of it, and its name."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Attribute):
             yield node, ast.unparse(node.value), node.attr

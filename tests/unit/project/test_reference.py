@@ -1,4 +1,4 @@
-"""The reference pages say what the code says, and their links lead somewhere."""
+"""The reference pages match the code, and their links lead somewhere."""
 
 import json
 import re

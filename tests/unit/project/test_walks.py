@@ -1,4 +1,4 @@
-"""docs/developer/walks.md: each stop is a name that is there, and a walk is short."""
+"""docs/developer/walks.md: each stop is the name of something that exists, and a walk is short."""
 
 import importlib
 import re

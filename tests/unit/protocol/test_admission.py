@@ -1,4 +1,4 @@
-"""Who may take part in a run by invitation, and who is told that it may not."""
+"""Admission to a run by invitation, and the message to a peer that is refused."""
 
 import logging
 import time
@@ -19,11 +19,11 @@ ORGANISER = Organiser()
 
 @pytest.fixture
 def here() -> Admission:
-    """Of a process that is asked."""
+    """The admission of the process that is asked."""
     return Admission(ORGANISER.authority)
 
 
-def test_in_an_open_run_nothing_is_shown_and_everybody_is_admitted():
+def test_in_an_open_run_nothing_is_shown_and_every_peer_is_admitted():
     assert OPEN.show(b"hello") == OPEN.admit(b"hello", ADA) == b"hello"
     assert OPEN.is_open
     assert not OPEN.is_removed(ADA)
@@ -51,7 +51,7 @@ def test_a_member_shows_its_certificate_with_what_it_sends(here):
         (lambda: ORGANISER.admission(ADA, roles=Role(0)).show(b"hello"), "does not allow this"),
     ],
 )
-def test_who_is_no_member_is_refused_and_said_so_once(here, show, said, caplog):
+def test_a_peer_that_is_no_member_is_refused_and_said_so_once(here, show, said, caplog):
     shown = show()
     with caplog.at_level(logging.WARNING):
         for _ in range(3):
@@ -87,9 +87,8 @@ def test_the_reason_of_a_deputy_moves_no_terminal(here, caplog):
     assert "organiser: ]0;minenoise[2J (said once)" in said
 
 
-def test_whom_another_list_removes_gives_nobody_time_again(here, monkeypatch):
-    """A group of a leader that had not heard of it yet goes on; a lying one could go on each time that somebody is
-    removed."""
+def test_a_removed_peer_gets_no_more_time_from_a_further_list(here, monkeypatch):
+    """A leader that has not heard of a removal may finish its group. Otherwise a liar could do so with each removal."""
     now = [1000.0]
     monkeypatch.setattr(signed_lists.time, "monotonic", lambda: now[0])
     ada, bob = ORGANISER.admission(ADA), ORGANISER.admission(BOB)
@@ -119,7 +118,7 @@ def test_an_older_list_changes_nothing(here):
         here.admit(bob.show(b""), BOB)
 
 
-def test_a_list_of_somebody_else_is_refused(here):
+def test_a_list_of_another_signer_is_refused(here):
     other = Organiser()
     with pytest.raises(NotSigned):
         here.lists.take(REMOVED, other.remove(other.admission(ADA)))

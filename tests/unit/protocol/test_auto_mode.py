@@ -1,4 +1,7 @@
-"""What a round's tickets decide about codec and local steps: the same for all, and not for a minority to move."""
+"""What a round's tickets decide about codec and local steps.
+
+It is the same for all members, and no minority moves it.
+"""
 
 import itertools
 
@@ -40,8 +43,8 @@ def test_the_table_goes_from_most_bytes_for_a_sample_to_fewest_and_says_how_many
 
 
 @pytest.mark.parametrize("lie", [Plan(0, 2, 10**9, 10**9), Plan(1, 0, 8, 8), Plan(0, 2, 5, 5)])
-def test_a_plan_that_nobody_can_follow_at_this_step_does_not_count(lie):
-    """It would move the schedule before its start, or end the run; in the first group nobody else may name one."""
+def test_a_plan_that_no_member_can_follow_at_this_step_does_not_count(lie):
+    """It would move the schedule before its start, or end the run. In the first group no other plan may be named."""
     assert plan_of([None, Pace(None), Pace(lie)], 4) == Plan.first(4)
     assert plan_of([Pace(lie), Pace(lie), Pace(FIRST)], 4) == FIRST
 
@@ -89,7 +92,7 @@ def test_more_bytes_come_back_only_where_they_leave_time_to_spare():
 
 @pytest.mark.parametrize("codecs", [CODECS, NO_INT8])
 def test_a_change_is_not_taken_back_on_the_same_line(codecs):
-    """Whatever a line takes for an average: where it goes to, it stays."""
+    """Whatever time an average takes on a line, the mode of the first change stays."""
     for seconds_of_fp16 in range(2, 200, 3):
         plan, changes = FIRST, 0
         for step in range(0, 500):
@@ -103,7 +106,7 @@ def test_a_change_is_not_taken_back_on_the_same_line(codecs):
 
 @pytest.mark.parametrize("codecs", [CODECS, NO_INT8])
 @pytest.mark.parametrize("seconds", [1.1, 12.0, 35.0])
-def test_nor_is_it_where_an_average_waits_for_round_trips_and_not_for_bytes(codecs, seconds):
+def test_a_change_is_not_taken_back_where_an_average_waits_for_round_trips_and_not_for_bytes(codecs, seconds):
     plan, changes = FIRST, 0
     for step in range(0, 500):
         computing = seconds / 1.2 * plan.at(step).local_steps
@@ -123,7 +126,7 @@ def test_changes_are_apart():
 
 @pytest.mark.parametrize("members", [3, 4, 5, 8, 9])
 @pytest.mark.parametrize("lie", [pace(0.001, 10**6), pace(10**6, 0.001), pace(0.001, 0.001), Pace(FIRST), None])
-def test_fewer_than_half_who_lie_change_nothing(members, lie):
+def test_fewer_than_half_of_the_members_change_nothing_by_lies(members, lie):
     liars = (members - 1) // 2
     honest = [pace(40 + number, 38 + number) for number in range(members - liars)]
     assert change(honest + [lie] * liars) is None
@@ -141,7 +144,7 @@ def test_a_liar_cannot_prevent_a_change_among_three(lie):
     assert change([pace(40, 62), pace(41, 60), lie]).plan.mode == 1
 
 
-def test_it_takes_more_than_half_of_the_members_to_have_measured():
+def test_a_change_needs_measurements_of_more_than_half_of_the_members():
     assert change([pace(40, 62), Pace(FIRST), Pace(FIRST)]) is None
     assert change([pace(40, 62), pace(40, 62), None]) is not None
 
@@ -164,7 +167,7 @@ def test_an_update_of_four_local_steps_counts_for_four_of_the_recipe():
     assert back.step_at(back.position_at(55)) == 55
 
 
-def test_a_ticket_carries_it_and_stays_small():
+def test_a_ticket_carries_a_pace_and_stays_small():
     largest = Plan(2, 1, MAX_STEP // MOST_LOCAL_STEPS, 10**9)
     ticket = Ticket(
         *(

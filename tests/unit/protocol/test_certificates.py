@@ -1,4 +1,4 @@
-"""What an organiser signs, and what becomes of everything else."""
+"""Statements that an organiser signs count, and all others are refused."""
 
 import time
 from dataclasses import replace
@@ -45,7 +45,7 @@ def deputy(rights: Right, begin: float = -1, end: float = DAY_SECONDS, run_id: s
     return Signer(key, allowed)
 
 
-def test_a_certificate_says_who_is_a_member():
+def test_a_certificate_names_a_member():
     organiser = Organiser("night-1")
     found = read(organiser.certificate(ADA, Role.TRAIN, name="Ada"), organiser.authority)
     assert (found.peer_id, found.name, found.roles, found.run_id) == (ADA, "Ada", Role.TRAIN, "night-1")
@@ -65,7 +65,7 @@ def test_a_certificate_says_who_is_a_member():
         (lambda: ORGANISER.remove(), "not signed by"),
     ],
 )
-def test_what_is_no_certificate_is_refused(what, said):
+def test_bytes_that_are_no_certificate_are_refused(what, said):
     with pytest.raises(NotSigned, match=said):
         read(what())
 
@@ -93,13 +93,13 @@ def test_a_deputy_signs_what_it_has_the_right_to():
         (lambda: Signer(Ed25519PrivateKey.generate(), b"no warrant"), "cannot be read"),
     ],
 )
-def test_who_is_no_such_deputy_signs_nothing(signer, said):
+def test_a_key_that_is_no_such_deputy_signs_nothing(signer, said):
     with pytest.raises(NotSigned, match=said):
         read(ORGANISER.certificate(ADA, signer=signer()))
 
 
-def test_a_list_of_the_removed_counts_for_good_and_none_comes_from_the_future():
-    """Or those who were removed would be back as soon as the deputy's time is over."""
+def test_a_removal_list_counts_for_good_and_none_comes_from_the_future():
+    """Otherwise the removed members would be back as soon as the deputy's time is over."""
     now = int(1000 * time.time())
     former = deputy(Right.REMOVE, begin=-100, end=-50)
     then = Removals("night-1", now - 75_000, {3: "why"})
@@ -127,15 +127,15 @@ def test_a_signature_counts_for_nothing_else():
         read(ORGANISER.signer.sign(REMOVALS, content))
 
 
-def test_what_is_signed_can_be_written_in_one_way_only():
-    """Anybody could pass a list on in other ways, and peers would take each for another list."""
+def test_a_signed_list_can_be_written_in_one_way_only():
+    """Otherwise any peer could pass a list on in other ways, and peers would take each for another list."""
     signed = Removals("night-1", 7, {}).signed_by(ORGANISER.signer)
     assert Removals.read(signed, ORGANISER.authority).number == 7
     with pytest.raises(NotSigned, match="written in another way"):
         Removals.read(b"\xdc\x00\x03" + signed[1:], ORGANISER.authority)
 
 
-def test_the_list_of_the_removed_grows_and_stays_small():
+def test_the_removal_list_grows_and_stays_small():
     removals = Removals("night-1", 0, {})
     for serial in range(MAX_REMOVED):
         removals = removals.with_removed([serial], "x" * 500)
@@ -153,7 +153,7 @@ def test_the_list_of_the_removed_grows_and_stays_small():
         removals.with_removed(range(MAX_REMOVED), "\u5149" * 60).signed_by(ORGANISER.signer)
 
 
-def test_who_is_removed_again_is_the_latest():
+def test_a_member_that_is_removed_again_is_the_latest():
     removals = Removals("night-1", 0, {3: "why", 4: ""}).with_removed(iter([3]), "again")
     assert list(removals.removed.items()) == [(4, ""), (3, "again")]
 

@@ -114,7 +114,7 @@ def test_a_group_s_name_tells_whether_all_were_told_the_same():
     assert Group.close(LINEAGE, peers[:1], (wild,)).group_id == Group.close(LINEAGE, peers[:1], (read,)).group_id
 
 
-def test_a_round_that_failed_says_who_was_there_and_who_was_lost():
+def test_a_round_that_failed_names_its_members_and_the_lost_ones():
     met = group(*TICKETS[:2])
     short = RoundEvent.of_failure(TICKETS[1], ShortBatch(met), 1.0, 0.5)
     assert (short.group_size, short.samples, short.member_samples) == (2, 96, (0, 96))
@@ -124,15 +124,15 @@ def test_a_round_that_failed_says_who_was_there_and_who_was_lost():
 
 
 @pytest.mark.parametrize("error", [Behind(9), RoundFailed("it broke"), ShortBatch(group(TICKETS[1]))], ids=str)
-def test_whoever_is_blamed_is_named_however_the_round_ended(error):
+def test_a_blamed_peer_is_named_however_the_round_ended(error):
     blamed = {PeerID(b"liar"): Blame.STUCK}
-    arrived = pickle.loads(pickle.dumps(error.blames(blamed)))  # it comes out of another process
+    arrived = pickle.loads(pickle.dumps(error.blames(blamed)))  # the error comes out of another process
     assert arrived.blamed == blamed
     assert str(arrived) == str(error)
     assert RoundEvent.of_failure(TICKETS[1], arrived, 1.0, 0.5).blamed == (PeerID(b"liar").to_base58(),)
 
 
-def test_nobody_counts_for_more_than_two_updates():
+def test_no_member_counts_for_more_than_two_updates():
     liar, honest = Ticket(1, MAX_SAMPLES, False, 0.5, LINEAGE), Ticket(1, 60, False, 0.5, LINEAGE)
     said = group(liar, honest)
     bounded = said.bounded(BatchTarget(64))
@@ -141,13 +141,13 @@ def test_nobody_counts_for_more_than_two_updates():
     assert said.bounded(BatchTarget(0)).samples == said.samples, "without a target there is no bound"
 
 
-def test_who_is_alone_in_its_group_does_not_go_back():
+def test_a_member_that_is_alone_in_its_group_does_not_go_back():
     assert group(*going(3)).back_to is None
     assert group(*going(3, 3)).back_to == 3
 
 
 def going(*back_to: int, samples: int = 8) -> list[Ticket]:
-    """Tickets of those who want to go back to these steps."""
+    """Tickets of members that want to go back to these steps."""
     return [Ticket(40, samples, False, 1.0, LINEAGE, back_to=step) for step in back_to]
 
 
@@ -156,8 +156,8 @@ def going(*back_to: int, samples: int = 8) -> list[Ticket]:
     [
         (going(NOWHERE, NOWHERE, NOWHERE), None),
         (going(16, NOWHERE, NOWHERE), None),  # one liar of three
-        (going(16, 16, NOWHERE), 16),  # nor can one keep two from it
-        (going(16, 16, 32), 16),  # or lead them elsewhere
+        (going(16, 16, NOWHERE), 16),  # one liar cannot keep two members from it either
+        (going(16, 16, 32), 16),  # or lead them to another step
         (going(16, 16, NOWHERE, NOWHERE), None),
         (going(16, 16, 32, 32), None),
         (going(0, 0), 0),
@@ -173,10 +173,10 @@ def test_a_group_goes_back_where_more_than_half_of_it_want_to(tickets, expected)
     assert group(*tickets).back_to == expected
 
 
-def test_who_gives_nothing_has_no_say_in_how_all_average():
+def test_a_member_that_gives_nothing_has_no_say_in_how_all_average():
     one, other = Plan(0, 0, 3, 3), Plan(1, 0, 20, 20)
     giver = Ticket(30, 8, False, 1.0, bytes(LINEAGE_BYTES), pace=Pace(one))
     idle = Ticket(30, 0, False, 0.0, bytes(LINEAGE_BYTES), pace=Pace(other))
     assert group(giver, idle, idle).plan == one
     assert group(giver, *[replace(giver, pace=Pace(other))] * 2).plan == other
-    assert group(idle, idle).plan == other, "a group in which nobody gives anything follows its members all the same"
+    assert group(idle, idle).plan == other, "a group without gifts follows its members all the same"

@@ -1,4 +1,4 @@
-"""What the organiser orders: who may, what counts of several lists, and what follows from it at a step."""
+"""Orders of the organiser: which keys may order, which orders of several lists count, and their effect at a step."""
 
 import math
 import os
@@ -42,7 +42,7 @@ def book(signed: bytes, known: OrderBook | None = None) -> OrderBook:
     return merged(known or OrderBook("run"), signed, AUTHORITY)
 
 
-# ---- who may order ---------------------------------------------------------------------------------------------------
+# ---- which keys may order --------------------------------------------------------------------------------------------
 
 
 def test_what_the_organiser_signs_is_read():
@@ -80,7 +80,7 @@ def test_forged_lists_change_nothing(signed, says):
 
 
 def test_a_members_key_orders_nothing():
-    """Certificates give no right to sign: what a member signs is anybody's."""
+    """Certificates give no right to sign, so a list that a member signs counts no more than a stranger's."""
     member = Signer(Ed25519PrivateKey.generate())
     ORGANISER.admission(peer_of(subkey_of("ada")))
     with pytest.raises(NotSigned, match="not signed by the organiser"):
@@ -92,10 +92,10 @@ def test_a_run_without_an_organiser_takes_no_orders():
         OPEN.lists.take(ORDERS, orders(Order(7, What.END)).signed_by(ORGANISER.signer))
 
 
-# ---- what counts of several lists ------------------------------------------------------------------------------------
+# ---- which orders of several lists count -----------------------------------------------------------------------------
 
 
-def test_what_is_known_already_changes_nothing():
+def test_orders_that_are_known_already_change_nothing():
     here = Admission(AUTHORITY)
     older = Orders("run").with_order(Order(7, What.PAUSE))
     newer = older.with_order(Order(9, What.RESUME))
@@ -105,7 +105,7 @@ def test_what_is_known_already_changes_nothing():
 
 
 @pytest.mark.parametrize("first", [0, 1])
-def test_of_two_who_order_at_the_same_moment_both_count_whoever_comes_first(first):
+def test_two_orders_given_at_the_same_moment_both_count_whichever_comes_first(first):
     before = orders(Order(5, What.PAUSE, 0, 100))
     signed = [
         Orders("run", 0, (*before.given, Order(5, What.RESUME, 0, 200))).signed_by(ORGANISER.signer),
@@ -133,7 +133,7 @@ def test_of_two_orders_for_a_step_the_one_that_was_given_later_counts():
     later = known.orders.with_order(Order(7, What.LEARNING_RATE, 2.0)).given[-1]
     assert later.given_at > time.time() * 1000 - 60_000
     ahead = orders(Order(7, What.PAUSE, 0, 2**41)).with_order(Order(7, What.RESUME))
-    assert ahead.given[-1].given_at == 2**41 + 1, "also where this clock is behind that of who gave the last one"
+    assert ahead.given[-1].given_at == 2**41 + 1, "also where this clock is behind that of the last order"
 
 
 def test_a_deputy_that_gives_too_many_orders_takes_none_from_others():
@@ -165,13 +165,13 @@ def test_the_fullest_book_fits_and_takes_no_further_deputy():
         known = known.with_all(revoke(os.urandom(32), known.given[:MAX_OF_DEPUTY], ORGANISER.signer, AUTHORITY))
     assert len(known.given) == MAX_ORDERS + MAX_DEPUTIES * MAX_OF_DEPUTY
     assert known.number_left(deputies[-1]) == 0
-    assert not known.given_by(deputies[-1].public_key), "those come first who were made deputies first"
+    assert not known.given_by(deputies[-1].public_key), "the earliest deputies come first"
     assert len(known.to_bytes()) <= MAX_BOOK_BYTES
     assert known.orders.number < 2**63
 
 
 def test_an_order_takes_one_place_however_its_warrant_is_written():
-    """Who passes an order on can write its warrant in other ways, or name another one of that deputy."""
+    """A peer that passes an order on can write its warrant in other ways, or name another warrant of that deputy."""
     given = orders(Order(7, What.PAUSE, 0, 10_000), Order(9, What.RESUME, 0, 20_000))
     known = book(given.signed_by(DEPUTY))
     renewed = Signer(DEPUTY.key, warrant(ORGANISER.signer, "run", DEPUTY.public_key, Right.CONTROL, 1, 2**32))
@@ -185,7 +185,7 @@ def test_an_order_takes_one_place_however_its_warrant_is_written():
 # ---- a deputy that is revoked ----------------------------------------------------------------------------------------
 
 
-def test_of_a_revoked_deputy_those_orders_count_that_the_organiser_names():
+def test_the_orders_of_a_revoked_deputy_that_the_organiser_names_count():
     given = orders(Order(7, What.PAUSE, 0, 10), Order(90, What.END, 0, 20)).signed_by(DEPUTY)
     known = book(given, book(orders(Order(8, What.TARGET, 64, 15)).signed_by(ORGANISER.signer)))
     kept = [order for order in known.given_by(DEPUTY.public_key) if order.order.at_step == 7]
@@ -199,13 +199,13 @@ def test_of_a_revoked_deputy_those_orders_count_that_the_organiser_names():
     for later in (given, backdated):
         assert book(later, after) == after, "whatever it signs, and whenever it says it did"
     assert book(backdated, book(given)).with_all(revocation) == book(revocation.to_bytes(), book(given)), (
-        "who hears of the revocation last knows the same"
+        "a peer that hears of the revocation last knows the same"
     )
 
 
 @pytest.fixture
 def checks(monkeypatch) -> list[bytes]:
-    """What signatures of orders have been checked of."""
+    """The data of which signatures of orders have been checked."""
     checked, read = [], Authority.read
 
     def noted(authority: Authority, kind: str, data: bytes, *rest):
@@ -217,13 +217,13 @@ def checks(monkeypatch) -> list[bytes]:
 
 
 def pairs(signed: bytes) -> list[tuple[bytes, bytes]]:
-    """The orders of the only one who has given some in this list."""
+    """The orders of the only key that has given some in this list."""
     ((_, found),) = msgspec.msgpack.decode(signed)[1]
     return found
 
 
 def test_orders_that_do_not_count_are_not_checked_again_and_again(checks):
-    """Who keeps one order of a deputy that was revoked can pass it on 700 times in a list, as often as it likes."""
+    """A peer that keeps one order of a revoked deputy can pass it on 700 times in a list, as often as it likes."""
     rogue = deputy(Right.CONTROL)
     (dropped,) = pairs(orders(Order(7, What.END, 0, 10)).signed_by(rogue))
     known = OrderBook("run").with_all(revoke(rogue.public_key, [], ORGANISER.signer, AUTHORITY))
@@ -265,7 +265,7 @@ def test_the_warrant_of_forty_orders_is_checked_once(monkeypatch):
     assert checked.count(rogue.public_key) == MAX_OF_DEPUTY
 
 
-def test_nobody_but_the_organiser_revokes():
+def test_no_key_but_the_organisers_revokes():
     with pytest.raises(NotSigned, match="only the organiser's own key"):
         revoke(DEPUTY.public_key, [], DEPUTY, AUTHORITY)
     with pytest.raises(NotSigned, match="not signed by the organiser"):
@@ -275,10 +275,10 @@ def test_nobody_but_the_organiser_revokes():
         book(revoke(DEPUTY.public_key, [], ORGANISER.signer, of_another_run).to_bytes())
 
 
-# ---- what follows from it --------------------------------------------------------------------------------------------
+# ---- the effect of orders --------------------------------------------------------------------------------------------
 
 
-def test_without_orders_all_is_as_the_recipe_says():
+def test_the_recipe_counts_where_there_are_no_orders():
     none = Orders("run")
     assert not none.is_paused(50)
     assert none.learning_rate_factor(50) == 1.0
@@ -294,7 +294,7 @@ def test_each_order_counts_from_its_step_on():
     assert [given.target_batch_size(step, 64) for step in (19, 20)] == [64, 128]
 
 
-def test_the_weights_are_tested_every_so_many_updates_until_that_is_taken_back():
+def test_the_weights_are_tested_every_so_many_updates_until_the_order_is_taken_back():
     given = orders(Order(10, What.EVALUATE, 50), Order(200, What.EVALUATE, 0))
     assert [given.evaluate_every(step) for step in (9, 10, 199, 200)] == [0, 50, 50, 0]
     assert [str(order) for order in given.given] == [
@@ -336,7 +336,7 @@ def test_an_extension_stretches_the_rest_of_the_schedule():
     assert [again.schedule_position(step, TOTAL) for step in (50, 100, 150, 200)] == [50, 75, 87.5, 100]
 
 
-def test_members_of_a_round_have_to_know_what_counts_after_it():
+def test_members_of_a_round_have_to_know_which_orders_count_after_it():
     made = orders(Order(10, What.PAUSE))
     assert made.digest(8) == b""
     assert made.digest(9) == made.digest(10) != b""

@@ -19,7 +19,7 @@ from recipe.tasks.images import KNOWN_MODELS
 from recipe.tasks.texts import KNOWN_TEXT_MODELS
 from tests.helpers.paths import ROOT
 
-# A changed fingerprint parts old peers from new ones: change these only together with what a recipe means.
+# A changed fingerprint separates old peers from new ones: change these only together with what a recipe means.
 FINGERPRINTS = {
     "digits": "51d9517113cb4277",
     "glyphs": "2599b6fde05e96d9",
@@ -40,7 +40,7 @@ def test_json_round_trip(name):
     assert Recipe.from_json(recipe.to_json().encode()).fingerprint == recipe.fingerprint
 
 
-def test_a_recipe_of_an_earlier_version_has_the_defaults_of_what_it_lacks():
+def test_a_recipe_of_an_earlier_version_gets_the_defaults_of_missing_fields():
     recipe = preset("digits")
     earlier = json.loads(recipe.to_json())
     del earlier["robust"]

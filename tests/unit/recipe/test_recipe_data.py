@@ -117,7 +117,7 @@ def images_and_labels(part: TensorImages) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def as_set(part: TensorImages) -> set[bytes]:
-    """The images; no two of the 1,797 are equal."""
+    """The set of images. No two of the 1,797 are equal."""
     return {image.numpy().tobytes() for image in part.images}
 
 

@@ -1,4 +1,4 @@
-"""DistilBERT's code path, with a tiny one of random weights and a vocabulary of a few words: no network is needed.
+"""DistilBERT's code path, with a tiny model of random weights and a vocabulary of a few words. It needs no network.
 
 What the published weights reach on AG News is not tested here.
 """
@@ -31,7 +31,7 @@ TINY = replace(
 
 @pytest.fixture
 def news(tmp_path):
-    """As AG News: class, title, description; and the vocabulary."""
+    """Files as those of AG News (class, title, description), and the vocabulary."""
     pytest.importorskip("transformers", reason="the extra `text` is not installed")
     (tmp_path / "vocab.txt").write_text("\n".join(WORDS) + "\n")
     rows = [("3", "Stocks", "stocks rise again."), ("2", "Team", "team wins.")] * 20

@@ -27,7 +27,7 @@ FACES = {"train": "DejaVuSans.ttf", "val": "DejaVuSerif.ttf", "test": "DejaVuSan
 
 
 def small_list() -> list[ListedTypeface]:
-    """A typeface for each part."""
+    """A list with one typeface for each part."""
     return [
         ListedTypeface(part=part, family=file, package="fonts-go", file=file, sha256=file_digest(FONTS / file))
         for part, file in FACES.items()
@@ -247,7 +247,7 @@ def test_no_file_is_one_sentence_with_the_command(tmp_path):
 
 @pytest.fixture(scope="module")
 def candidates() -> list[Candidate]:
-    """Sans in two packages, Mono and Serif in one each."""
+    """Four candidates: Sans in two packages, Mono and Serif in one each."""
     files = [("a", "DejaVuSans"), ("b", "DejaVuSans"), ("c", "DejaVuSansMono"), ("d", "DejaVuSerif")]
     return [
         Candidate(package, FONTS / f"{file}.ttf", Typeface(FONTS / f"{file}.ttf").images) for package, file in files

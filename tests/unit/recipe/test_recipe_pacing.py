@@ -1,4 +1,4 @@
-"""Paced compute: the time of a device that is not there, with gradients of the true size."""
+"""Paced compute: a micro-batch takes the time of a device that is not there, and its gradients have the true size."""
 
 from unittest.mock import Mock
 
@@ -16,7 +16,7 @@ from recipe.training.trainer import build_trainer
 
 
 class Clock:
-    """Goes on by 0.1 s whenever it is read, and by what is slept."""
+    """A clock that goes on by 0.1 s whenever it is read, and by the seconds that are slept."""
 
     now = 0.0
 

@@ -89,7 +89,7 @@ def test_environment_and_recipe(tmp_path):
         ("peer --certificate-days 3 --port 1", "peer --certificate-days 3 --port 1"),
     ],
 )
-def test_what_is_kept_of_a_command_line_lets_nobody_in(tmp_path, monkeypatch, given, kept):
+def test_the_command_line_that_is_kept_lets_no_reader_in(tmp_path, monkeypatch, given, kept):
     """People are asked to send the file when they need help."""
     monkeypatch.setattr("sys.argv", given.split())
     folder = RunFolder.create(tmp_path, "run", "alice")

@@ -1,4 +1,4 @@
-"""The line that is logged of each update: how long it took on a device that computes on by itself."""
+"""The metrics line of each update shows how long it took on a device that computes on by itself."""
 
 from unittest.mock import Mock
 
@@ -10,7 +10,7 @@ from recipe.training.callbacks import StepMetrics
 
 
 class Clock:
-    """Stands still, but for what is slept."""
+    """A clock that stands still, except for the seconds that are slept."""
 
     now = 0.0
 
@@ -23,7 +23,7 @@ class Clock:
 
 @pytest.mark.parametrize(("device", "seconds"), [("cuda", 1.1), ("cpu", 0.1)])
 def test_an_update_takes_as_long_as_the_gpu_computes_for_it(monkeypatch, device, seconds):
-    """The host hands an update over in 0.1 s; a GPU then has another second to do."""
+    """The host hands an update over in 0.1 s. A GPU then computes for another second."""
     clock = Clock()
     monkeypatch.setattr(callbacks, "time", clock)
     stream = Mock(synchronize=lambda: clock.sleep(1.0))

@@ -49,7 +49,7 @@ def test_no_text_is_in_two_parts():
 
 @pytest.mark.skipif(version("networkx") != VERSIONS["networkx"], reason="another version of the library")
 def test_the_bundled_texts_can_be_made_again():
-    """Of one library: all four take several seconds."""
+    """Here with one library only: all four take several seconds."""
     assert as_csv(extract(["networkx"])) == as_csv([Docstring(*row) for row in read_rows() if row[1] == "networkx"])
 
 
@@ -112,7 +112,7 @@ def test_hidden_words_do_not_depend_on_the_micro_batch():
 
 
 def quiet(model):
-    """The same without dropout, which would differ between micro-batches."""
+    """The model without dropout, which would differ between micro-batches."""
     for module in model.modules():
         if isinstance(module, torch.nn.Dropout):
             module.p = 0.0
@@ -183,7 +183,7 @@ def test_own_texts(own_texts):
 
 
 def held_out(folder, labels: str) -> tuple[dict[str, int], set[str], set[str]]:
-    """Of a file with these classes row by row: rows of each class that are validated, and all texts of both parts."""
+    """Split a file with these classes row by row. Return validated rows of each class, and the texts of both parts."""
     write_csv(folder / "train.csv", [(label, f"text {place}") for place, label in enumerate(labels)])
     splits = build_data(replace(OWN_TEXTS, num_classes=len(set(labels))), folder, batch_size=4).splits
     names = sorted(set(labels))
@@ -209,7 +209,7 @@ def test_texts_of_each_class_are_held_out_in_whatever_order_they_come(tmp_path, 
 
 
 def test_texts_that_excel_has_saved(own_texts):
-    """Its byte-order mark belongs to no class: the first row's would be another one."""
+    """The byte-order mark of the file belongs to no class. Otherwise the first row would have a class of its own."""
     write_csv(own_texts / "val.csv", [("a", "a text")])
     plain = build_data(OWN_TEXTS, own_texts, batch_size=4)
     for name in ("train.csv", "val.csv"):
@@ -248,7 +248,7 @@ def test_an_open_quotation_mark_takes_no_other_rows_for_a_text(own_texts, name, 
 
 
 def test_a_row_of_very_many_lines_is_told_of(own_texts, caplog):
-    """Its quotation marks may belong to two rows, as where somebody's speech begins and ends."""
+    """Its quotation marks may belong to two rows, as where a quotation begins in one and ends in another."""
     rows = [f"{'ab'[place % 2]},text number {place}\n" for place in range(600)]
     rows[50], rows[500] = 'a,"it begins\n', 'b,it ends"\n'
     (own_texts / "train.csv").write_text("".join(rows))

@@ -9,11 +9,11 @@ from recipe.training.callbacks import ValidateEverySteps
 
 
 class Training:
-    """One that ends its micro-batches where it is told to.
+    """A training that ends its micro-batches where the test says.
 
     Args:
         every: updates from one validation to the next
-        max_steps: of the run
+        max_steps: updates of the run
     """
 
     def __init__(self, every: int, max_steps: int):
@@ -22,7 +22,7 @@ class Training:
         self._callback.on_train_start(self.trainer, None)
 
     def validates_at(self, step: int) -> bool:
-        """Whether it does so after a micro-batch at whose end the weights have seen so many updates."""
+        """Whether the training validates after a micro-batch that ends with this many updates in the weights."""
         self.trainer.global_step = step
         self._callback.on_train_batch_end(self.trainer, None, None, None, self.batches)
         self.batches += 1
@@ -30,14 +30,14 @@ class Training:
         return self.trainer.val_check_batch == self.batches
 
 
-def test_it_validates_at_multiples_or_where_it_lands_and_at_the_end():
+def test_a_peer_validates_at_multiples_or_where_it_lands_and_at_the_end():
     training = Training(every=4, max_steps=10)
     assert [step for step in (0, 1, 1, 3, 4, 4, 9, 9, 10) if training.validates_at(step)] == [4, 9, 10]
 
 
 @pytest.mark.parametrize("stands_at", [5, 4])
 def test_a_run_that_is_ended_where_it_stands_is_validated_there_once(stands_at):
-    """Also at a step that was validated when nobody knew yet that it is the last one: then a test follows."""
+    """This includes a step that was validated before it was known to be the last one: then a test follows."""
     training = Training(every=4, max_steps=100)
     for step in range(1, stands_at + 1):
         training.validates_at(step)

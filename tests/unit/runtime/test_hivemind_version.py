@@ -1,4 +1,4 @@
-"""Another Hivemind than the one whose inner parts are repaired is refused in a sentence."""
+"""A version of Hivemind other than the one that is repaired is refused in a sentence."""
 
 import subprocess
 import sys
@@ -21,7 +21,7 @@ def another_hivemind(monkeypatch):
     monkeypatch.setattr(hivemind_version, "version", version)
 
 
-def test_this_one_is_installed():
+def test_the_expected_version_is_installed():
     hivemind_version.check_hivemind_version()
 
 
@@ -29,7 +29,7 @@ def test_a_peer_does_not_start(another_hivemind, refused):
     assert "pip install hivemind==1.1.12" in refused()
 
 
-def test_nobody_watches(another_hivemind, capsys):
+def test_an_observer_does_not_start(another_hivemind, capsys):
     assert watch.main([PEER]) == 2
     assert capsys.readouterr().err.startswith("error: Hivemind 1.2.0 is installed")
 
@@ -53,7 +53,7 @@ def test_a_library_user_reads_the_sentence_before_anything_is_repaired(module):
 
 
 def test_a_command_that_imports_hivemind_at_once_says_so(another_hivemind, monkeypatch, capsys):
-    """As `swarm bench` does, which takes seconds to import."""
+    """`swarm bench` does so, which takes seconds to import."""
     monkeypatch.setattr(app.importlib, "import_module", lambda _: hivemind_version.check_hivemind_version())
     assert app.main(["bench"]) == 2
     assert capsys.readouterr().err.startswith("error: Hivemind 1.2.0 is installed")

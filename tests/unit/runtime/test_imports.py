@@ -1,4 +1,4 @@
-"""While large libraries are imported nothing is collected, and afterwards everything else is, as before."""
+"""While large libraries are imported the garbage collector rests. Afterwards it collects everything else, as before."""
 
 import gc
 
@@ -14,7 +14,7 @@ def thaw():
     gc.unfreeze()
 
 
-def test_the_collector_rests_and_leaves_alone_what_has_come_in():
+def test_the_collector_rests_and_leaves_alone_the_objects_of_the_import():
     before = gc.get_freeze_count()
     with quick_imports():
         assert not gc.isenabled()
@@ -24,7 +24,7 @@ def test_the_collector_rests_and_leaves_alone_what_has_come_in():
     assert came_in == [{}]
 
 
-def test_it_rests_again_after_an_import_that_failed():
+def test_the_collector_is_as_before_after_an_import_that_failed():
     gc.disable()
     with pytest.raises(ModuleNotFoundError), quick_imports():
         import there_is_no_such_module  # noqa: F401

@@ -1,4 +1,4 @@
-"""What a peer takes of its owner's line."""
+"""`LineUse`: the part of its owner's line that a peer uses."""
 
 import asyncio
 import math
@@ -11,10 +11,10 @@ from swarm.runtime.line_use import LineUse
 from tests.helpers.virtual_time import run_in_virtual_time
 
 PIECE = 100_000
-"""Bytes: 0.1 s at 8 Mbit/s."""
+"""Bytes of a piece: 0.1 s at 8 Mbit/s."""
 
 
-def test_what_goes_out_waits_for_its_turn_and_is_counted():
+def test_bytes_that_are_sent_wait_for_their_turn_and_are_counted():
     async def main():
         line, began = LineUse(max_upload_mbps=8.0), time.monotonic()
         await asyncio.gather(*(line.send(PIECE) for _ in range(6)))
@@ -25,7 +25,7 @@ def test_what_goes_out_waits_for_its_turn_and_is_counted():
     asyncio.run(main())
 
 
-def test_who_is_woken_late_gives_no_less_of_its_line(monkeypatch):
+def test_a_sender_that_is_woken_late_gives_no_less_of_its_line(monkeypatch):
     sleep = asyncio.sleep
     monkeypatch.setattr(asyncio, "sleep", lambda seconds: sleep(seconds + 0.05))
 
@@ -38,9 +38,9 @@ def test_who_is_woken_late_gives_no_less_of_its_line(monkeypatch):
     run_in_virtual_time(main, monkeypatch)
 
 
-def test_who_gives_up_while_it_waits_takes_nobodys_time_and_is_not_counted():
+def test_a_sender_that_gives_up_while_it_waits_takes_no_time_of_others_and_is_not_counted():
     async def main():
-        line = LineUse(max_upload_mbps=0.8)  # a second for each
+        line = LineUse(max_upload_mbps=0.8)  # a second for each piece
         await line.send(PIECE)
         waiting = [asyncio.ensure_future(line.send(PIECE)) for _ in range(30)]
         await asyncio.sleep(0)
@@ -52,7 +52,7 @@ def test_who_gives_up_while_it_waits_takes_nobodys_time_and_is_not_counted():
     asyncio.run(main())
 
 
-def test_who_gives_all_of_its_line_does_not_wait():
+def test_a_sender_without_a_limit_does_not_wait():
     async def main():
         line = LineUse()
         sent = asyncio.ensure_future(line.send(10**12))

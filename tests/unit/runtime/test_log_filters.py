@@ -11,7 +11,7 @@ from swarm.runtime.log_filters import MAX_KINDS, QUIET_SECONDS, RepeatFilter
 
 
 class Screen:
-    """What a person sees, and a clock that a test moves."""
+    """A log as a person sees it, with a clock that a test moves."""
 
     def __init__(self):
         self.now = 0.0
@@ -44,7 +44,7 @@ def test_strangers_cannot_fill_the_memory():
 
 @pytest.mark.parametrize("level", [None, "WARNING", "DEBUG"])
 def test_a_program_that_has_started_again_in_place_is_as_quiet_as_before(level):
-    """It finds in its environment what it has put there itself; another level is a person's."""
+    """It finds in its environment the level that it has put there itself. Any other level is a person's."""
     program = (
         "import logging; from swarm.runtime.log_filters import silence_libraries; silence_libraries()\n"
         "logging.getLogger('asyncio').warning('Loop %r that handles pid %r is closed', 1, 2)"

@@ -1,4 +1,4 @@
-"""What is said once."""
+"""`Once`: messages that are said once."""
 
 from swarm.runtime.once import Once
 
@@ -13,7 +13,7 @@ def test_something_is_said_once_of_each():
     assert [once.first(about) for about in ("ada", "ben", "ada", None, None)] == [True, True, False, True, False]
 
 
-def test_names_without_end_are_neither_said_nor_remembered():
+def test_further_names_are_neither_said_nor_remembered():
     once = Once(most=2)
     assert sum(once.first(number) for number in range(1000)) == 2
     assert not once.first(0)

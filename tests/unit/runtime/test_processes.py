@@ -1,4 +1,4 @@
-"""What a forked process keeps of the trainer's memory."""
+"""The part of the trainer's memory that a forked process keeps."""
 
 import multiprocessing
 
@@ -12,7 +12,10 @@ SIZE = 2**24  # numbers: 64 MiB
 
 
 def hold(tensors, forgotten, line):
-    """Drop some, wait until the trainer has changed them, and say how much memory this process has for itself."""
+    """Drop some tensors and wait until the trainer has changed them.
+
+    Send how much memory this process has for itself.
+    """
     forget(forgotten)
     line.send("ready")
     line.recv()

@@ -1,4 +1,4 @@
-"""Times that a peer waits do not contradict each other."""
+"""The times that a peer waits do not contradict each other."""
 
 import pytest
 

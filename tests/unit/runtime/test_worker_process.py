@@ -1,4 +1,4 @@
-"""What becomes of commands that a process beside the trainer cannot carry out."""
+"""Commands that a process beside the trainer cannot carry out."""
 
 import os
 import threading
@@ -11,8 +11,8 @@ from recipe.errors import InputError
 from swarm.runtime.worker_process import WorkerProcess
 
 
-def test_a_process_that_has_died_holds_up_nobody_who_sends_to_it():
-    """Nobody reads its pipe, which is full at some time."""
+def test_a_process_that_has_died_holds_up_no_sender():
+    """No process reads its pipe any more, so it fills up."""
     process = WorkerProcess(None, None, None, partial(os._exit, 1))
     process.start()
     process.join()

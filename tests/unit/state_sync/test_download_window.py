@@ -1,4 +1,4 @@
-"""How many bytes of a download are on their way: the line is full, and whoever else uses it waits for little."""
+"""The number of bytes of a download on their way: the line is full, and other users of it wait for little."""
 
 import heapq
 from itertools import count
@@ -22,14 +22,14 @@ class LineOf:
         self.window = Window(PIECE_BYTES, clock=lambda: self.now)
         self.free_at, self.on_their_way, self.num_bytes = 0.0, 0, 0
         self.queued: list[tuple[float, float]] = []
-        """(when, seconds of waiting that a byte of somebody else would have found)."""
+        """(when, seconds that a byte of another user would have waited)."""
         self._coming: list[tuple[float, float]] = []
 
     def run(self, until: float, others: float = 0.0) -> None:
         """Let time pass.
 
         Args:
-            others: bytes per second that others send meanwhile, before anything of ours
+            others: bytes per second that other users send meanwhile, before anything of this download
         """
         while self.now < until:
             while self.window.has_room(self.on_their_way):

@@ -1,4 +1,4 @@
-"""Bytes on the wire are fewer, and the same when they arrive."""
+"""Squeezed bytes are fewer on the wire, and the same when they arrive."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""How a state comes in: what broke down goes on, what is damaged is refused, and the fastest donor wins."""
+"""Download of a state: a broken one goes on, damage is refused, and the fastest donor wins."""
 
 import asyncio
 import pickle
@@ -49,7 +49,7 @@ def test_a_broken_download_goes_on_with_what_is_missing(monkeypatch):
     run(test)
 
 
-def test_what_the_donor_has_not_kept_is_downloaded_anew(monkeypatch):
+def test_a_state_that_the_donor_has_not_kept_is_downloaded_anew(monkeypatch):
     monkeypatch.setattr("swarm.state_sync.pull.AGAIN_SECONDS", 0.01)
 
     async def test():
@@ -88,7 +88,7 @@ def test_a_donor_that_offers_another_state_each_time_is_given_up(monkeypatch):
 
 
 class Newcomer:
-    """Downloads from donors in the same process."""
+    """A newcomer that downloads from donors in the same process."""
 
     def __init__(self, donors: dict, timeouts: Timeouts = DEFAULT_TIMEOUTS):
         self.donors, self.status = donors, TransferStatus()
@@ -107,7 +107,7 @@ class Newcomer:
 
 
 class Describes(Donor):
-    """Its state is a small one, described in these words."""
+    """A donor of a small state, which it describes in these words."""
 
     def __init__(self, description: bytes):
         super().__init__()
@@ -136,7 +136,7 @@ def test_the_description_of_a_large_model_is_read_and_the_other_downloads_go_on(
 
 
 def test_a_description_of_very_many_values_is_refused():
-    """For the same number of bytes they take a hundred times as long to be read, and sixty times as much memory."""
+    """For the same number of bytes, they take a hundred times as long to read, and sixty times as much memory."""
 
     async def test():
         liar = Describes(MSGPackSerializer.dumps(("description", [[[]] * 65_000] * 15)))
@@ -149,7 +149,7 @@ def test_a_description_of_very_many_values_is_refused():
 
 
 class Damaged(Donor):
-    """One bit of what this donor sends is another one when it arrives."""
+    """A donor. One bit of what it sends is flipped on the way."""
 
     async def answers(self, requests, context):
         number = 0
@@ -160,7 +160,7 @@ class Damaged(Donor):
             yield message
 
 
-def test_what_arrives_is_what_was_sent():
+def test_damage_on_the_way_is_noticed():
     async def test():
         newcomer = Newcomer({"anna": Damaged(), "ben": Donor()})
         with pytest.raises(NoState) as error:
@@ -177,7 +177,7 @@ def test_what_arrives_is_what_was_sent():
 
 
 class Garbled(Donor):
-    """The second piece that it ever sends is none."""
+    """A donor. The second piece that it ever sends cannot be read."""
 
     def __init__(self):
         super().__init__()
@@ -210,10 +210,10 @@ def test_after_a_piece_that_cannot_be_read_the_donor_is_asked_for_everything_aga
 
 
 class Slow(Donor):
-    """Sends so many bytes per second, in all.
+    """A donor that sends this many bytes per second in all.
 
     Args:
-        line: that of the one who takes them, so that all share it
+        line: line of the receiver, which all its donors share
     """
 
     def __init__(self, bytes_per_second: float, line: Callable[[int], Awaitable[None]] | None = None):
@@ -231,7 +231,7 @@ class Slow(Donor):
 
 @pytest.mark.parametrize("is_awaited", [True, False], ids=["who joins", "who trains"])
 def test_a_donor_that_drips_is_given_up(monkeypatch, is_awaited):
-    """At 24 kB/s."""
+    """The donor sends 24 kB/s."""
 
     async def test():
         newcomer = Newcomer({"anna": Slow(24_000)})
@@ -245,7 +245,7 @@ def test_a_donor_that_drips_is_given_up(monkeypatch, is_awaited):
 
 @pytest.mark.parametrize(("is_awaited", "kilobytes"), [(True, 60), (False, 300)], ids=["who joins", "who trains"])
 def test_an_honest_donor_on_a_slow_line_is_waited_for(monkeypatch, is_awaited, kilobytes):
-    """Half a megabit per second, for who has nothing better to do, and 2.4 for who has."""
+    """At least 0.5 Mbit/s for a peer that only waits for the state, and 2.4 Mbit/s for one that trains."""
 
     async def test():
         newcomer = Newcomer({"anna": Slow(1000.0 * kilobytes)})
@@ -255,7 +255,7 @@ def test_an_honest_donor_on_a_slow_line_is_waited_for(monkeypatch, is_awaited, k
     run_in_virtual_time(test, monkeypatch, seconds=600)
 
 
-def test_who_trains_has_a_deadline_that_follows_the_bytes():
+def test_a_training_peer_has_a_deadline_that_follows_the_bytes():
     def began_before(seconds: float, **options) -> Download:
         download = Download("anna", DownloadRequest(10**12, **options))
         download.accept(Offer(0.0, b"s" * 16, 10**9, (b"d" * 32,) * -(-(10**9) // SLICE_BYTES), b""))
@@ -280,8 +280,11 @@ def test_a_faster_donor_is_found_beside_a_slow_one(monkeypatch):
     run_in_virtual_time(test, monkeypatch, seconds=600)
 
 
-def test_who_is_ahead_on_a_shared_line_has_to_fill_it_alone(monkeypatch):
-    """The newcomer's line carries 1 MB/s. Ben has more than that, and gets less than Anna as long as they share it."""
+def test_a_donor_that_is_ahead_on_a_shared_line_has_to_fill_it_alone(monkeypatch):
+    """The newcomer's line carries 1 MB/s.
+
+    Ben's line carries more, but gets less than Anna's as long as they share it.
+    """
 
     async def test():
         line_lock, crowd_lock, donors = asyncio.Lock(), asyncio.Lock(), {}
@@ -303,7 +306,7 @@ def test_who_is_ahead_on_a_shared_line_has_to_fill_it_alone(monkeypatch):
     run_in_virtual_time(test, monkeypatch, seconds=600)
 
 
-def test_nobody_else_is_asked_for_a_state_that_is_here_at_once():
+def test_no_other_donor_is_asked_for_a_state_that_is_here_at_once():
     async def test():
         newcomer = Newcomer({"anna": Donor(), "ben": Donor()})
         donor = (await newcomer.take("anna", "ben")).donor
@@ -313,8 +316,8 @@ def test_nobody_else_is_asked_for_a_state_that_is_here_at_once():
     run(test)
 
 
-def test_what_has_arrived_is_of_use_in_the_next_attempt(monkeypatch):
-    """The donor is not there for longer than a download waits."""
+def test_bytes_that_have_arrived_are_of_use_in_the_next_attempt(monkeypatch):
+    """The donor is gone for longer than a download waits."""
 
     async def test():
         donor = Slow(3e6)
@@ -335,7 +338,7 @@ def test_what_has_arrived_is_of_use_in_the_next_attempt(monkeypatch):
 
 
 @pytest.mark.parametrize("bit", ["size", "index"])
-def test_what_nobody_has_asked_for_is_refused(bit):
+def test_a_piece_that_does_not_match_the_request_is_refused(bit):
     async def test():
         download = Download("anna", DownloadRequest(10**9))
         download.accept(Offer(0.0, b"s" * 16, PIECE_BYTES, (b"d" * 32,), b""))

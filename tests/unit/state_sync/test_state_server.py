@@ -1,4 +1,4 @@
-"""How a donor hands out its state: in pieces that fit together, from one copy for all who ask, bounded for each."""
+"""A donor hands out its state in pieces that fit together, from one copy for all joiners, with a bound for each."""
 
 import asyncio
 from dataclasses import replace
@@ -22,7 +22,7 @@ from tests.helpers.donors import STATE_BYTES, Donor, begin, fetch, finish, run, 
 from tests.helpers.virtual_time import run_in_virtual_time
 
 
-def test_pieces_fit_together_and_all_who_ask_at_once_share_a_copy():
+def test_pieces_fit_together_and_all_joiners_at_once_share_a_copy():
     async def test():
         donor = Donor()
         for download in await asyncio.gather(fetch(donor, "a"), fetch(donor, "b")):
@@ -34,7 +34,7 @@ def test_pieces_fit_together_and_all_who_ask_at_once_share_a_copy():
     run(test)
 
 
-def test_who_has_taken_the_state_gets_the_averages_of_the_updates_since():
+def test_a_peer_that_has_taken_the_state_gets_the_averages_of_later_updates():
     async def test():
         donor, average = Donor(), torch.arange(300_000.0) / 3
         await fetch(donor, "anna")
@@ -53,11 +53,11 @@ def test_who_has_taken_the_state_gets_the_averages_of_the_updates_since():
     run(test)
 
 
-def test_who_waits_for_an_average_has_it_when_the_round_ends(monkeypatch):
+def test_a_peer_that_waits_for_an_average_has_it_when_the_round_ends(monkeypatch):
     async def test():
         donor, average = Donor(replace(DEFAULT_TIMEOUTS, making_seconds=1.0)), torch.arange(300_000.0)
         await fetch(donor, "anna")
-        with pytest.raises(RoundFailed, match="does not have it"):  # at once: there is no round
+        with pytest.raises(RoundFailed, match="does not have it"):  # at once, since there is no round
             await asyncio.wait_for(fetch(donor, "anna", average_of=0, waits=True), 0.1)
         assert donor.handed_over == ["anna"], "it can come to the next round"
         donor.is_averaging = True
@@ -83,7 +83,7 @@ def test_a_state_that_has_changed_is_copied_anew():
     run(test)
 
 
-def test_after_a_copy_that_failed_the_next_who_asks_gets_the_state(monkeypatch):
+def test_the_next_joiner_gets_the_state_after_a_copy_that_failed(monkeypatch):
     """Two newcomers take turns, and each of them comes back; the state does not change meanwhile."""
     monkeypatch.setattr("swarm.state_sync.pull.AGAIN_SECONDS", 0.01)
 
@@ -105,7 +105,7 @@ def test_after_a_copy_that_failed_the_next_who_asks_gets_the_state(monkeypatch):
     run(test)
 
 
-def test_a_few_get_the_state_at_a_time_and_the_others_hear_how_long_that_takes():
+def test_a_few_joiners_get_the_state_at_a_time_and_the_others_hear_how_long_that_takes():
     async def test():
         donor = Donor()
         streams = [await begin(donor, f"peer {number}") for number in range(MAX_STATE_UPLOADS)]
@@ -120,7 +120,7 @@ def test_a_few_get_the_state_at_a_time_and_the_others_hear_how_long_that_takes()
             upload.moved_at -= DEFAULT_TIMEOUTS.stalled_seconds
         for _ in range(MAX_STATE_UPLOADS):
             streams.append(await begin(donor, f"late {len(streams)}"))
-        assert len(streams) == MAX_STATE_UPLOADS + 1, "who takes nothing is in nobody's way"
+        assert len(streams) == MAX_STATE_UPLOADS + 1, "a peer that takes nothing is in no other's way"
         for _, writer in streams:
             writer.close()
 
@@ -128,7 +128,7 @@ def test_a_few_get_the_state_at_a_time_and_the_others_hear_how_long_that_takes()
 
 
 def test_a_stranger_cannot_fill_a_donors_memory(monkeypatch):
-    """Who asks again and again has one download, and who comes under many names does not get a copy for each."""
+    """A stranger that asks again and again has one download. Many names do not get a copy each."""
     monkeypatch.setattr(uploads_module, "MAX_STATE_UPLOADS", 1000)
 
     async def test():
@@ -169,7 +169,7 @@ def test_a_stranger_cannot_have_the_same_average_packed_again_and_again(monkeypa
     run(test)
 
 
-def test_who_asks_for_nothing_gets_nothing():
+def test_a_request_for_nothing_gets_no_answer():
     async def test():
         donor = Donor()
         for metadata in (b"", b"x", bytes(1000), Offer().to_bytes()):
@@ -188,7 +188,7 @@ def test_who_asks_for_nothing_gets_nothing():
     run(test)
 
 
-def test_nobody_can_ask_for_the_same_piece_without_end(monkeypatch):
+def test_no_peer_can_ask_for_the_same_piece_without_end(monkeypatch):
     monkeypatch.setattr(uploads_module, "MAX_WINDOW_BYTES", PIECE_BYTES)
 
     async def test():
@@ -208,7 +208,7 @@ def test_nobody_can_ask_for_the_same_piece_without_end(monkeypatch):
     run(test)
 
 
-def test_who_hangs_up_in_the_middle_can_go_on_for_a_while_and_is_forgotten_then(monkeypatch):
+def test_a_peer_that_hangs_up_in_the_middle_can_go_on_for_a_while_and_is_forgotten_then(monkeypatch):
     async def test():
         donor = Donor()
         _, writer = await begin(donor, "a")
@@ -238,8 +238,8 @@ def test_a_stranger_cannot_make_the_trainer_export_without_end():
     run(test)
 
 
-def test_who_is_too_far_behind_gets_no_average_any_more():
-    """Else everybody who asks and reads nothing would hold one for good."""
+def test_a_peer_that_is_too_far_behind_gets_no_average_any_more():
+    """Otherwise each peer that asks and reads nothing would hold an average for good."""
 
     async def test():
         donor = Donor()

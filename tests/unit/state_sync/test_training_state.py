@@ -1,4 +1,4 @@
-"""The state that a joiner takes over: everything arrives, and what does not fit this model changes nothing."""
+"""The state that a joiner takes over: everything arrives, and a state that does not fit this model changes nothing."""
 
 import copy
 import random
@@ -38,7 +38,7 @@ def train(state: SharedState, steps: int = 3, seed: int = 0) -> None:
 
 
 def take_over(state: SharedState, description: dict, tensors: list[torch.Tensor]) -> tuple[int, bytes]:
-    """As a joiner does: what does not fit is found before anything changes."""
+    """Take over a state as a joiner does: a state that does not fit is found before anything changes."""
     state.check(description, tensors)
     return state.take(description, tensors)
 
@@ -56,7 +56,10 @@ def assert_equal(one, other) -> None:
 
 @pytest.mark.parametrize(("options", "where_counts_are"), [({}, "cpu"), ({"capturable": True}, "meta")])
 def test_statistics_come_to_where_the_optimizer_looks_for_them(options, where_counts_are):
-    """On a GPU, for which torch's device without numbers stands here; also those of a parameter of one number."""
+    """torch's device without numbers stands for a GPU here.
+
+    Statistics of a parameter of one number are moved as well.
+    """
     donor = nn.Sequential(nn.Linear(2, 1), nn.PReLU())
     joiner = copy.deepcopy(donor).to("meta")
     optimizer = torch.optim.AdamW(donor.parameters())
@@ -83,7 +86,7 @@ def test_two_models_go_on_alike(optimizer):
 
 
 def with_frozen_layer(seed: int) -> SharedState:
-    """Its first layer is frozen, and its last one has the weights of the one before."""
+    """A model with a frozen first layer, and a last layer that has the weights of the one before."""
     torch.manual_seed(seed)
     model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 4, bias=False))
     model[0].requires_grad_(False)
@@ -103,7 +106,7 @@ def test_frozen_weights_do_not_travel_and_tied_ones_travel_once():
     assert joiner.digest() == donor.digest()
 
 
-def test_who_has_frozen_other_weights_cannot_take_over_a_state():
+def test_a_joiner_that_has_frozen_other_weights_cannot_take_over_a_state():
     donor, joiner = with_frozen_layer(0), with_frozen_layer(1)
     before = joiner.digest()
     with pytest.raises(RoundFailed, match="the same pretrained weights"):
@@ -318,7 +321,7 @@ def test_a_state_that_does_not_fit_changes_nothing(spoiled):
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_a_parameter_of_one_number_and_groups_with_settings_of_their_own_are_taken_over(optimizer):
-    """Such as the scale of a contrastive loss, and a momentum for some parameters only."""
+    """Examples are the scale of a contrastive loss, and a momentum for some parameters only."""
 
     def with_scale() -> SharedState:
         model = nn.Linear(3, 2)

@@ -1,4 +1,4 @@
-"""How much memory and traffic a donor gives to those who download."""
+"""The memory and traffic that a donor gives to peers that download."""
 
 import asyncio
 from itertools import repeat
@@ -29,7 +29,7 @@ def upload(version: int | None, num_bytes: int = 8) -> Upload:
     return Upload(Snapshot(version, ready))
 
 
-def test_who_takes_nothing_any_more_makes_room_for_others():
+def test_an_upload_that_has_stalled_makes_room_for_others():
     async def run():
         held = Uploads()
         for version in range(MAX_SNAPSHOTS - 1):
@@ -75,7 +75,7 @@ def test_large_states_are_held_twice_at_most(monkeypatch):
     asyncio.run(run())
 
 
-def test_others_wait_as_long_as_the_first_needs_for_the_rest():
+def test_other_joiners_wait_as_long_as_the_first_needs_for_the_rest():
     async def run():
         busy = Uploads()
         for number in range(MAX_STATE_UPLOADS):
@@ -86,13 +86,15 @@ def test_others_wait_as_long_as_the_first_needs_for_the_rest():
         assert busy.busy_seconds("another", 100 * PIECE_BYTES) == pytest.approx(10 * 60 / 40, rel=0.1)
         assert busy.busy_seconds(0, 100 * PIECE_BYTES) == 0.0, "its own download ends with that"
         busy.of[0].began -= 10_000.0
-        assert busy.busy_seconds("another", 100 * PIECE_BYTES) == 0.0, "who hardly takes anything is in nobody's way"
+        assert busy.busy_seconds("another", 100 * PIECE_BYTES) == 0.0, (
+            "a peer that hardly takes anything is in no other's way"
+        )
 
     asyncio.run(run())
 
 
-def test_nobody_gets_the_state_without_end():
-    """Four of them in an hour, and the averages that follow."""
+def test_no_peer_gets_the_state_without_end():
+    """A peer gets the state four times in an hour, and the averages that follow."""
 
     async def run():
         now, size = 0.0, 2**28
@@ -174,6 +176,6 @@ def test_an_average_that_is_zero_nearly_everywhere_takes_few_bytes_and_loses_no_
         [torch.tensor([1, 2], dtype=torch.int32), torch.tensor([1.0, torch.inf])],
     ],
 )
-def test_what_is_no_average_of_ten_numbers_is_refused(tensors):
+def test_tensors_that_are_no_average_of_ten_numbers_are_refused(tensors):
     with pytest.raises(ValueError, match=r"number|shape|places"):
         list(average_log.averages_in(tensors, repeat(10)))

@@ -1,4 +1,4 @@
-"""Sketches of weights: they keep distances, are equal everywhere, and tell who is off."""
+"""Sketches of weights keep distances, are equal everywhere, and show which peer has other weights."""
 
 import math
 
@@ -44,7 +44,7 @@ def test_rounding_is_no_distance():
     assert 0 < relative_distance(Sketch(rounded).take(LINEAGE), here) < SKETCH_TOLERANCE / 100
 
 
-def test_without_a_sketch_nobody_is_off():
+def test_no_member_is_off_without_a_sketch():
     here = Sketch(weights()).take(LINEAGE)
     assert Sketch([torch.tensor([1.0, math.nan])]).take(LINEAGE) == ()
     assert relative_distance((), here) == relative_distance(here, ()) == 0.0
@@ -56,7 +56,7 @@ def group_of(*sketches, client_modes=None) -> Group:
     return Group(bytes(LINEAGE_BYTES), tuple("abcdef"[: len(sketches)]), tuple(tickets))
 
 
-def test_the_one_that_is_off_takes_over_the_state_of_the_others():
+def test_the_member_that_is_off_takes_over_the_state_of_the_others():
     here, there = Sketch(weights()).take(LINEAGE), Sketch(moved(0.1, 1)).take(LINEAGE)
     group = group_of(there, here, here)
     assert [StateVersion.strayed_from(ticket, group) for ticket in group.tickets] == ["b", None, None]
@@ -64,7 +64,7 @@ def test_the_one_that_is_off_takes_over_the_state_of_the_others():
     assert [StateVersion.strayed_from(ticket, pair) for ticket in pair.tickets] == [None, "a"], "one of two gives way"
     hidden = group_of(here, there, client_modes=[True, False])
     assert [StateVersion.strayed_from(ticket, hidden) for ticket in hidden.tickets] == ["b", None], (
-        "who can be called gives"
+        "a peer that can be called gives"
     )
     nearly = group_of(here, Sketch(moved(SKETCH_TOLERANCE / 10, 2)).take(LINEAGE))
     assert [StateVersion.strayed_from(ticket, nearly) for ticket in nearly.tickets] == [None, None]
@@ -75,16 +75,16 @@ def test_a_peer_without_a_sketch_is_no_model():
     assert nearest_to_most([(), here, here, there], [0, 1, 2, 3]) == [1, 2]
 
 
-def test_who_handed_over_these_weights_is_not_asked_for_better_ones():
+def test_the_donor_of_these_weights_is_not_asked_for_better_ones():
     here, there = Sketch(weights()).take(LINEAGE), Sketch(moved(0.1, 1)).take(LINEAGE)
     group = group_of(there, here, here)
     assert StateVersion.strayed_from(group.tickets[0], group, last_donor="b") == "c"
     pair = group_of(there, here)
-    assert StateVersion.strayed_from(pair.tickets[0], pair, last_donor="b") in (None, "b"), "nobody else is there"
+    assert StateVersion.strayed_from(pair.tickets[0], pair, last_donor="b") in (None, "b"), "no other peer is there"
 
 
-def test_nobody_can_know_in_advance_how_weights_will_look():
-    """What one seed does not show, another one does."""
+def test_no_peer_can_know_in_advance_how_weights_will_look():
+    """A difference that one seed does not show is shown by another seed."""
     model = weights()
     columns = [Sketch(model).take(bytes([n]) * 16) for n in range(2)]
     assert relative_distance(*columns) > 0.1

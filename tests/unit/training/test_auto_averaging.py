@@ -1,4 +1,4 @@
-"""What one peer measures and follows with `--averaging auto`, and what becomes of target, schedule and end."""
+"""What one peer measures and follows with `--averaging auto`, and the effect on target, schedule and end."""
 
 import json
 import math
@@ -27,7 +27,7 @@ PEERS = tuple(PeerID(bytes([18, 32, *[number] * 32])) for number in range(3))
 
 
 def run_rounds(peers: list[AutoAveraging], steps: range, computing: float, averaging: float) -> None:
-    """As the peers of one swarm see them: each brings its ticket, and all see the same group."""
+    """Run rounds as the peers of one swarm see them: each brings its ticket, and all see the same group."""
     for step in steps:
         tickets = tuple(Ticket(step, 96, False, 1.5, bytes(LINEAGE_BYTES), pace=peer.pace(step)) for peer in peers)
         group = Group.close(bytes(LINEAGE_BYTES), PEERS[: len(peers)], tickets)
@@ -47,7 +47,7 @@ def test_a_swarm_changes_after_three_rounds_at_a_stated_step_and_says_so_once(ca
     assert [peers[0].local_steps(step) for step in (4, 5)] == [1, 4]
 
 
-def test_who_comes_later_follows_what_most_follow():
+def test_a_late_peer_follows_what_most_follow():
     peers = [AutoAveraging(has_float_buffers=True) for _ in range(2)]
     run_rounds(peers, range(10), 40.0, 100.0)
     peers.append(AutoAveraging(has_float_buffers=True))
@@ -70,7 +70,7 @@ def test_one_member_of_the_first_group_does_not_choose_for_all(step):
         assert peer.plan == Plan.first(step)
 
 
-def test_who_begins_alone_and_then_takes_over_a_state_has_nothing_to_say():
+def test_a_peer_that_begins_alone_and_then_takes_over_a_state_has_nothing_to_say():
     peer, known = AutoAveraging(), AutoAveraging(plan=Plan(2, 0, 20, 20))
     peer.begin(0)
     peer.join()
@@ -80,7 +80,7 @@ def test_who_begins_alone_and_then_takes_over_a_state_has_nothing_to_say():
     assert known.plan == Plan(2, 0, 20, 20), "of a checkpoint"
 
 
-def test_what_was_measured_in_another_mode_is_not_said():
+def test_a_peer_does_not_report_what_it_measured_in_another_mode():
     peers = [AutoAveraging(), AutoAveraging()]
     run_rounds(peers, range(FEWEST + 1), 40.0, 100.0)
     changed_at = peers[0].plan.since
@@ -99,17 +99,17 @@ def test_a_model_with_running_statistics_gets_no_codec_that_is_too_coarse_for_it
     assert peers[0].plan.at(100).codec == "int8"
 
 
-def test_target_schedule_and_end_follow_it():
+def test_target_schedule_and_end_follow_the_mode():
     auto = AutoAveraging(plan=Plan(2, 0, 20, 20))
     control = RunControl(OPEN, 64, 100, auto)
     assert [control.target(step).samples for step in (19, 20)] == [64, 256]
     assert [control.schedule_position(step) for step in (19, 20, 21)] == [19, 20, 24]
     assert [control.total_steps(step) for step in (5, 25)] == [40, 40]
-    assert control.total_steps(math.inf) == 100, "nobody can be further"
+    assert control.total_steps(math.inf) == 100, "no peer can be further"
     assert (control.is_over(39), control.is_over(40)) == (False, True)
 
 
-def test_where_the_organiser_says_when_it_ends_her_word_counts():
+def test_the_organisers_order_of_an_end_counts():
     organiser = Organiser()
     control = RunControl(
         organiser.admission(peer_of(subkey_of("ada"))), 64, 100, AutoAveraging(plan=Plan(2, 0, 20, 20))

@@ -11,7 +11,7 @@ from swarm.training.averaging_mode import Averaging
 
 
 @pytest.mark.parametrize("averaging", ["sync", "overlap-fp16", "local-topk", "sync-int4"])
-def test_averages_are_clipped_unless_somebody_says_otherwise(averaging):
+def test_averages_are_clipped_unless_the_options_say_otherwise(averaging):
     assert Averaging.named(averaging).rule.clips
     assert "Averages are clipped" in Averaging.named(averaging).protection
 

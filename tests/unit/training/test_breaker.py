@@ -9,7 +9,7 @@ from swarm.training.undo.breaker import UNUSABLE, WINDOW, Breaker
 
 
 def watch(losses) -> list[int]:
-    """After which updates it wants to go back; it is taken back each time."""
+    """The updates after which the breaker wants to go back. It is taken back each time."""
     breaker, risen = Breaker(), []
     for update, loss in enumerate(losses, start=1):
         breaker.note(loss)
@@ -53,7 +53,7 @@ def test_it_is_noticed_again_if_going_back_has_not_helped():
     ],
     ids=["noise", "peak", "a little", "nothing learnt", "never finite", "not yet"],
 )
-def test_what_is_no_reason_to_go_back(losses):
+def test_losses_that_are_no_reason_to_go_back(losses):
     assert watch(losses) == []
 
 
@@ -67,7 +67,7 @@ def test_gradients_that_are_not_finite_are_a_reason_if_no_update_comes_of_them()
     assert not breaker.has_risen, "the others' are finite, so it is this peer's data"
 
 
-def test_another_peers_weights_are_not_compared_with_what_this_one_had():
+def test_a_loss_of_another_peers_weights_is_not_compared_with_earlier_losses():
     breaker = Breaker()
     for loss in learning(150):
         breaker.note(loss)
@@ -77,7 +77,7 @@ def test_another_peers_weights_are_not_compared_with_what_this_one_had():
     assert not breaker.has_risen
 
 
-def test_what_others_say_is_believed_if_it_looks_like_that_here_or_nothing_can_be_said():
+def test_other_peers_are_believed_if_the_loss_looks_alike_here_or_nothing_can_be_said():
     breaker = Breaker()
     assert breaker.may_have_risen, "a helper has no loss"
     for loss in learning(150):

@@ -1,4 +1,4 @@
-"""What a peer computes for a step: added up, given to a round, and taken back where that ends in vain."""
+"""What a peer computes for a step: it is added up, given to a round, and taken back if the round ends in vain."""
 
 from types import SimpleNamespace
 
@@ -45,7 +45,7 @@ def test_a_round_gets_the_mean_of_all_that_was_computed(one):
     assert one.contribution.samples == 0
 
 
-def test_what_a_round_gave_back_counts_beside_what_was_computed_meanwhile(one):
+def test_work_that_a_round_gave_back_counts_beside_later_work(one):
     one.compute(1.0)
     work = one.contribution.give()
     one.compute(4.0)
@@ -55,7 +55,7 @@ def test_what_a_round_gave_back_counts_beside_what_was_computed_meanwhile(one):
     assert one.vector.wire.tolist() == [2.5, 2.5]
 
 
-def test_what_is_withheld_is_in_no_round(one):
+def test_withheld_work_is_in_no_round(one):
     one.compute(1.0)
     one.contribution.withhold()
     one.compute(5.0)
@@ -63,7 +63,7 @@ def test_what_is_withheld_is_in_no_round(one):
     assert one.vector.wire.tolist() == [5.0, 5.0]
 
 
-def test_what_is_not_finite_is_dropped_and_the_weights_may_be_why_after_several_in_a_row(one):
+def test_work_that_is_not_finite_is_dropped_and_the_weights_may_be_why_after_several_in_a_row(one):
     for number in range(1, MAX_DROPPED + 1):
         one.compute(float("nan"))
         assert not one.contribution.is_finite
@@ -82,7 +82,7 @@ def test_an_update_alone_takes_the_mean_and_leaves_nothing(one):
 
 
 def test_a_running_statistic_that_the_codec_cuts_off_is_warned_of_once(caplog):
-    """All peers would have a wrong one, in validations and checkpoints too."""
+    """All peers would have a wrong statistic, in validations and checkpoints too."""
     variance = torch.tensor([1e3])
     vector = GradientVector([nn.Parameter(torch.zeros(2))], [variance])
     version = SimpleNamespace(step=0, lineage=bytes(LINEAGE_BYTES))

@@ -1,4 +1,4 @@
-"""Parts of a model that are averaged in turn: how it is divided, and what becomes of the parts whose turn it is not."""
+"""Parts of a model that are averaged in turn: how the model is divided, and what happens to the parts between turns."""
 
 import math
 from dataclasses import replace
@@ -20,7 +20,10 @@ THREE = LocalSteps(steps=1, fragments=3)
 
 
 def weights_after(updates: int, averages: bool) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-    """Of a small model, and the anchors of whoever averages alone after each of its steps."""
+    """The weights of a small model and its anchors.
+
+    With `averages`, the peer averages alone after each of its steps.
+    """
     torch.manual_seed(0)
     module = nn.Linear(5, 3)
     optimizer = torch.optim.AdamW(module.parameters(), lr=0.01)
@@ -94,10 +97,10 @@ def test_fewer_tensors_than_fragments_are_refused():
 
 
 class Peer:
-    """One that makes local steps by hand, and comes to its updates.
+    """A peer that makes local steps by hand, and comes to its updates.
 
     Args:
-        seed: of its local steps
+        seed: seed of its local steps
     """
 
     def __init__(self, seed: int = 0, local: LocalSteps = THREE):
@@ -118,11 +121,11 @@ class Peer:
 
     @property
     def sent(self) -> torch.Tensor:
-        """What travels with this update: a view."""
+        """A view of what travels with this update."""
         return self.vector.wire[: self.vector.fragments.size_at(self.step)]
 
     def update(self) -> None:
-        """The average is on the wire."""
+        """Make the update with the average that is on the wire."""
         self.vector.from_wire()
         self.vector.hand_over()
         self.step += 1
@@ -139,7 +142,7 @@ class Peer:
 
 
 def average(*peers: Peer, samples: int = 8) -> torch.Tensor:
-    """A round of all of these; what it came to."""
+    """Make a round of all these peers. Return its average."""
     for peer in peers:
         peer.vector.to_wire(samples)
     mean = torch.stack([peer.sent for peer in peers]).mean(0)
@@ -153,7 +156,7 @@ def assert_equal(ones: list[torch.Tensor], others: list[torch.Tensor]) -> None:
     torch.testing.assert_close(ones, others, rtol=0, atol=0)
 
 
-def test_an_update_moves_the_anchors_of_its_fragment_and_no_others():
+def test_an_update_moves_only_the_anchors_of_its_fragment():
     one, other = Peer(1), Peer(2)
     fragments, before = one.vector.fragments, one.anchors
     changed_at = {}
@@ -170,7 +173,7 @@ def test_an_update_moves_the_anchors_of_its_fragment_and_no_others():
     assert len(changed_at) == len(before), "after so many updates as there are fragments, each was averaged"
 
 
-def test_what_waits_for_its_turn_is_given_whole_when_that_comes():
+def test_a_fragment_that_waits_for_its_turn_is_given_whole_when_that_comes():
     peer, start = Peer(), Peer().anchors
     for _ in range(3):
         peer.train()
@@ -184,7 +187,7 @@ def test_what_waits_for_its_turn_is_given_whole_when_that_comes():
 
 
 @pytest.mark.parametrize("outer", [{}, {"learning_rate": 0.7, "momentum": 0.9}], ids=["taken over", "momentum"])
-def test_who_follows_has_the_same_anchors_and_keeps_what_it_did_to_other_fragments(outer):
+def test_a_follower_has_the_same_anchors_and_keeps_what_it_did_to_other_fragments(outer):
     local = replace(THREE, **outer)
     one, other, late = Peer(1, local), Peer(2, local), Peer(3, local)
     for _ in range(5):
@@ -221,8 +224,8 @@ def test_a_round_that_failed_leaves_its_fragment_for_the_next_attempt():
         assert not torch.equal(moved[place], before[place])
 
 
-def test_who_gives_nothing_to_a_round_keeps_what_it_has_done_for_the_next_one():
-    """It has no samples since the last update, or has come to the round before it had the weights."""
+def test_a_peer_that_gives_nothing_to_a_round_keeps_what_it_has_done_for_the_next_one():
+    """The peer has no samples since the last update, or has come to the round before it had the weights."""
     for departs in (False, True):
         peer = Peer()
         peer.train()
@@ -299,7 +302,7 @@ def test_peers_of_different_fragments_do_not_meet_and_one_is_as_before():
         ({"averaging": "local", "fragments": 65}, "fragments is 65: give a number from 1 to 64"),
     ],
 )
-def test_what_does_not_go_together_is_refused_in_a_sentence(changes, why):
+def test_options_that_contradict_each_other_are_refused_in_a_sentence(changes, why):
     with pytest.raises(InputError, match=why):
         replace(preset("digits"), **{"fragments": 4} | changes)
 

@@ -1,4 +1,4 @@
-"""Peers keep the same earlier states, go back to the same one, and are as they were then, bit by bit."""
+"""Peers keep the same earlier states. They go back to the same one, and are as they were then, bit by bit."""
 
 import math
 
@@ -20,7 +20,7 @@ MEMBERS = tuple(PeerID(bytes([number] * 32)) for number in range(3))
 
 
 class Peer:
-    """Makes updates of its own; a seed is an average."""
+    """A peer that makes updates of its own. A seed stands for an average."""
 
     def __init__(self, folder=None):
         torch.manual_seed(0)
@@ -47,7 +47,7 @@ class Peer:
         return [tensor.clone() for tensor in self.version.state.held()[1]]
 
     def back(self, step: int) -> WentBack:
-        """The group of its step decides to go back."""
+        """The decision of the group of its step to go back."""
         ticket = Ticket(self.version.step, 8, False, 1.0, self.version.lineage, back_to=step)
         return WentBack(Group.close(bytes(16), MEMBERS, (ticket,) * 3), step)
 
@@ -58,26 +58,29 @@ def assert_same(one: list[torch.Tensor], other: list[torch.Tensor]) -> None:
 
 
 def on_disk(monkeypatch) -> None:
-    """As if the model were large."""
+    """Treat the model as a large one."""
     monkeypatch.setattr(sound_states, "MAX_SMALL_BYTES", 0)
     monkeypatch.setattr(sound_states, "KEEP_LARGE_EVERY", KEEP_EVERY)
 
 
 @pytest.fixture(params=["memory", "disk"])
 def place(request, monkeypatch, tmp_path):
-    """Where states are kept."""
+    """The folder in which states are kept."""
     if request.param == "disk":
         on_disk(monkeypatch)
     return tmp_path
 
 
 def test_all_hold_what_they_held_then(place):
-    """Weights, running statistics and the optimizer's; step and lineage go on, and so do later updates alike."""
+    """Weights, running statistics and the optimizer's state go back.
+
+    Step and lineage go on, and later updates are alike.
+    """
     one, other = Peer(place), Peer(place)
     before = one.come_to(KEEP_EVERY).held()
     other.come_to(KEEP_EVERY)
     one.come_to(KEEP_EVERY + 3)
-    other.come_to(KEEP_EVERY + 3).model[0].weight.data.mul_(-1)  # it was given another average
+    other.come_to(KEEP_EVERY + 3).model[0].weight.data.mul_(-1)  # the other peer was given another average
     for peer in (one, other):
         back = peer.back(KEEP_EVERY)
         assert peer.going_back.go(back)
@@ -106,7 +109,7 @@ def test_the_oldest_state_is_not_dropped_for_the_one_that_it_becomes():
     assert_same(peer.held(), Peer().held())
 
 
-def test_there_is_no_way_back_from_there():
+def test_a_peer_that_went_back_cannot_undo_that():
     peer = Peer().come_to(KEEP_EVERY + 2)
     assert peer.going_back.go(peer.back(0))
     assert peer.going_back.steps == (KEEP_EVERY + 3,)
@@ -116,8 +119,8 @@ def test_there_is_no_way_back_from_there():
     assert_same(peer.held(), Peer().held())
 
 
-def test_who_cannot_go_back_changes_nothing():
-    """It has not kept that state, or holds other weights than its group."""
+def test_a_peer_that_cannot_go_back_changes_nothing():
+    """The peer has not kept that state, or holds other weights than its group."""
     peer = Peer().come_to(KEEP_EVERY + 1)
     held, step = peer.held(), peer.version.step
     assert not peer.going_back.go(peer.back(1))
@@ -128,7 +131,7 @@ def test_who_cannot_go_back_changes_nothing():
     assert peer.version.step == step
 
 
-def test_who_has_taken_over_a_state_names_none_of_its_own():
+def test_a_peer_that_has_taken_over_a_state_names_no_earlier_state_of_its_own():
     peer, donor = Peer().come_to(KEEP_EVERY), Peer().come_to(KEEP_EVERY + 1)
     peer.version.load(*donor.version.export())
     assert peer.going_back.steps == ()
@@ -136,7 +139,7 @@ def test_who_has_taken_over_a_state_names_none_of_its_own():
     assert peer.going_back.steps == (2 * KEEP_EVERY,)
 
 
-def test_it_is_not_wanted_again_and_again():
+def test_a_peer_does_not_want_to_go_back_again_and_again():
     peer = Peer()
     for number in range(MAX_TIMES_BACK):
         assert peer.going_back.steps, f"it has gone back {number} times"
@@ -145,8 +148,8 @@ def test_it_is_not_wanted_again_and_again():
     assert peer.going_back.steps == ()
 
 
-def test_what_has_to_be_learnt_again_is_no_reason_to_go_back_once_more(monkeypatch):
-    """A proof takes all back to the start, where the loss was high; it falls as slowly as it did before."""
+def test_losses_that_are_learnt_again_are_no_reason_to_go_back_once_more(monkeypatch):
+    """A proof takes all peers back to the start, where the loss was high. It falls as slowly as it did before."""
     monkeypatch.setattr(sound_states, "MAX_SMALL_BYTES", 0)
     peer, losses = Peer(), [2.3 * math.exp(-update / 60) + 0.05 for update in range(3 * KEEP_LARGE_EVERY)]
 
@@ -159,7 +162,7 @@ def test_what_has_to_be_learnt_again_is_no_reason_to_go_back_once_more(monkeypat
     learn(KEEP_LARGE_EVERY - 1)
     assert peer.going_back.go(peer.back(0))
     learn(len(losses))
-    peer.version.on_change(False)  # whose files are written by now
+    peer.version.on_change(False)  # the files are written by now
 
 
 def test_a_disk_that_is_full_ends_nothing(monkeypatch, tmp_path, caplog):
@@ -179,7 +182,7 @@ def test_a_large_model_keeps_fewer_states_and_less_often(monkeypatch):
     assert peer.going_back.steps == (2 * KEEP_LARGE_EVERY, 3 * KEEP_LARGE_EVERY)
 
 
-def test_a_peer_whose_loss_has_risen_names_a_state_from_before_that():
+def test_a_peer_with_a_risen_loss_names_a_state_from_before_that():
     peer = Peer().come_to(3 * KEEP_EVERY + 3 * WINDOW)
     ticket = Ticket(peer.version.step, 8, False, 1.0, peer.version.lineage)
     assert peer.going_back.with_wish(ticket) == ticket
@@ -190,8 +193,8 @@ def test_a_peer_whose_loss_has_risen_names_a_state_from_before_that():
     assert peer.going_back.with_wish(ticket) == ticket, "it is looked at anew"
 
 
-def test_a_peer_does_not_go_back_on_the_word_of_others_alone():
-    """Unless it is shown a proof, or has no loss of its own to judge by, as a helper."""
+def test_a_peer_does_not_go_back_because_others_want_to():
+    """Unless the others show it a proof, or it has no loss of its own to judge by, as a helper."""
     peer = Peer().come_to(KEEP_EVERY)
     back = peer.back(0)
     assert peer.going_back.is_convinced(back)

@@ -24,7 +24,7 @@ from tests.helpers.hurry import shorter
 
 
 class StoppedAverager:
-    """Takes a round and never says anything about it."""
+    """An averager that takes a round and never says anything about it."""
 
     timeouts = DEFAULT_TIMEOUTS
 
@@ -57,7 +57,7 @@ class StoppedAverager:
     [(2, 0, 80.0), (10, 0, 80.0), (2, 2, 80.0), (1, 9, 360.0), (2, 8, 200.0), (2, 98, 640.0)],
 )
 def test_a_round_may_take_as_long_as_a_slow_line_needs(callable_ones, others, seconds):
-    """10 million bytes of a gradient at 250 kB/s: those who can be called carry what the others cannot."""
+    """10 million bytes of a gradient at 250 kB/s: the peers that can be called carry what the others cannot."""
     averager = SimpleNamespace(vector=torch.zeros(2_500_000), _codec=Codec().make())
     members = [Member(PeerID(bytes([n])), 0.0, n >= callable_ones) for n in range(callable_ones + others)]
     assert SwarmAverager.longest_round_seconds(averager, 60.0, members) == pytest.approx(seconds)
@@ -78,8 +78,11 @@ def test_an_averaging_process_that_is_stopped_is_ended():
 
 
 @pytest.mark.parametrize(("is_killed", "looks"), [(True, 1), (False, 12)])
-def test_who_leaves_waits_for_no_round_that_will_not_end(is_killed, looks, monkeypatch):
-    """Two seconds, if the averaging process lives; it may only be stopped, so no answer to the cancellation comes."""
+def test_a_peer_that_leaves_waits_for_no_round_that_will_not_end(is_killed, looks, monkeypatch):
+    """A leaving peer waits two seconds if the averaging process lives.
+
+    A stopped process does not answer the cancellation.
+    """
     seen = []
     monkeypatch.setattr(pending, "wait_a_little", lambda future: seen.append(future) or wait_a_little(future))
     averager = StoppedAverager(is_killed)

@@ -1,4 +1,7 @@
-"""What the trainer follows: the newest list that it has looked at, and whether that came too late."""
+"""Which orders the trainer follows: those of the newest list that it has looked at.
+
+It notes if a list came too late.
+"""
 
 from types import SimpleNamespace
 
@@ -23,7 +26,7 @@ def control() -> RunControl:
     return RunControl(ORGANISER.admission(peer_of(subkey_of("ada"))), 64, 100)
 
 
-def test_a_list_counts_when_it_was_looked_at(control):
+def test_a_list_counts_once_the_peer_has_looked_at_it(control):
     control.take(SIGNED)
     assert control.target(8).samples == 64
     assert not control.look(5)
@@ -42,25 +45,25 @@ def test_an_order_is_late_where_an_update_was_made_without_it(control, step, is_
 @pytest.mark.parametrize(
     "signed", [b"", b"nonsense", LIST.signed_by(Organiser().signer)], ids=["nothing", "nonsense", "by a stranger"]
 )
-def test_what_the_organiser_has_not_signed_changes_nothing(control, signed):
+def test_a_list_without_the_organisers_signature_changes_nothing(control, signed):
     control.take(signed)
     assert not control.look(5)
     assert control.orders == Orders("run")
 
 
-def test_where_orders_of_a_revoked_deputy_fall_away_who_has_followed_them_is_late(control):
+def test_a_peer_that_has_followed_a_revoked_deputy_is_late_where_its_orders_fall_away(control):
     key = Ed25519PrivateKey.generate()
     allowed = warrant(ORGANISER.signer, "run", key.public_key().public_bytes_raw(), Right.CONTROL, 0, 2**32)
     deputy = Signer(key, allowed)
     control.take(LIST.signed_by(deputy))
     assert not control.look(5)
     control.take(revoke(deputy.public_key, [], ORGANISER.signer, ORGANISER.authority).to_bytes())
-    assert control.look(8), "it has made an update of another size than those who knew in time"
+    assert control.look(8), "it has made an update of another size than the peers that knew in time"
     assert (control.target(8).samples, control.is_over(9)) == (64, False)
 
 
 def test_a_deputy_whose_orders_take_the_place_of_others_is_followed_too():
-    """Of the orders of too many deputies fewer count than before, and rounds compare those that count."""
+    """Of the orders of too many deputies fewer count than before. Rounds compare the orders that count."""
 
     def of_deputy(begin: int, given: list[Order]) -> bytes:
         key = Ed25519PrivateKey.generate()
@@ -79,7 +82,7 @@ def test_a_deputy_whose_orders_take_the_place_of_others_is_followed_too():
     assert control.orders.digest(60) == admission.lists.orders.digest(60)
 
 
-def test_who_has_missed_an_order_looks_once_for_weights_that_have_followed_it(control):
+def test_a_peer_that_has_missed_an_order_looks_once_for_weights_that_have_followed_it(control):
     others = {"same": SimpleNamespace(lineage=b"own"), "other": SimpleNamespace(lineage=b"other")}
     own = SimpleNamespace(round=8, lineage=b"own")
     tracker = SimpleNamespace(
@@ -98,7 +101,7 @@ def test_who_has_missed_an_order_looks_once_for_weights_that_have_followed_it(co
     assert not orders.is_paused
 
 
-def test_nobody_waits_any_longer_where_a_paused_run_is_ended(control):
+def test_no_peer_waits_any_longer_where_a_paused_run_is_ended(control):
     tracker = SimpleNamespace(own=SimpleNamespace(round=5), aim=lambda *ordered: None)
     orders = StepOrders(
         SimpleNamespace(control=control, version=SimpleNamespace(step=5), tracker=tracker, averager=None)

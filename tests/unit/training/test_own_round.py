@@ -1,4 +1,4 @@
-"""A round ends with one value, and what follows from it comes in an order on which others rely."""
+"""A round ends with one value, and its consequences come in an order on which other code relies."""
 
 from types import SimpleNamespace
 from unittest.mock import Mock
@@ -46,7 +46,7 @@ class Listened:
 
 
 class Peer:
-    """Its round, and a note of everything that is asked of its other parts."""
+    """A peer with its own round. It notes everything that the round asks of the peer's other parts."""
 
     def __init__(self, end: RoundReport | Exception):
         self.parts = Mock()
@@ -99,7 +99,7 @@ def test_an_average_of_this_peer_alone_is_told_from_others(peers):
     assert (ended.report, ended.error, ended.found_nobody) == (report, None, peers == (OWN,))
 
 
-def test_who_has_listened_to_the_round_of_other_weights_is_behind():
+def test_a_peer_that_has_listened_to_the_round_of_other_weights_is_behind():
     others = group_of(OTHER, ticket=Ticket(STEP, 32, False, 1.0, bytes(15) + b"x"))
     report = RoundReport.of(others, meeting_seconds=1.0, exchange_seconds=1.0, blamed={OTHER: Blame.TOO_SLOW})
     peer = Peer(report)
@@ -107,13 +107,13 @@ def test_who_has_listened_to_the_round_of_other_weights_is_behind():
     assert peer.asked == ["tracker.blame"], "it was not a round of this peer's"
 
 
-def test_people_learn_of_a_failure_before_somebody_is_blamed_for_it():
+def test_people_learn_of_a_failure_before_any_peer_is_blamed_for_it():
     peer = Peer(error := RoundFailed("somebody is gone"))
     peer.round.note_failure(error)
     assert peer.asked == ["tell", "tracker.note_failure", "tracker.blame"]
 
 
-def test_what_was_brought_in_vain_comes_back_before_anybody_may_download_the_state():
+def test_work_brought_in_vain_comes_back_before_any_peer_may_download_the_state():
     peer = Peer(RoundFailed("somebody is gone"))
     was_running = []
     peer.parts.contribution.take_back.side_effect = lambda work: was_running.append(peer.round.is_running)

@@ -38,7 +38,7 @@ def test_all_time_but_pauses_is_computing(monkeypatch):
     assert throughput.work.seconds == pytest.approx(4.0)
 
 
-def test_work_that_was_in_vain_counts_again():
+def test_work_done_in_vain_counts_again():
     throughput = Throughput()
     throughput.note(4, 1.0)
     work = throughput.take()

@@ -22,7 +22,7 @@ def num_trained(model: nn.Module) -> int:
 
 
 class Tied(nn.Module):
-    """A language model in small: the embedding is also the output layer."""
+    """A small language model whose embedding is also the output layer."""
 
     def __init__(self):
         super().__init__()
@@ -52,14 +52,14 @@ def test_tied_weights_travel_once_and_their_gradients_add_up():
     assert torch.allclose(model.embedding.weight.grad, expected, atol=1e-7)
 
 
-def test_what_is_dropped_takes_no_average_of_running_statistics_with_it():
+def test_dropped_work_takes_no_average_of_running_statistics_with_it():
     """With `overlap` an average comes while the next step is computed, which may have to be forgotten."""
     model = nn.BatchNorm1d(1)
     vector = vector_of(model)
     vector.to_wire(4)
     average = torch.full_like(vector.wire, 7.0)
     vector.take(average)
-    model.running_mean.fill_(1.0)  # by a micro-batch that is not finite
+    model.running_mean.fill_(1.0)  # as a micro-batch that is not finite would
     vector.drop()
     assert model.running_mean.item() == 7.0
 
@@ -70,7 +70,7 @@ def test_frozen_layers_do_not_travel():
     assert vector_of(model).wire.numel() == num_trained(model) == 18
 
 
-def test_embeddings_of_words_that_nobody_has_seen_get_a_gradient_of_zero():
+def test_embeddings_of_words_that_have_not_been_seen_get_a_gradient_of_zero():
     recipe = preset("docstrings")
     model = build_model(recipe)
     vector = vector_of(model, build_optimizer(model, recipe))

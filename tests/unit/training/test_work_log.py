@@ -1,4 +1,4 @@
-"""What a peer says that it has computed, another one computes again from (seed, identity, position)."""
+"""Work that a peer lists can be computed again by another peer, from (seed, identity, position)."""
 
 import contextlib
 from dataclasses import replace
@@ -26,7 +26,7 @@ LATER = bytes(range(1, 17))
 def test_another_peer_computes_the_same_numbers_again(name):
     worker, checker = Trainer(RECIPES[name], X, at=24), Trainer(RECIPES[name], Y, micro_batch=6)
     worker.compute(3)
-    checker.compute(2)  # it is somewhere else, in its own order
+    checker.compute(2)  # the checker is somewhere else, in its own order
     listed = worker.listed()
     assert [one.first_position for one in listed.lines] == [24, 32, 40]
     for micro_batch in listed.lines:
@@ -37,8 +37,8 @@ def test_another_peer_computes_the_same_numbers_again(name):
 
 
 @pytest.mark.parametrize("name", RECIPES)
-def test_to_check_others_changes_nothing(name):
-    """Gradients, running statistics, metrics and what comes next are those of a peer that has checked nobody."""
+def test_checks_of_others_change_nothing(name):
+    """Gradients, running statistics, metrics and what comes next are those of a peer that has checked no other peer."""
     recipe = RECIPES[name]
     worker, checker, other = Trainer(recipe, X), Trainer(recipe, Y), Trainer(recipe, Y)
     worker.compute()
@@ -57,7 +57,7 @@ def test_to_check_others_changes_nothing(name):
 
 
 @pytest.mark.parametrize("name", RECIPES)
-def test_with_another_number_of_threads_it_is_the_same(name):
+def test_results_are_the_same_with_another_number_of_threads(name):
     threads = torch.get_num_threads()
     worker, checker = Trainer(RECIPES[name], X), Trainer(RECIPES[name], Y)
     worker.compute()
@@ -69,8 +69,8 @@ def test_with_another_number_of_threads_it_is_the_same(name):
         torch.set_num_threads(threads)
 
 
-def test_who_computes_with_bfloat16_gives_nearly_the_same():
-    """Where a recipe says bf16-mixed, devices that have it not compute with float32."""
+def test_a_peer_that_computes_with_bfloat16_gives_nearly_the_same():
+    """Where a recipe says bf16-mixed, devices without it compute with float32."""
     recipe = replace(VIT, precision="bf16-mixed")
     worker, checker = Trainer(recipe, X), Trainer(recipe, Y)
     with torch.autocast("cpu", torch.bfloat16):
@@ -80,8 +80,8 @@ def test_who_computes_with_bfloat16_gives_nearly_the_same():
     assert checker.finds(X, replace(micro_batch, first_position=8)) is False
 
 
-def test_whose_model_is_compiled_computes_again_without_compiling():
-    """Others wait meanwhile, and a micro-batch of another size would have to be compiled first."""
+def test_a_peer_with_a_compiled_model_computes_again_without_compiling():
+    """Other peers wait meanwhile, and a micro-batch of another size would have to be compiled first."""
     compiled = []
 
     def backend(graph, inputs):
@@ -120,7 +120,7 @@ def test_half_of_a_micro_batch_is_not_the_whole():
 
 @pytest.mark.parametrize("micro_batch", [5, 8, 23])
 def test_a_larger_micro_batch_is_computed_again_in_slices(micro_batch):
-    """What stochastic depth leaves out, and augmentation changes, is that of the whole."""
+    """Stochastic depth leaves out, and augmentation changes, the same as in the whole micro-batch."""
     worker, checker = Trainer(VIT, X, micro_batch=24), Trainer(VIT, Y, micro_batch=micro_batch)
     worker.compute(2)
     for line in worker.listed().lines:
@@ -133,7 +133,7 @@ def test_a_larger_micro_batch_is_computed_again_in_slices(micro_batch):
     assert worker.listed() == same.listed(), "to compute in slices leaves no trace"
 
 
-def test_where_a_slice_depends_on_the_rest_there_are_none(monkeypatch):
+def test_a_micro_batch_is_not_sliced_where_a_slice_depends_on_the_rest(monkeypatch):
     assert Trainer(VIT, X).replay.has_slices
     assert not Trainer(BATCH_NORM, X).replay.has_slices
     assert not Trainer(TEXTS, X).replay.has_slices
@@ -154,7 +154,7 @@ def test_several_micro_batches_in_one_line_are_computed_again():
     assert checker.finds(X, replace(both, micro_batches=1)) is False, "each draws anew what it leaves out"
 
 
-def test_a_list_of_very_many_micro_batches_keeps_apart_what_was_computed_before_an_update():
+def test_a_list_of_very_many_micro_batches_keeps_the_work_before_an_update_apart():
     one = Line(0, 1, (1.0,) * NUM_PLACES)
     lines = [replace(one, first_position=number) for number in range(MAX_LINES + 1)]
     listed = listed_in(lines, 3, "")
@@ -164,7 +164,7 @@ def test_a_list_of_very_many_micro_batches_keeps_apart_what_was_computed_before_
     assert listed_in(lines[:-1], 3, "").lines == lines[:-1]
 
 
-def test_what_was_computed_before_the_latest_update_is_computed_again_on_the_weights_of_that_time():
+def test_work_before_the_latest_update_is_computed_again_on_the_weights_of_that_time():
     """With overlap, members compute on while an average is on its way."""
     worker, checker, newcomer = Trainer(VIT, X), Trainer(VIT, Y), Trainer(VIT, Y)
     worker.compute(2)
@@ -202,7 +202,7 @@ def test_a_peer_that_runs_out_of_memory_during_a_check_keeps_its_own_weights(mon
         assert torch.equal(param, before)
 
 
-def test_who_has_computed_on_weights_that_nobody_keeps_names_no_list():
+def test_a_peer_that_has_computed_on_weights_that_no_peer_keeps_names_no_list():
     """It would be found to lie; a list that is missing once is no reason."""
     worker = Trainer(VIT, X)
     worker.compute()
@@ -212,13 +212,13 @@ def test_who_has_computed_on_weights_that_nobody_keeps_names_no_list():
     assert worker.log.own(worker.throughput.work, 1).listed == b""
 
 
-def test_a_peer_of_several_processes_looks_at_others_as_often_as_its_first_one():
+def test_a_peer_of_several_processes_checks_others_as_often_as_its_first_process():
     worker = Trainer(VIT, X)
     worker.compute(4)
     assert worker.log.own(worker.throughput.work, 2).chance == chance_of_an_audit(2)
 
 
-def test_what_a_round_took_along_in_vain_is_in_the_next_list():
+def test_work_that_a_round_took_along_in_vain_is_in_the_next_list():
     worker = Trainer(VIT, X)
     worker.compute(2)
     work = worker.throughput.take()
@@ -238,8 +238,8 @@ def test_samples_that_are_of_no_use_are_not_in_the_list():
     assert [one.first_position for one in worker.listed().lines] == [24]
 
 
-def test_a_peer_most_of_whose_samples_were_of_no_use_names_no_list():
-    """Nobody would take it: who lists samples that are far apart may have chosen them."""
+def test_a_peer_that_has_discarded_most_of_its_samples_names_no_list():
+    """No member would accept it: a peer that lists samples that are far apart may have chosen them."""
     worker = Trainer(VIT, X)
     worker.compute()
     work = worker.throughput.take()
@@ -251,15 +251,15 @@ def test_a_peer_most_of_whose_samples_were_of_no_use_names_no_list():
     assert worker.log.own(worker.throughput.work, 1).listed == b""
 
 
-def test_what_no_honest_peer_can_have_computed_does_not_hold():
+def test_a_line_that_no_honest_peer_can_have_computed_does_not_hold():
     checker = Trainer(BATCH_NORM, Y)
     numbers = (0.0,) * NUM_PLACES
     assert checker.finds(X, Line(2**53, 3, numbers)) is False
     assert checker.finds(X, Line(0, 1, numbers)) is False, "BatchNorm refuses a single sample"
 
 
-def test_who_is_short_of_memory_cannot_tell():
-    """Only some of torch's allocators say by the kind of the error what is wrong."""
+def test_a_checker_that_is_short_of_memory_cannot_tell():
+    """Only some of torch's allocators show by the type of the error what is wrong."""
     checker = Trainer(BATCH_NORM, Y)
 
     def fail(batch) -> torch.Tensor:
@@ -289,7 +289,7 @@ def test_a_peer_that_gives_nothing_has_no_list():
     assert with_work_name(ticket, own) == with_work_name(ticket, None) == ticket
 
 
-def test_only_data_that_all_have_can_be_computed_again(tmp_path):
+def test_only_data_that_all_peers_have_can_be_computed_again(tmp_path):
     recipe = replace(preset("imagefolder-vit-small"), num_classes=2)
     data = build_data(recipe, tmp_path)
     assert not Replay(build_task(VIT), data).is_shared
@@ -305,7 +305,7 @@ def test_distances():
 
 
 @pytest.mark.parametrize("num_micro_batches", [4, 5, 8, 20])
-def test_who_computes_half_is_found_within_a_hundred_updates(num_micro_batches):
+def test_a_member_that_computes_half_is_found_within_a_hundred_updates(num_micro_batches):
     unseen = 1 - chance_of_an_audit(num_micro_batches) / 2
     assert 1 - unseen**100 > 0.95, "a first difference"
     assert chance_of_an_audit(num_micro_batches) <= 0.02 * num_micro_batches

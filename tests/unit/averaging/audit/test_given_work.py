@@ -32,13 +32,13 @@ PLACES_OF = partial(places_in_vector, SIZES)
 
 
 def computed(place: int) -> torch.Tensor:
-    """The mean of a member's gradients."""
+    """The mean gradient that this member has computed."""
     generator = torch.Generator().manual_seed(place)
     return 1e-3 * torch.randn(SIZE, generator=generator)
 
 
 def list_of(place: int, num_before: int = 0, apart: float = 0.0) -> WorkList:
-    """Two micro-batches, of 40 and 60 samples, of which all is noted as it was; they differ by so much."""
+    """The list of two micro-batches, of 40 and 60 samples, noted as they were. `apart` moves their sums apart."""
     total = 100 * computed(place)[PLACES_OF(LINEAGE)]
     first = 0.3 * total + apart
     second = total - first
@@ -59,12 +59,12 @@ LIES = {
 
 
 def gives(lie=None):
-    """What members send, of whom one may lie."""
+    """The gradients that the members send. The liar's gradient is changed if `lie` is given."""
     return lambda place, size: lie(computed(place)) if lie and place == LIAR else computed(place)
 
 
 def compared(codec="fp16", lie=None, group=GROUP, lists=LISTS) -> list[bool]:
-    """Whether the liar has given something else, by each of the reducer's parts with places."""
+    """For each part with places that the liar gave to the reducer: whether it differs from the liar's list."""
     judge = judge_of(codec)
     share = sealed_share(NUMBERS, judge, group, REDUCER, gradients=gives(lie))
     given_work = GivenWork(judge, PLACES_OF)
@@ -74,7 +74,7 @@ def compared(codec="fp16", lie=None, group=GROUP, lists=LISTS) -> list[bool]:
 
 
 def test_gradients_that_are_too_large_for_the_codec_prove_nothing():
-    """They blow up on all members at once, who would leave each other out for good."""
+    """Gradients blow up on all members at once, so these would leave each other out for good."""
     grown = 1e9
     lines = [replace(line, numbers=tuple(grown * n for n in line.numbers)) for line in list_of(LIAR).lines]
     lists = [*LISTS[:LIAR], WorkList("", lines).to_bytes(), *LISTS[LIAR + 1 :]]
@@ -87,7 +87,7 @@ def test_gradients_that_are_too_large_for_the_codec_prove_nothing():
 
 
 @pytest.mark.parametrize("codec", ["none", "fp16"])
-def test_who_gives_what_it_has_computed_is_believed(codec):
+def test_a_member_that_gives_what_it_has_computed_is_believed(codec):
     found = compared(codec)
     assert found
     assert not any(found)
@@ -99,12 +99,12 @@ def test_another_gradient_is_seen_in_each_part(codec, lie):
     assert all(compared(codec, LIES[lie]))
 
 
-def test_what_rounding_does_is_no_lie():
+def test_rounding_is_no_lie():
     assert not any(compared(lie=lambda gradient: 1.01 * gradient))
 
 
 def with_lists(lists: list[bytes], samples: int = 100) -> Group:
-    """The group, whose members have named these."""
+    """The group whose members have named these lists."""
     tickets = [
         replace(ticket, work=name_of(listed), samples=samples) for ticket, listed in zip(TICKETS, lists, strict=True)
     ]
@@ -124,8 +124,8 @@ def test_where_micro_batches_cancel_out_rounding_is_no_lie():
     assert not any(compared("none", group=with_lists(apart), lists=apart))
 
 
-def test_what_earlier_rounds_have_left_out_is_no_lie():
-    """It would be one next to numbers that are zero, as of rows of an embedding that no micro-batch touches."""
+def test_remainders_of_earlier_rounds_are_no_lie():
+    """Beside numbers that are zero they would look like one, as in rows of an embedding that no micro-batch touches."""
     zero = WorkList("", [Line(0, 1, (0.0,) * NUM_PLACES)]).to_bytes()
     group = with_lists([zero] * len(MEMBERS), samples=1)
     judge, seals = judge_of(), {}
@@ -156,7 +156,7 @@ def test_nothing_is_compared_where_numbers_travel_coarsely():
 
 
 def proof_against_the_liar(lie=torch.neg, **changes) -> bytes:
-    """By the reducer, of the first part that tells something."""
+    """The proof that the reducer makes of the first part that tells something."""
     judge = judge_of()
     share = sealed_share(NUMBERS, judge, GROUP, REDUCER, gradients=gives(lie))
     part = GivenWork(judge, PLACES_OF).parts(GROUP, REDUCER, MEMBERS[LIAR])[0]
@@ -173,12 +173,12 @@ def proof_against_the_liar(lie=torch.neg, **changes) -> bytes:
     return of_other_work(**said | {"given": replace(said["given"], **given)})
 
 
-def test_everybody_can_check_the_proof():
+def test_any_peer_can_check_the_proof():
     found = guilty(proof_against_the_liar(), judge_of(), GivenWork(judge_of(), PLACES_OF))
     assert (found.peer, found.what) == (MEMBERS[LIAR], Blame.GAVE_OTHER_WORK)
 
 
-def test_what_a_member_gave_in_one_run_proves_nothing_in_another():
+def test_a_gift_of_a_member_in_one_run_proves_nothing_in_another():
     judge = replace(judge_of(), run="another run")
     with pytest.raises(ValueError, match="nobody has signed that"):
         guilty(proof_against_the_liar(), judge, GivenWork(judge, PLACES_OF))
@@ -202,12 +202,12 @@ FALSE_PROOFS = {
 
 
 @pytest.mark.parametrize("changes", FALSE_PROOFS.values(), ids=FALSE_PROOFS)
-def test_nobody_else_can_be_accused(changes):
+def test_no_other_member_can_be_accused(changes):
     with pytest.raises(ValueError, match=r"part|list|sign|word|malformed|proof|unexpected|known|Expected|other"):
         guilty(proof_against_the_liar(**changes), judge_of(), GivenWork(judge_of(), PLACES_OF))
 
 
-def test_where_nobody_has_lists_it_is_no_proof():
+def test_a_proof_does_not_count_where_members_have_no_lists():
     for given_work in (None, GivenWork(judge_of(), lambda lineage: ())):
         with pytest.raises(ValueError, match=r"known kind|no list"):
             guilty(proof_against_the_liar(), judge_of(), given_work)
@@ -218,7 +218,7 @@ def test_where_nobody_has_lists_it_is_no_proof():
 
 @dataclass
 class Swarm:
-    """Members with all that their averaging processes know, who ask each other directly."""
+    """Members with all that their averaging processes know. They ask each other directly."""
 
     def __post_init__(self):
         self.judge, self.group = judge_of(), GROUP
@@ -254,7 +254,7 @@ class Swarm:
 
 @pytest.mark.parametrize("lie", LIES)
 def test_all_members_leave_the_liar_out_for_good(monkeypatch, lie):
-    """The reducer draws it sooner or later; the others hear of it in the next round."""
+    """The reducer draws the liar sooner or later. The other members hear of it in the next round."""
     monkeypatch.setattr(work_audits, "COMPARED_SHARE", 1.0)
     swarm, found = Swarm(), {}
 
@@ -269,10 +269,10 @@ def test_all_members_leave_the_liar_out_for_good(monkeypatch, lie):
     assert [found[member] for member in honest] == [{MEMBERS[LIAR]: Blame.GAVE_OTHER_WORK}] * 3
     assert all(MEMBERS[LIAR] in swarm.shunned[member] for member in honest)
     back_to = [swarm.audits[member].annotate(TICKETS[0], sound=(0, 2)).back_to for member in honest]
-    assert back_to == [NOWHERE] * 3, "what one member gives is clipped: nobody goes back for that"
+    assert back_to == [NOWHERE] * 3, "what one member gives is clipped: no member goes back for that"
 
 
-def test_nobody_is_left_out_where_all_are_honest(monkeypatch):
+def test_no_member_is_left_out_where_all_are_honest(monkeypatch):
     monkeypatch.setattr(work_audits, "COMPARED_SHARE", 1.0)
     swarm = Swarm()
 
@@ -291,7 +291,7 @@ def test_a_list_of_two_versions_of_the_weights_is_not_compared():
 
 
 def refuses_lists(swarm: Swarm):
-    """The liar answers nothing about its work."""
+    """The liar answers no question about its work."""
 
     def refuse(caller, name):
         raise ValueError("no")
@@ -303,7 +303,7 @@ def shows_another_list(swarm: Swarm):
     swarm.audits[MEMBERS[LIAR]].work.answer = lambda caller, name: LISTS[1]
 
 
-def test_who_shows_no_list_or_another_one_is_left_out_for_that(monkeypatch):
+def test_a_member_that_shows_no_list_or_another_one_is_left_out_for_that(monkeypatch):
     monkeypatch.setattr(work_audits, "COMPARED_SHARE", 1.0)
     for hide in (refuses_lists, shows_another_list):
         swarm, found = Swarm(), {}
@@ -319,7 +319,7 @@ def test_who_shows_no_list_or_another_one_is_left_out_for_that(monkeypatch):
 
 
 def test_a_line_that_explains_a_lie_is_drawn_to_be_computed_again():
-    """It has one sample of a hundred, and all of the gradient that is not there."""
+    """The line has one sample of a hundred, and all of the gradient that was not computed."""
     total = tuple((100 * computed(LIAR)[PLACES_OF(LINEAGE)]).tolist())
     honest = [Line(3 * number, 3, tuple(one / 33 for one in total)) for number in range(33)]
     made_up = Line(99, 1, tuple(-2 * one for one in total))

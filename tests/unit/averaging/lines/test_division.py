@@ -1,4 +1,4 @@
-"""Shares by lines: what all members find alike from their tickets, and what nobody gets, whatever it says."""
+"""Shares by lines: all members compute the same division from their tickets, and no member gets more than the bound."""
 
 import random
 from fractions import Fraction
@@ -20,19 +20,19 @@ lines = some.one_of(some.integers(0, MAX_LINE_KBPS), some.sampled_from([0, 1, 2,
 
 @some.composite
 def swarms(draw):
-    """Lines and givers of those that can be called, and how many members there are."""
+    """Lines of the members that can be called, whether each has samples, and the number of all members."""
     members = draw(some.lists(some.tuples(lines, some.booleans()), min_size=1, max_size=64))
     return *zip(*members, strict=True), len(members) + draw(some.integers(0, 20))
 
 
 def seconds_of(line: int, share: Fraction, has_samples: bool, num_members: int) -> Fraction:
-    """For what a member sends, of a vector of one unit."""
+    """Seconds that a member needs to send its part of an exchange, for a vector of one unit."""
     sent = share * (num_members - 1) + (1 - share) * has_samples
     return sent / line
 
 
 @given(swarms())
-def test_shares_add_up_and_nobody_gets_too_much(swarm):
+def test_shares_add_up_and_no_member_gets_too_much(swarm):
     shares, k = divide(*swarm), len(swarm[0])
     assert len(shares) == k
     assert min(shares) >= 0
@@ -47,7 +47,7 @@ def test_the_faster_line_never_gets_less(swarm, rng):
     shares = divide(of_lines, (True,) * len(gives), num_members)
     known = [(line, share) for line, share in zip(of_lines, shares, strict=True) if line]
     assert all(more >= less for line, more in known for other, less in known if line > other)
-    if len(known) == len(shares):  # else the middle one may be another
+    if len(known) == len(shares):  # otherwise the middle line may be another one
         place = rng.randrange(len(shares))
         faster = [*of_lines]
         faster[place] = min(MAX_LINE_KBPS, 2 * faster[place])
@@ -57,7 +57,10 @@ def test_the_faster_line_never_gets_less(swarm, rng):
 
 @given(swarms())
 def test_no_number_moved_to_another_member_ends_the_round_earlier(swarm):
-    """All that have something, and are not at the bound, end at the same time; who has nothing could not be sooner."""
+    """All members that have a share, and are not at the bound, end at the same time.
+
+    The others could not end sooner.
+    """
     of_lines, gives, num_members = swarm
     of_lines = tuple(line or 7 for line in of_lines)
     shares = divide(of_lines, gives, num_members)
@@ -71,7 +74,7 @@ def test_no_number_moved_to_another_member_ends_the_round_earlier(swarm):
             assert seconds_of(line, share + step, has, num_members) >= last
 
 
-def test_as_long_as_no_line_is_known_or_all_are_alike_shares_are_equal():
+def test_shares_are_equal_as_long_as_no_line_is_known_or_all_are_alike():
     for of_lines in ((0,) * 5, (10_000,) * 5, (10_000, 0, 0, 10_000, 0)):
         assert divide(of_lines, (True,) * 5, 8) == (1,) * 5
     assert divide((0, 0), (True, False), 3) == (1, 1)
@@ -91,11 +94,11 @@ def test_a_line_that_is_not_known_counts_as_the_middle_one():
 @pytest.mark.parametrize(
     ("of_lines", "num_members", "expected", "times_faster"),
     [
-        # Of eight, four can be called, and one of these has a slow line: 2.5 vectors before, and 1 now.
+        # Of eight members, four can be called, and one of these has a slow line: 2.5 vectors before, and 1 now.
         ((10_000, 100_000, 100_000, 100_000), 8, (0, 1 / 3, 1 / 3, 1 / 3), 2.5),
         # Four home lines.
         ((10_000, 40_000, 50_000, 500_000), 4, (0, 0.211, 0.389, 0.4), 1.5),
-        # Of two that can be called, one gets two thirds at most.
+        # Of two members that can be called, one gets two thirds at most.
         ((10_000, 100_000), 6, (1 / 3, 2 / 3), 9 / 7),
     ],
 )
@@ -107,14 +110,14 @@ def test_a_slow_line_reduces_little_or_nothing(of_lines, num_members, expected, 
     assert equal / now == pytest.approx(times_faster, rel=0.01)
 
 
-def test_who_has_no_samples_reduces_more_for_the_same_line():
+def test_a_member_without_samples_reduces_more_for_the_same_line():
     helper, *others = divide((100, 10, 100, 100, 100), (False, True, True, True, True), 8)
     assert [helper / WHOLE, *(share / WHOLE for share in others)] == pytest.approx(
         [1 / 3, 0, 2 / 9, 2 / 9, 2 / 9], abs=0.001
     )
 
 
-def test_a_liar_of_three_gets_half_and_three_of_nine_get_three_fifths():
+def test_one_liar_of_three_members_gets_half_and_three_of_nine_get_three_fifths():
     assert divide((MAX_LINE_KBPS, 10, 10), (True,) * 3, 20)[0] == WHOLE // 2
     shares = divide((MAX_LINE_KBPS,) * 3 + (10,) * 6, (True,) * 9, 9)
     assert max(shares) <= WHOLE // 5
@@ -125,14 +128,14 @@ def test_a_liar_of_three_gets_half_and_three_of_nine_get_three_fifths():
 
 
 def group_of(*members: tuple[int, bool, int]) -> Group:
-    """Of lines, whether they cannot be called, and samples."""
+    """A group of members, each given as line, whether it cannot be called, and samples."""
     peers = tuple(PeerID(bytes([number])) for number in range(len(members)))
     lineage = bytes(LINEAGE_BYTES)
     tickets = tuple(Ticket(3, samples, mode, 1.0, lineage, line_kbps=line) for line, mode, samples in members)
     return Group(bytes(16), peers, tickets)
 
 
-def test_who_cannot_be_called_has_no_share_and_its_line_does_not_matter():
+def test_a_member_that_cannot_be_called_has_no_share_and_its_line_does_not_matter():
     group = group_of((10, False, 8), (0, True, 8), (100, False, 8), (10**6, True, 8), (100, False, 0))
     shares = shares_of(group)
     assert [*shares] == [group.peer_ids[place] for place in (0, 2, 4)]

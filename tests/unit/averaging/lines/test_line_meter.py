@@ -1,4 +1,4 @@
-"""What rounds show of a line, and where shares go that follow it."""
+"""What rounds show of a peer's line, and how shares follow it."""
 
 import math
 from statistics import mean
@@ -11,11 +11,11 @@ from swarm.averaging.lines.line_meter import GROWTH, LEAST_BYTES, SHORT_SECONDS,
 
 PEERS = [PeerID(bytes([number])) for number in range(5)]
 MBPS = 125_000
-"""Bytes a second."""
+"""Bytes per second."""
 
 
 def waits_of(told: dict[int, float], seen: dict[int, float] | None = None) -> Waits:
-    """How often of a hundred times reducers waited for this peer, and it for others."""
+    """Waits in 100 parts: shares in which reducers waited for this peer (`told`), and it for senders (`seen`)."""
     waits = Waits()
     for number in range(100):
         for reducer, fraction in told.items():
@@ -28,7 +28,7 @@ def waits_of(told: dict[int, float], seen: dict[int, float] | None = None) -> Wa
 def round_of(
     meter: LineMeter, mbps: float, is_waited_for: bool, seconds: float = 10.0, equal_bytes: float = math.inf
 ) -> int:
-    """What it says after an exchange in which so much was sent."""
+    """The line speed that the meter states after an exchange in which this much was sent."""
     meter.begin()
     for number in (1, 2, 3):
         meter.waits.told(PEERS[number], is_waited_for)
@@ -36,7 +36,7 @@ def round_of(
     return meter.kbps
 
 
-def test_a_line_for_which_others_wait_carries_what_it_has_carried():
+def test_a_line_that_others_wait_for_carries_what_it_has_carried():
     meter = LineMeter()
     assert meter.kbps == 0
     assert round_of(meter, 10, True) == 10_000
@@ -50,7 +50,7 @@ def test_an_idle_line_can_carry_more_than_it_has():
     assert round_of(meter, 3, False) == 32_000, "that it has carried less says nothing"
 
 
-def test_once_it_has_shown_its_bounds_it_goes_beyond_them_only_a_little_at_a_time():
+def test_a_line_that_has_shown_its_bounds_goes_beyond_them_only_a_little_at_a_time():
     meter = LineMeter()
     for _ in range(3):
         round_of(meter, 10, True)
@@ -88,8 +88,11 @@ def test_a_short_exchange_shows_no_bounds():
     assert round_of(LineMeter(), 10, True, SHORT_SECONDS / 2) == 20_000
 
 
-def test_lines_that_are_fast_enough_say_the_same_whatever_the_first_exchange_has_shown():
-    """The first one takes long, since processors are busy; all others take as long as processors and round trips do."""
+def test_fast_lines_say_the_same_whatever_the_first_exchange_has_shown():
+    """The first exchange takes long, since processors are busy.
+
+    The others take as long as processors and round trips do.
+    """
     vector, meters, first = 3.2e6, [LineMeter() for _ in range(5)], (13, 13, 20, 25, 37)
     for meter, mbps in zip(meters, first, strict=True):
         round_of(meter, mbps, True, 3.0, equal_bytes=1.6 * vector)
@@ -102,8 +105,8 @@ def test_lines_that_are_fast_enough_say_the_same_whatever_the_first_exchange_has
     assert divide(tuple(meter.kbps for meter in meters), (True,) * 5, 5) == (1,) * 5
 
 
-def test_a_round_in_which_somebody_was_lost_tells_of_a_line_only_if_it_was_in_the_way():
-    """A line that is given a share far too large for it may never see the end of a round."""
+def test_a_round_that_lost_a_member_tells_of_a_line_only_if_the_line_was_in_the_way():
+    """A peer with a share far too large for its line may never see the end of a round."""
     for is_waited_for, kbps in ((False, 0), (True, 10_000)):
         meter = LineMeter()
         meter.begin()
@@ -112,7 +115,7 @@ def test_a_round_in_which_somebody_was_lost_tells_of_a_line_only_if_it_was_in_th
         assert meter.kbps == kbps
 
 
-def test_nobody_says_more_than_it_may_send():
+def test_a_peer_says_no_more_than_it_may_send():
     meter = LineMeter(most_kbps=15_000.0)
     assert round_of(meter, 10, False) == 15_000
 
@@ -126,12 +129,12 @@ def test_nobody_says_more_than_it_may_send():
         ({1: 0.3, 2: 0.35, 3: 0.3}, {1: 0.3, 2: 0.35, 3: 0.3}, 4, True),  # all are alike
         ({1: 1.0, 2: 0.02, 3: 0.01}, {1: 0.1, 2: 0.1, 3: 0.1}, 4, False),  # the first one lies, or is slow itself
         ({1: 0.9, 2: 0.9}, {}, 4, True),  # this peer reduces nothing, since it is slow
-        ({1: 0.33}, {1: 0.95, 2: 0.0, 3: 0.0}, 4, False),  # of two reducers, the other one: all wait for its answers
+        ({1: 0.33}, {1: 0.95, 2: 0.0, 3: 0.0}, 4, False),  # all wait for the other of two reducers
         ({1: 0.95}, {1: 0.33, 2: 0.3, 3: 0.3}, 4, True),
         ({1: 0.9}, {1: 0.9}, 2, True),
     ],
 )
-def test_whose_line_it_is_for_which_all_wait(told, seen, num_members, was_for_me):
+def test_a_meter_tells_whether_all_members_wait_for_this_line(told, seen, num_members, was_for_me):
     assert waits_of(told, seen).were_for_me(num_members) == was_for_me
 
 
@@ -139,11 +142,11 @@ def test_whose_line_it_is_for_which_all_wait(told, seen, num_members, was_for_me
 
 
 class ModelSwarm:
-    """Members whose exchanges take as long as the slowest line needs, for what its share makes it send.
+    """Members whose exchanges take as long as the slowest line needs to send what its share requires.
 
     Args:
-        lines: of those that can be called, in Mbit/s
-        num_members: of all
+        lines: lines of the members that can be called, in Mbit/s
+        num_members: number of all members
     """
 
     VECTOR = 10e6
@@ -153,7 +156,7 @@ class ModelSwarm:
         self._meters = [LineMeter() for _ in lines]
 
     def round(self) -> float:
-        """Returns the seconds of the exchange."""
+        """Run one exchange and return its seconds."""
         shares = divide(tuple(meter.kbps for meter in self._meters), (True,) * len(self.lines), self._num_members)
         sent = [self.VECTOR * (1 + share / sum(shares) * (self._num_members - 2)) for share in shares]
         needed = [num_bytes / (line * MBPS) for num_bytes, line in zip(sent, self.lines, strict=True)]
@@ -166,7 +169,7 @@ class ModelSwarm:
         return seconds
 
     def best(self, with_equal_shares: bool = False) -> float:
-        """Seconds with these shares, if all lines were known."""
+        """Seconds of an exchange with these shares, if all lines were known."""
         told = tuple(int(1000 * line) for line in self.lines)
         shares = (1,) * len(told) if with_equal_shares else divide(told, (True,) * len(told), self._num_members)
         vectors = [1 + share / sum(shares) * (self._num_members - 2) for share in shares]

@@ -54,7 +54,7 @@ def averages_of(group: Group, *arguments, **keywords) -> tuple[Exchange, list[to
 
 @pytest.mark.parametrize("lines", LINES.values(), ids=LINES)
 @pytest.mark.parametrize("is_sealed", [False, True])
-def test_the_bits_of_a_mean_do_not_depend_on_who_reduces_which_part(lines, is_sealed):
+def test_the_bits_of_a_mean_do_not_depend_on_the_reducer_of_each_part(lines, is_sealed):
     _, equal = averages_of(with_lines((0,) * 4), rule=MEAN)
     group = with_lines(lines)
     exchange, unequal = averages_of(group, "none", seals_of if is_sealed else None, rule=MEAN)
@@ -76,7 +76,7 @@ def test_one_member_can_reduce_everything():
 
 @pytest.mark.parametrize("codec", ["fp16", "int8", "int4"])
 def test_nothing_of_a_gradient_is_lost_where_shares_move(codec):
-    """What members gave in all rounds is what averages moved, and what is left out now: of senders and of reducers."""
+    """Everything that members gave is in the averages, or still left out at senders and reducers."""
     rng, swarm = random.Random(codec), group_of(MEMBERS).peer_ids
     feedbacks = {me: ErrorFeedback(CODECS[codec](), SIZE) for me in swarm}
     given, moved, gap = torch.zeros(SIZE, dtype=torch.float64), torch.zeros(SIZE, dtype=torch.float64), []
@@ -98,7 +98,7 @@ def test_nothing_of_a_gradient_is_lost_where_shares_move(codec):
 
 
 class HasASlowLine(AllReduce):
-    """Each of its parts comes long after those of the others."""
+    """A member on a slow line: each of its parts comes long after those of the others."""
 
     async def inputs_for(self, reducer):
         async for message in super().inputs_for(reducer):
@@ -107,7 +107,7 @@ class HasASlowLine(AllReduce):
 
 
 @pytest.mark.parametrize("lines", [(0, 0, 0, 0), (1, 100, 100, 100)], ids=["equal shares", "none for the slow one"])
-def test_all_know_for_whom_they_wait(lines):
+def test_all_members_know_for_which_member_they_wait(lines):
     group = with_lines(lines)
     slow = group.peer_ids[0]
     exchange, _ = averages_of(group, "none", None, rule=CLIPPED, kinds={slow: HasASlowLine})

@@ -1,4 +1,4 @@
-"""In a swarm of short steps a group is held open for who is right behind it, and no stranger holds the swarm up so."""
+"""In a swarm of short steps a leader holds its group open for a joiner right behind it. Strangers cannot abuse this."""
 
 import asyncio
 import time
@@ -29,7 +29,7 @@ HOLD_SECONDS = DEFAULT_TIMEOUTS.hold_seconds
 
 
 def ticket(step: int, samples: int = 64) -> Ticket:
-    """Of a peer with the weights that the swarm has at this step."""
+    """The ticket of a peer with the weights that the swarm has at this step."""
     return Ticket(step, samples, False, 1.0, step.to_bytes(LINEAGE_BYTES, "big"))
 
 
@@ -39,11 +39,11 @@ def patience_in_virtual_time(monkeypatch):
 
 
 class Leader:
-    """It has a target's samples by itself, and expects nobody.
+    """A leader that has the target's samples by itself, and expects no peer.
 
     Args:
-        known: those who have averaged with it; whoever else is a stranger
-        usual_seconds: of an exchange
+        known: peers that have averaged with the leader; all others are strangers
+        usual_seconds: usual seconds of an exchange
     """
 
     def __init__(self, known: Collection[PeerID] = (JOINER, FRIEND), usual_seconds: float = 0.0):
@@ -57,35 +57,38 @@ class Leader:
             await asyncio.sleep(0.1)
 
     async def lead(self, step: int) -> tuple[Group, float]:
-        """The group of this step, and how long it was held open."""
+        """Lead the group of this step. Return the group, and how long it was held open."""
         loop = asyncio.get_running_loop()
         began = loop.time()
         group = await self.meeting.meet(ticket(step), [Member(ME, 0.0, False)], PATIENCE_SECONDS, began + 1000)
         return group, loop.time() - began
 
     async def knock(self, peer: PeerID, step: int) -> int:
-        """What is said at the door to somebody who comes for this step, and does not wait there."""
+        """The first answer to a peer that asks to join this step and does not wait there."""
         guest = self.come(peer, step)
         code = (await anext(guest)).code
         await guest.aclose()
         return code
 
     def come(self, peer: PeerID, step: int):
-        """The stream of what is said to somebody who comes for this step."""
+        """The stream of answers to a peer that asks to join this step."""
         request = averaging_pb2.JoinRequest(schema_hash=b"", gather=to_knock(ticket(step).to_bytes()))
         return self.meeting.lobby.serve(request, SimpleNamespace(remote_id=peer))
 
 
 @pytest.mark.parametrize("lacks", [1, 2], ids=["the average that is being made", "one more"])
 def test_a_group_is_held_open_for_a_joiner_that_is_right_behind(lacks, monkeypatch):
-    """Each step is over before it has caught up with the one before: without that it would never be in a group."""
+    """Each step is over before the joiner has caught up with the one before.
+
+    Without the hold it would never be in a group.
+    """
 
     async def steps() -> None:
         leader = Leader()
         await leader.lead(4)
         assert await leader.knock(JOINER, 5 - lacks) == averaging_pb2.CANCELLED, "it is told that it is too late"
         leading = asyncio.ensure_future(leader.lead(5))
-        await asyncio.sleep(0.5 * HOLD_SECONDS)  # it takes over what it has missed
+        await asyncio.sleep(0.5 * HOLD_SECONDS)  # the joiner takes over what it has missed
         assert not leading.done()
         guest = leader.come(JOINER, 5)
         assert (await anext(guest)).code == averaging_pb2.ACCEPTED
@@ -98,7 +101,7 @@ def test_a_group_is_held_open_for_a_joiner_that_is_right_behind(lacks, monkeypat
 
 
 @pytest.mark.parametrize("usual_seconds", [0.0, 60.0])
-def test_it_is_held_for_some_seconds_or_a_share_of_an_exchange(usual_seconds, monkeypatch):
+def test_a_group_is_held_open_for_some_seconds_or_a_share_of_an_exchange(usual_seconds, monkeypatch):
     async def steps() -> None:
         leader = Leader(usual_seconds=usual_seconds)
         await leader.lead(4)
@@ -111,7 +114,7 @@ def test_it_is_held_for_some_seconds_or_a_share_of_an_exchange(usual_seconds, mo
     run_in_virtual_time(steps, monkeypatch)
 
 
-def test_it_is_not_held_for_a_joiner_that_has_gone(monkeypatch):
+def test_a_group_is_not_held_open_for_a_joiner_that_has_gone(monkeypatch):
     async def steps() -> None:
         leader = Leader()
         await leader.lead(4)
@@ -122,8 +125,8 @@ def test_it_is_not_held_for_a_joiner_that_has_gone(monkeypatch):
     run_in_virtual_time(steps, monkeypatch)
 
 
-def test_of_those_who_come_too_late_some_are_waited_for(monkeypatch):
-    """Names cost nothing, and each of them would be watched."""
+def test_some_of_many_late_peers_are_waited_for(monkeypatch):
+    """Names cost nothing, and the leader would have to watch each of them."""
 
     async def steps() -> None:
         leader, lobby = (leader := Leader()), leader.meeting.lobby
@@ -146,7 +149,7 @@ def test_a_member_that_comes_too_late_again_and_again_is_waited_for_a_few_times(
             await leader.knock(JOINER, step - behind)
             await asyncio.sleep(COMPUTE_SECONDS)
             step += 1
-        each = HOLD_SECONDS - behind * COMPUTE_SECONDS  # what a pursuer lacks is there when the step is over
+        each = HOLD_SECONDS - behind * COMPUTE_SECONDS  # a pursuer has what it lacks when the step is over
         assert held == pytest.approx([each] * MAX_HOLDS, abs=0.1)
         assert step > 50, "the swarm goes on"
 
@@ -154,7 +157,7 @@ def test_a_member_that_comes_too_late_again_and_again_is_waited_for_a_few_times(
 
 
 def test_strangers_hold_a_swarm_up_for_a_small_share_of_its_time(monkeypatch):
-    """Each with a new name, so that none has been waited for before."""
+    """Each stranger has a new name, so the leader has waited for none of them before."""
 
     async def steps() -> None:
         leader, step, held_seconds, loop = Leader(known=[FRIEND]), 4, 0.0, asyncio.get_running_loop()

@@ -1,4 +1,4 @@
-"""Seniors who are silent cost their juniors one silence, and not one each."""
+"""Silent seniors cost their juniors one wait in all, and not one each."""
 
 import asyncio
 from types import SimpleNamespace
@@ -18,11 +18,11 @@ SENIORS, ME = [PeerID(bytes([18, 32, *[number] * 32])) for number in range(3)], 
 
 
 async def never(*_, **__) -> None:
-    """A frozen process takes calls and says nothing."""
+    """Wait for ever, as a call to a frozen process does: the call is taken and nothing is said."""
     await asyncio.Event().wait()
 
 
-def test_seniors_who_are_silent_are_given_up_together(monkeypatch):
+def test_silent_seniors_are_given_up_together(monkeypatch):
     async def meet() -> None:
         network = SimpleNamespace(peer_id=ME, call_protobuf_handler=never, iterate_protobuf_handler=never)
         detector, loop = FailureDetector(network, "run"), asyncio.get_running_loop()

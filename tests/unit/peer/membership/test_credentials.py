@@ -43,7 +43,7 @@ def organiser() -> Organiser:
 
 @pytest.fixture
 def line(organiser) -> JoinLine:
-    """Nobody enrols there."""
+    """A join line at whose address no enrolment server answers."""
     return JoinLine("night-1", organiser.signer.public_key, (ADDRESS,), bytes(16), 9, bytes(16))
 
 
@@ -69,7 +69,7 @@ def test_a_member_comes_back_with_what_it_has_kept(organiser, line, identity, pe
     assert again.new_admission().own == member.new_admission().own
 
 
-def test_it_keeps_who_was_removed(organiser, line, identity, peer_id, folder):
+def test_a_member_keeps_the_list_of_removed_members(organiser, line, identity, peer_id, folder):
     member = become_member(line, identity, "ada", folder, given(organiser.certificate(peer_id)))
     admission = member.new_admission()
     admission.lists.take(REMOVED, organiser.remove(admission, why="noise"))
@@ -78,8 +78,8 @@ def test_it_keeps_who_was_removed(organiser, line, identity, peer_id, folder):
 
 
 @pytest.mark.parametrize("changed", ["the recipe", "nothing but the time"])
-def test_what_was_ordered_before_the_run_began_anew_does_not_count(organiser, line, identity, peer_id, folder, changed):
-    """Under the same run id. Who is revoked or removed is so all the same."""
+def test_orders_from_before_the_run_began_anew_do_not_count(organiser, line, identity, peer_id, folder, changed):
+    """The run id is the same. Revocations and removals count all the same."""
     first = RunManifest(PROTOCOL, "night-1", preset("digits")).signed_by(organiser.signer)
     second = replace(first, begun=first.begun + 1)
     if changed == "the recipe":
@@ -120,7 +120,7 @@ def test_a_certificate_that_does_not_count_is_refused(organiser, line, identity,
 @pytest.mark.parametrize(
     "text", ["", "{}", "[]", '{"line": 7}', "{" * 5000, '{"line": "swarm://x", "certificate": ""}']
 )
-def test_what_cannot_be_read_is_asked_for_again(line, identity, folder, text):
+def test_a_file_that_cannot_be_read_is_replaced_by_a_new_request(line, identity, folder, text):
     folder.membership.write_text(text)
     assert Credentials.read(folder.membership) is None
     with pytest.raises(InputError, match="The enrolment server does not answer"):
@@ -135,7 +135,7 @@ def test_the_certificate_of_another_organiser_is_not_used(organiser, line, ident
         become_member(line, identity, "ada", folder)
 
 
-def test_who_cannot_renew_hears_that_its_certificate_has_ended(organiser, line, identity, peer_id, folder):
+def test_a_member_that_cannot_renew_hears_that_its_certificate_has_ended(organiser, line, identity, peer_id, folder):
     Credentials(line, organiser.certificate(peer_id, end=-5)).write(folder.membership)
     with pytest.raises(
         InputError,

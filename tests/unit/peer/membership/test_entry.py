@@ -1,4 +1,4 @@
-"""How a peer is let into its run: what is decided before anybody is called."""
+"""How a peer is admitted to its run: what is decided before any other peer is called."""
 
 import socket
 from collections.abc import Callable
@@ -46,7 +46,7 @@ def test_a_join_line_says_where_and_which_run(options, line):
     assert parsed == line
     assert (found.initial_peers, found.run_id) == ((ADDRESS,), "night-1")
     assert Entry(found, parsed).organiser == line.organiser
-    words = str(line)[:60], str(line)[60:]  # a messenger has broken it
+    words = str(line)[:60], str(line)[60:]  # as a messenger may break it
     assert unfolded(replace(options, initial_peers=words))[1] == line
     with pytest.raises(InputError, match="is of run night-1, and --run-id says other"):
         unfolded(replace(options, initial_peers=(str(line),), run_id="other"))
@@ -67,10 +67,10 @@ def test_the_organiser_makes_her_key_once(options, tmp_path):
 
 
 @pytest.mark.parametrize("has_folder", [True, False])
-def test_a_run_keeps_its_beginning_as_long_as_her_peer_has_its_folder(options, line, tmp_path, has_folder):
+def test_a_run_keeps_its_beginning_as_long_as_the_organisers_peer_has_its_folder(options, line, tmp_path, has_folder):
     """Orders count for one beginning: those of an earlier run must not end a new one of the same name.
 
-    No checkpoint is needed: where her peer is killed before it has made one, others train on, and it comes back to
+    No checkpoint is needed. If her peer is killed before it has made one, others train on, and it comes back to
     them.
     """
     entry = Entry(replace(options, run_id="night-1", membership=MembershipOptions(by_invitation=True)), None)
@@ -86,8 +86,11 @@ def test_a_run_keeps_its_beginning_as_long_as_her_peer_has_its_folder(options, l
     assert again.signed_by(signer).key_prefix == again.key_prefix
 
 
-def test_her_peer_takes_no_other_port_than_the_one_that_join_lines_name(options, tmp_path):
-    """Members renew their certificates where their lines say: elsewhere they could not, and would drop out."""
+def test_the_organisers_peer_takes_no_other_port_than_the_one_that_join_lines_name(options, tmp_path):
+    """Members renew their certificates at the port in their lines.
+
+    At another one they could not, and would drop out.
+    """
     entry = Entry(replace(options, run_id="night-1", membership=MembershipOptions(by_invitation=True)), None)
     manifest, folder = entry.new_manifest(PROTOCOL, RECIPE), OrganiserFolder(tmp_path, "night-1")
     with socket.create_server(("127.0.0.1", 0)) as other:
@@ -99,7 +102,7 @@ def test_her_peer_takes_no_other_port_than_the_one_that_join_lines_name(options,
 
 @pytest.fixture
 def invitation_of(options, tmp_path, monkeypatch) -> Callable[..., tuple[JoinLine, str]]:
-    """What the organiser's peer of run night-1 prints at a start with these options of membership."""
+    """The line and the text that the organiser's peer of run night-1 prints at a start with these options."""
 
     def take_part(*_) -> None:
         raise RuntimeError("this is as far as it goes here")
@@ -119,7 +122,7 @@ def invitation_of(options, tmp_path, monkeypatch) -> Callable[..., tuple[JoinLin
 
 
 def test_a_first_peer_that_starts_again_prints_its_line_until_she_closes_it(invitation_of, tmp_path):
-    """Peers start again by themselves, which must not open a door that she has closed."""
+    """Peers start again by themselves. That must not make an invitation after she has closed hers."""
     registry = OrganiserFolder(tmp_path, "night-1").registry
     first, said = invitation_of(invite=3)
     assert said.startswith("3 people can join with this line, until ")
@@ -135,7 +138,7 @@ def test_a_first_peer_that_starts_again_prints_its_line_until_she_closes_it(invi
     assert registry.invitations() == []
 
 
-def test_a_line_that_has_expired_does_not_keep_a_first_peer_from_making_one(invitation_of):
+def test_an_expired_line_does_not_keep_a_first_peer_from_making_a_new_one(invitation_of):
     """She has tried it the day before, with an invitation for an hour."""
     lines = [invitation_of(invite=3, invite_days=1e-9)[0] for _ in range(2)]
     assert all(line.token for line in lines)
@@ -152,7 +155,7 @@ def test_other_numbers_at_a_later_start_make_another_line(invitation_of, tmp_pat
 
 
 @pytest.mark.parametrize("is_open", [False, True])
-def test_without_an_invitation_she_reads_how_to_make_one(invitation_of, tmp_path, is_open):
+def test_the_organiser_reads_how_to_make_an_invitation_where_there_is_none(invitation_of, tmp_path, is_open):
     line, said = invitation_of(invite=0, open=is_open)
     assert line.token == b""
     assert said.startswith("No invitation was made (--invite 0). To make one:\n")
@@ -160,15 +163,15 @@ def test_without_an_invitation_she_reads_how_to_make_one(invitation_of, tmp_path
 
 
 @pytest.mark.parametrize(("client_mode", "fix"), [(True, "leave out --client-mode"), (False, "give it a --port")])
-def test_the_organiser_hears_why_nobody_can_call_her_peer(options, client_mode, fix):
+def test_the_organiser_hears_why_no_peer_can_call_hers(options, client_mode, fix):
     hers = replace(options, run_id="night-1", membership=MembershipOptions(by_invitation=True))
     entry = Entry(replace(hers, connection=ConnectionOptions(client_mode=client_mode)), None)
     with pytest.raises(InputError, match=f"has to be one that others can call: {fix}"):
         entry.take_part(SimpleNamespace(), entry.new_manifest(PROTOCOL, RECIPE), [])
 
 
-def test_her_peer_notes_what_she_says_of_her_address(options, tmp_path, monkeypatch):
-    """`swarm invite` warns of addresses that nobody outside can call, and hers may be of a VPN."""
+def test_the_organisers_peer_notes_the_public_address_that_she_gives(options, tmp_path, monkeypatch):
+    """`swarm invite` warns of addresses that no peer outside can call, and hers may be of a VPN."""
 
     def take_part(*_) -> None:
         raise RuntimeError("this is as far as it goes here")
@@ -200,7 +203,7 @@ def test_a_member_goes_on_alone_only_with_what_its_organiser_has_signed(options,
 
 
 @pytest.mark.parametrize("kind", ["by invitation", "without an invitation", "open"])
-def test_the_line_for_others_is_the_last_that_is_said(line, tmp_path, kind):
+def test_the_line_for_others_comes_last(line, tmp_path, kind):
     address = ADDRESS.replace("127.0.0.1", "192.168.1.5")
     token = bytes(16) if kind == "by invitation" else b""
     invitation = None if kind == "open" else (replace(line, addresses=(address,), token=token), "It is so.")
@@ -215,7 +218,7 @@ def test_the_line_for_others_is_the_last_that_is_said(line, tmp_path, kind):
         assert said[-1].endswith(f"swarm join {shown}")
 
 
-def test_who_is_in_an_open_run_reads_what_that_means(organiser):
+def test_a_person_in_an_open_run_reads_what_that_means(organiser):
     elsewhere = ADDRESS.replace("127.0.0.1", "192.168.1.5")
     manifest = RunManifest(PROTOCOL, "night-1", RECIPE)
     said = open_door(manifest, [ADDRESS, elsewhere], joins=False)
@@ -224,7 +227,7 @@ def test_who_is_in_an_open_run_reads_what_that_means(organiser):
     )
     assert "start another run by invitation" in said
     assert "its organiser has to start" in open_door(manifest, [elsewhere], joins=True)
-    assert open_door(manifest, [ADDRESS], joins=False) == "", "nobody elsewhere can reach it"
+    assert open_door(manifest, [ADDRESS], joins=False) == "", "no peer elsewhere can reach it"
     assert open_door(manifest.signed_by(organiser.signer), [elsewhere], joins=True) == ""
 
 

@@ -1,4 +1,4 @@
-"""What a member does while it trains: hear who was removed, renew its certificate, leave when it has to."""
+"""What a member does while it trains: it hears of removals, renews its certificate, and leaves when it has to."""
 
 import threading
 import time
@@ -22,7 +22,7 @@ ADA, BOB = (peer_of(subkey_of(name)) for name in ("ada", "bob"))
 
 
 class DHT:
-    """What the DHT process knows, and what it was told."""
+    """A stand-in for the DHT process: what it knows, and what it was told."""
 
     owner = subkey_of("ada")
     acquaintances = SimpleNamespace(peers=())
@@ -102,7 +102,7 @@ def test_the_averaging_process_is_told_once_it_is_there(organiser):
     assert not member.ends
 
 
-def test_it_hears_who_was_removed_and_passes_that_on(organiser):
+def test_a_member_hears_of_removals_and_passes_them_on(organiser):
     member, bob = Watched(organiser), organiser.admission(BOB)
     member.watch.look()
     member.admission.admit(bob.show(b""), BOB)
@@ -117,7 +117,7 @@ def test_it_hears_who_was_removed_and_passes_that_on(organiser):
     assert not member.ends
 
 
-def test_it_leaves_when_it_was_removed_itself(organiser):
+def test_a_member_leaves_when_it_was_removed_itself(organiser):
     member = Watched(organiser)
     member.dht.hears(organiser, organiser.remove(member.admission, why="it sent noise"))
     member.watch.look()
@@ -135,7 +135,7 @@ def test_the_reason_of_a_deputy_moves_no_terminal(organiser):
     assert [str(why) for why in member.ends] == ["The organiser has removed this peer from the run: [2Jnoise."]
 
 
-def test_it_renews_its_certificate_when_half_of_it_is_over(organiser):
+def test_a_member_renews_its_certificate_when_half_of_it_is_over(organiser):
     newer = organiser.certificate(ADA)
     young = Watched(organiser, begin=-10, end=100, renews=lambda before: pytest.fail("too early"))
     young.watch.look()
@@ -148,7 +148,7 @@ def test_it_renews_its_certificate_when_half_of_it_is_over(organiser):
     assert member.dht.shown == [newer], "once"
 
 
-def test_who_wakes_up_with_a_certificate_that_has_ended_renews_it(organiser):
+def test_a_member_that_wakes_up_with_an_ended_certificate_renews_it(organiser):
     newer = organiser.certificate(ADA)
     member = Watched(organiser, begin=-100, end=-5, renews=lambda before: newer)
     member.look()
@@ -156,7 +156,7 @@ def test_who_wakes_up_with_a_certificate_that_has_ended_renews_it(organiser):
     assert member.admission.certificate == newer
 
 
-def test_it_goes_on_until_its_certificate_ends_and_says_why_it_cannot_be_renewed(organiser, caplog, monkeypatch):
+def test_a_member_goes_on_until_its_certificate_ends_and_says_why_it_cannot_be_renewed(organiser, caplog, monkeypatch):
     member = Watched(organiser, begin=-100, end=10)
     member.look()
     member.look()
@@ -197,7 +197,7 @@ def test_a_removed_peer_does_not_renew_its_certificate(organiser):
     assert not renewed
 
 
-def test_a_list_that_nobody_signed_changes_nothing(organiser):
+def test_a_list_without_the_organisers_signature_changes_nothing(organiser):
     member, other = Watched(organiser), Organiser()
     member.dht.hears(other, other.remove(other.admission(ADA)))
     member.watch.look()
@@ -205,7 +205,7 @@ def test_a_list_that_nobody_signed_changes_nothing(organiser):
     assert not member.admission.lists.signed(REMOVED)
 
 
-def test_it_hears_what_is_ordered_and_passes_that_on_however_it_came(organiser):
+def test_a_member_hears_orders_and_passes_them_on_however_they_came(organiser):
     member, orders = Watched(organiser), Orders("run").with_order(Order(7, What.PAUSE))
     signed = orders.signed_by(organiser.signer)
     member.dht.hears_orders(signed, 1)
@@ -231,7 +231,7 @@ def test_a_newer_list_with_a_smaller_number_is_taken(organiser):
     assert member.admission.lists.orders == newer
 
 
-def test_a_list_that_is_not_the_organisers_word_is_refused_once(organiser, caplog):
+def test_a_list_with_a_forged_signature_is_refused_once(organiser, caplog):
     member, orders = Watched(organiser), Orders("run").with_order(Order(7, What.LEARNING_RATE, 0.5))
     member.dht.hears_orders(orders.signed_by(organiser.signer), 1)
     member.watch.look()

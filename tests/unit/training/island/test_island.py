@@ -37,7 +37,7 @@ SAMPLES, OTHERS_SAMPLES = 4, 6
 LINEAGE = bytes(range(240, 256))
 PULSE_SECONDS, CLOSE_SECONDS = 0.01, 0.1
 LOST_SECONDS = 20.0
-"""For which a thread waits in gloo, where no timeout of a test ends it."""
+"""Seconds for which a thread waits in gloo, where no timeout of a test ends it."""
 
 
 def test_a_model_that_torch_refuses_to_divide_without_a_word(monkeypatch):
@@ -55,7 +55,7 @@ def net() -> nn.Sequential:
 
 
 class Two:
-    """Both processes, and what they compute on."""
+    """Both processes of an island, with their models."""
 
     def __init__(self, first: Channel, other: Channel, pool: ThreadPoolExecutor):
         self.pool, self.channels = pool, (first, other)
@@ -66,11 +66,11 @@ class Two:
         self.lead.attach(self.net, self.vector)
         self.crew = Crew(other, self.other_net, other_optimizer, 64, 100)
         self.noted: list[Noted] = []
-        """By the first process."""
+        """What the first process noted."""
         self.x, self.other_x = torch.randn(SAMPLES, 3), torch.randn(OTHERS_SAMPLES, 3)
 
     def both(self, one, other):
-        """Run the first process's part and the other one's at once; what they return."""
+        """Run the first process's part and the other one's at once. Return what both return."""
         waits = self.pool.submit(other)
         return one(), waits.result(10)
 
@@ -78,7 +78,7 @@ class Two:
         return self.both(lambda: self.lead.begin_micro_batch(step, LINEAGE), self.crew.begin_micro_batch)[1]
 
     def compute(self) -> tuple[int, float]:
-        """A micro-batch in both; samples and loss as the first process counts them."""
+        """Compute a micro-batch in both. Return samples and loss as the first process counts them."""
 
         def first():
             self.vector.receive(SAMPLES)
@@ -96,7 +96,7 @@ class Two:
         return self.both(first, other)[0]
 
     def gather(self) -> float:
-        """The crew hears of it when it asks what comes next."""
+        """Gather what was computed. The crew hears of it when it asks what comes next."""
 
         def first() -> float:
             loss_sum = self.lead.gather(self.vector, self.noted)
@@ -125,8 +125,11 @@ def two(monkeypatch):
         other.close()
 
 
-def test_who_does_not_listen_yet_can_still_do_something_with_the_first_process(two):
-    """It says every few seconds that it is there, and must not wait until that is heard: both would wait for ever."""
+def test_a_process_that_does_not_listen_yet_can_still_work_with_the_first_process(two):
+    """The first process sends a pulse every few seconds.
+
+    It must not wait for its receipt, or both would wait for ever.
+    """
     first, other = two.channels
     assert two.both(lambda: first.exchange(1), lambda: other.exchange(2)) == ([1, 2], [1, 2])
     time.sleep(20 * PULSE_SECONDS)
@@ -137,8 +140,8 @@ def test_who_does_not_listen_yet_can_still_do_something_with_the_first_process(t
 
 
 @pytest.mark.parametrize("word", [Word.WAIT, Word.END])
-def test_who_ends_does_not_wait_for_ever_until_its_last_word_is_heard(two, word):
-    """The others may hang, and a group of gloo ends its work first, however long that takes."""
+def test_a_process_that_ends_does_not_wait_for_ever_until_its_last_message_is_heard(two, word):
+    """The other processes may hang, and a gloo group ends its work first, however long that takes."""
     first, _ = two.channels
     said = first.say(word)
     two.pool.submit(first.close).result(10)
@@ -185,7 +188,7 @@ def test_what_a_round_sends_has_the_mean_of_the_buffers_and_then_each_has_its_ow
     assert torch.equal(two.other_net[1].running_mean, others)
 
 
-def test_what_the_first_process_drops_is_dropped_by_all(two):
+def test_samples_that_the_first_process_drops_are_dropped_by_all(two):
     two.begin()
     two.compute()
     two.vector.drop()
@@ -202,8 +205,8 @@ def test_what_the_first_process_drops_is_dropped_by_all(two):
     assert not torch.allclose(both, alone)
 
 
-def test_what_was_dropped_since_the_last_micro_batch_is_not_gathered(two):
-    """As while nobody has confirmed the weights of this peer, and it gives nothing."""
+def test_samples_that_were_dropped_since_the_last_micro_batch_are_not_gathered(two):
+    """This happens while no other peer has confirmed the weights of this peer, and it gives nothing."""
     two.begin()
     two.compute()
     two.vector.drop()
@@ -217,7 +220,7 @@ def test_what_was_dropped_since_the_last_micro_batch_is_not_gathered(two):
 
 @pytest.mark.parametrize("whose", ["x", "other_x"])
 def test_buffers_that_are_not_finite_are_forgotten_with_the_samples(two, whose):
-    """Else no sum of this peer were finite any more, and alone it would never make an update again."""
+    """Otherwise no sum of this peer would be finite any more, and alone it would never make an update again."""
     two.begin()
     good = getattr(two, whose).clone()
     getattr(two, whose).fill_(math.nan)
@@ -249,7 +252,7 @@ def test_weights_travel_when_they_have_changed(two):
 
 @pytest.mark.parametrize("kind", [Coordinator, LocalCoordinator])
 def test_weights_that_a_fused_optimizer_has_changed_travel_too(two, kind):
-    """It does not count its changes, as others do."""
+    """A fused optimizer does not count its changes, as other optimizers do."""
     two.begin()
     before = two.net[0].weight.detach().clone()
     optimizer = torch.optim.SGD(two.net.parameters(), lr=1.0, fused=True)

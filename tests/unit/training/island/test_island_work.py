@@ -1,4 +1,4 @@
-"""Each process of an island notes what it computes; others compute it again as that of one peer."""
+"""Each process of an island notes what it computes. Other peers compute it again as the work of one peer."""
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -20,11 +20,11 @@ SIZE = 2
 
 
 class Island:
-    """Of two processes, which are threads here.
+    """An island of two processes, which are threads here.
 
     Args:
-        pool: for the other one
-        channels: its own are added
+        pool: runs the other process
+        channels: the island adds its channels to this list
     """
 
     def __init__(self, recipe, pool: ThreadPoolExecutor, channels: list[Channel]):
@@ -53,7 +53,7 @@ class Island:
         self._both(lambda: self.lead.begin_micro_batch(0, lineage), self.crew.begin_micro_batch)
 
     def turn(self) -> None:
-        """Both compute a micro-batch: one after the other, since threads draw from one generator."""
+        """Let both processes compute a micro-batch, one after the other, since threads draw from one generator."""
         if not self._has_begun:
             self._begin()
         self._has_begun = False
@@ -69,7 +69,10 @@ class Island:
         work.samples += samples
 
     def gather(self) -> WorkList:
-        """Before a round; the list as others read it. The crew hears of it when it asks what comes next."""
+        """Gather before a round.
+
+        Return the list as other peers read it. The crew hears of it when it asks what comes next.
+        """
         work = self.first.throughput.work
 
         def first() -> None:
@@ -96,7 +99,7 @@ def island_of(monkeypatch):
 
 
 @pytest.mark.parametrize("name", RECIPES)
-def test_others_compute_again_what_all_its_processes_have(island_of, name):
+def test_other_peers_compute_again_what_all_its_processes_have(island_of, name):
     island, checker = island_of(RECIPES[name]), Trainer(RECIPES[name], Y)
     assert island.kind == checker.replay.kind
     for _ in range(3):
@@ -108,7 +111,7 @@ def test_others_compute_again_what_all_its_processes_have(island_of, name):
         assert checker.finds(Y, line) is False
 
 
-def test_what_was_computed_before_an_update_is_told_of_all_processes(island_of):
+def test_work_before_an_update_is_counted_over_all_processes(island_of):
     island, checker = island_of(VIT), Trainer(VIT, Y)
     island.turn()
     for one in (island.first, checker):
@@ -120,7 +123,7 @@ def test_what_was_computed_before_an_update_is_told_of_all_processes(island_of):
     assert all(checker.finds(X, line, number < 2) for number, line in enumerate(listed.lines))
 
 
-def test_what_a_failed_round_took_along_stays_in_front_of_what_all_have_computed_since(island_of):
+def test_work_that_a_failed_round_took_along_stays_in_front_of_later_work_of_all_processes(island_of):
     island, checker = island_of(VIT), Trainer(VIT, Y)
     island.turn()
     throughput = island.first.throughput
@@ -133,8 +136,8 @@ def test_what_a_failed_round_took_along_stays_in_front_of_what_all_have_computed
     assert all(checker.finds(X, line) for line in listed.lines)
 
 
-def test_processes_on_several_kinds_of_devices_have_a_kind_that_nobody_else_has(island_of, monkeypatch):
-    """Where dropout draws otherwise on each, nobody else can tell what is right."""
+def test_processes_on_several_kinds_of_devices_have_a_kind_that_no_other_peer_has(island_of, monkeypatch):
+    """Where dropout draws differently on each device, no other peer can tell what is right."""
     island = island_of(RECIPES["dropout, texts"])
     monkeypatch.setattr(type(island.first.replay), "kind", property(lambda replay: f"cuda {id(replay)}"))
     with ThreadPoolExecutor(1) as pool:
@@ -145,5 +148,5 @@ def test_processes_on_several_kinds_of_devices_have_a_kind_that_nobody_else_has(
 
 
 @pytest.mark.parametrize("lineage", [bytes(16), bytes(range(16)), b"\xff" * 16, bytes(range(240, 256))])
-def test_a_lineage_comes_back_as_it_was_said(lineage):
+def test_a_lineage_comes_back_as_it_was_sent(lineage):
     assert lineage_from(numbers_for(lineage)) == lineage

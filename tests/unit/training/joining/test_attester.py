@@ -1,4 +1,4 @@
-"""How often a peer says what state it holds, and that it says it of the step that it means."""
+"""How often a peer states which state it holds, and that the statement is about the right step."""
 
 from types import SimpleNamespace
 
@@ -20,7 +20,7 @@ def make() -> StateVersion:
 
 
 class Clock:
-    """Time passes when the test, or a digest, says so."""
+    """A clock on which time passes when the test, or a digest, says so."""
 
     def __init__(self, monkeypatch):
         self.now = 100.0
@@ -38,7 +38,7 @@ def test_a_digest_costs_next_to_nothing_and_a_sketch_comes_with_every_eighth_upd
     honest = version.attest
 
     def attest(with_digest=True):
-        clock.now += cost_share * MAX_SHARE * with_digest  # of updates that take a second
+        clock.now += cost_share * MAX_SHARE * with_digest  # in a step whose updates take a second
         return honest(with_digest)
 
     monkeypatch.setattr(version, "attest", attest)
@@ -59,8 +59,8 @@ def test_a_digest_costs_next_to_nothing_and_a_sketch_comes_with_every_eighth_upd
     assert all(own.sketch for own in late)
 
 
-def test_what_it_says_is_the_state_of_that_step():
-    """The update after it waits, and what comes too late is not said at all."""
+def test_a_statement_is_about_the_state_of_its_step():
+    """The update after that step waits. A statement that would come too late is not made at all."""
     version, said = make(), []
     attester = Attester(version, CPU)
     attester.tell = said.append
@@ -79,7 +79,7 @@ def test_what_it_says_is_the_state_of_that_step():
     attester.close()
 
 
-def test_a_state_that_cannot_be_read_harms_nobody(monkeypatch):
+def test_a_state_that_cannot_be_read_does_no_harm(monkeypatch):
     version, said = make(), []
     attester = Attester(version, CPU)
     attester.tell = said.append

@@ -9,7 +9,7 @@ from swarm.training.joining.catch_up import CatchUp
 
 
 class EndlessAttempt:
-    """Stands in for what takes over a state: it never comes to an end."""
+    """An attempt to take over a state that never comes to an end."""
 
     is_running = True
 
@@ -28,7 +28,7 @@ class EndlessAttempt:
 
 
 @pytest.mark.parametrize("asked_often", [1, 4])
-def test_who_joins_waits_for_the_state_until_its_owner_wants_it_to_leave(asked_often):
+def test_a_joiner_waits_for_the_state_until_its_owner_wants_it_to_leave(asked_often):
     attempt, asked = EndlessAttempt(), []
 
     def may_wait():

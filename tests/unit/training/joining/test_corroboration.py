@@ -1,4 +1,4 @@
-"""Whether a peer believes that the swarm has gone on without it: not because one member says so."""
+"""Whether a peer believes that the swarm has gone on without it. The claim of one member is not enough."""
 
 import pytest
 from hivemind.utils import get_dht_time
@@ -14,7 +14,7 @@ JOINED = get_dht_time() - 50
 
 
 class Told(Corroboration):
-    """A peer at step 10, in time, to which its leader says that the swarm has gone on; the others were in its group."""
+    """A peer at step 10, in time. Its leader says that the swarm has gone on; the other peers were in its group."""
 
     def __init__(self, *others: str, came_in_time: bool = True, failed_groups=(), helps: bool = False):
         self.swarm = SaidSwarm()
@@ -30,11 +30,11 @@ class Told(Corroboration):
 
 @pytest.fixture
 def speaks_later(monkeypatch):
-    """What is said from now on is younger than what the leader has said."""
+    """Make all later statements younger than the leader's claim."""
     monkeypatch.setattr(corroboration, "TOLERATED_SECONDS", 0.0)
 
 
-def test_updates_are_made_up_to_the_last_one_that_another_one_has_made():
+def test_updates_are_made_up_to_the_last_one_that_another_peer_has_made():
     told = Told("anna", "ben")
     anna, leader = told.peers["anna"], told.peers["leader"]
     lineages = [NEXT, LATER, MADE_UP]
@@ -46,7 +46,7 @@ def test_updates_are_made_up_to_the_last_one_that_another_one_has_made():
     assert told.num_confirmed(leader, 10, [MADE_UP, MADE_UP]) == 0
     assert told.num_confirmed(anna, 10, [NEXT, LATER]) == 0, "her own word"
     told.say("leader", 12, LATER)
-    assert told.num_confirmed(anna, 10, [NEXT, LATER]) == 2, "who leads is a second one, if another one hands it over"
+    assert told.num_confirmed(anna, 10, [NEXT, LATER]) == 2, "the leader is a second one, if another peer hands it over"
     assert told.confirms(leader, 12, LATER)
     assert not told.confirms(leader, 13, MADE_UP)
     assert told.is_witness_past(11)
@@ -54,7 +54,7 @@ def test_updates_are_made_up_to_the_last_one_that_another_one_has_made():
 
 
 @pytest.mark.parametrize("told", [lambda: Told(), lambda: Told("anna", came_in_time=False)], ids=["two peers", "late"])
-def test_who_trains_with_nobody_else_or_comes_late_believes_one(told):
+def test_a_peer_that_trains_with_one_other_or_comes_late_believes_that_one(told):
     told = told()
     assert not told.is_needed
     assert told.num_confirmed(told.peers["leader"], 10, [MADE_UP, MADE_UP]) == 2
@@ -62,7 +62,7 @@ def test_who_trains_with_nobody_else_or_comes_late_believes_one(told):
     assert not told.is_denied
 
 
-def test_it_is_denied_when_all_have_spoken_since_and_none_has_gone_on(speaks_later):
+def test_a_claim_is_denied_when_all_have_spoken_since_and_none_has_gone_on(speaks_later):
     told = Told("anna", "ben")
     assert told.is_needed
     assert not told.is_denied, "what they say is older"
@@ -74,8 +74,8 @@ def test_it_is_denied_when_all_have_spoken_since_and_none_has_gone_on(speaks_lat
     assert not told.is_confirmed
 
 
-def test_who_has_denied_it_and_goes_to_a_round_then_has_not_missed_one(speaks_later):
-    """It may be this peer's own round."""
+def test_a_peer_that_has_denied_the_claim_and_goes_to_a_round_then_has_not_missed_one(speaks_later):
+    """The round may be this peer's own."""
     told = Told("anna")
     told.say("anna", 10, OURS)
     assert told.is_denied
@@ -86,21 +86,21 @@ def test_who_has_denied_it_and_goes_to_a_round_then_has_not_missed_one(speaks_la
 
 
 @pytest.mark.parametrize("fields", [{"phase": AVERAGING}, {"ahead": True}], ids=["in a round", "overlapped"])
-def test_it_is_confirmed_by_who_is_in_the_round_that_this_peer_has_missed(speaks_later, fields):
+def test_a_claim_is_confirmed_by_a_peer_that_is_in_the_round_that_this_peer_has_missed(speaks_later, fields):
     told = Told("anna", "ben")
     told.say("anna", 10, OURS)
     told.say("ben", 10, OURS, **fields)
     assert (told.is_denied, told.is_confirmed) == (False, True)
 
 
-def test_who_holds_other_weights_of_the_same_step_denies_nothing(speaks_later):
+def test_a_peer_with_other_weights_of_the_same_step_denies_nothing(speaks_later):
     told = Told("anna")
     told.say("anna", 10, NEXT)
     assert (told.is_denied, told.is_confirmed) == (False, False)
 
 
-def test_who_says_nothing_any_more_is_not_asked(speaks_later):
-    """It may have died right after an update that it has made with the leader."""
+def test_a_peer_that_has_fallen_silent_is_not_asked(speaks_later):
+    """The silent peer may have died right after an update that it has made with the leader."""
     told = Told("anna", "ben")
     told.say("ben", 10, OURS)
     told.say("anna", 10, OURS, age=6.0, phase=AVERAGING)
@@ -109,8 +109,8 @@ def test_who_says_nothing_any_more_is_not_asked(speaks_later):
     assert not told.is_needed
 
 
-def test_an_average_of_a_round_in_which_this_peer_has_been_itself_needs_no_other_word(speaks_later):
-    """Only the leader has got it whole, and all others have to have it from there."""
+def test_an_average_of_a_round_that_this_peer_has_been_in_needs_no_second_statement(speaks_later):
+    """Only the leader has the whole average, so all others have to take it over from there."""
     told = Told("anna", failed_groups=[NEXT])
     told.say("anna", 10, OURS)
     assert told.is_denied
@@ -123,7 +123,7 @@ def test_an_average_of_a_round_in_which_this_peer_has_been_itself_needs_no_other
 def test_helpers_deny_nothing_to_each_other():
     told = Told("anna", helps=True)
     told.say("anna", 10, OURS, helps=True)
-    assert not told.is_needed, "who trains leads them both"
+    assert not told.is_needed, "a peer that trains leads them both"
     told.say("anna", 10, OURS)
     assert told.is_needed
 
@@ -152,7 +152,7 @@ def test_a_peer_is_in_time_unless_it_does_something_else_for_long(monkeypatch):
     assert attendance.is_in_time
 
 
-def test_who_comes_in_time_is_told_by_the_others_of_its_last_round_and_who_is_late_is_not(monkeypatch):
+def test_a_peer_that_comes_in_time_is_told_of_its_last_round_by_others_and_a_late_peer_is_not(monkeypatch):
     now = 100.0
     monkeypatch.setattr("swarm.training.joining.corroboration.time.monotonic", lambda: now)
     told, attendance = Told("anna"), Attendance(patience_seconds=5.0)

@@ -1,4 +1,4 @@
-"""Whose state a peer takes over when the first attempt fails, and that it trains on meanwhile."""
+"""From which peers a joiner takes its state when the first attempt fails, and that a peer trains on meanwhile."""
 
 import contextlib
 from concurrent.futures import Future
@@ -35,21 +35,21 @@ def follower(version: StateVersion, tracker, averager=None) -> Follower:
 
 
 def catch_up(version: StateVersion, tracker, averager, timeout_seconds: float = 20, joins: bool = True) -> bool:
-    """To the end, as a newcomer does."""
+    """Let a peer catch up to the end, as a newcomer does."""
     follows = follower(version, tracker, averager)
     follows.begin(None, timeout_seconds, joins=joins)
     return to_the_end(follows)
 
 
 def to_the_end(follows: Follower) -> bool:
-    """Whether this peer holds other weights when its attempt is over."""
+    """Follow until the attempt is over. Return whether this peer then holds other weights."""
     while (progress := follows.poll()) is Progress.NOTHING:
         follows.wait_a_little()
     return progress is Progress.OTHER_WEIGHTS
 
 
 class Donor:
-    """Its line fails some times before the state arrives; averages it has none."""
+    """A donor with a line that fails some times before the state arrives. It has no averages."""
 
     timeouts = DEFAULT_TIMEOUTS
 
@@ -85,7 +85,7 @@ class Donor:
 
 
 @pytest.mark.parametrize(("reach", "times"), [(10**9, 1), (0, 0)])
-def test_what_rounds_left_out_is_forgotten_with_the_weights_and_not_when_a_state_is_refused(reach, times):
+def test_remainders_of_rounds_are_forgotten_with_the_weights_and_not_when_a_state_is_refused(reach, times):
     donor, tracker = Donor(version_at(7), failures=0), Tracker()
     tracker.reach = reach
     with contextlib.suppress(InputError):
@@ -95,7 +95,7 @@ def test_what_rounds_left_out_is_forgotten_with_the_weights_and_not_when_a_state
 
 
 class Tracker:
-    """Knows one peer, at a later step, which it distrusts until it has looked three times."""
+    """A tracker that knows one peer, at a later step, and distrusts it until it has looked three times."""
 
     def __init__(self):
         self.others, self._looks, self.trusted, self.has_come_back = {"anna": None}, 0, False, False
@@ -139,7 +139,7 @@ class Tracker:
         pass
 
 
-def test_a_newcomer_tries_again_who_could_not_hand_over_the_state():
+def test_a_newcomer_tries_a_donor_again_that_could_not_hand_over_the_state():
     newcomer, donor, tracker = version_at(0), Donor(version_at(7), failures=2), Tracker()
     assert catch_up(newcomer, tracker, donor)
     assert (newcomer.step, donor.asked) == (7, 3)
@@ -147,7 +147,7 @@ def test_a_newcomer_tries_again_who_could_not_hand_over_the_state():
     assert tracker.has_come_back
 
 
-def test_a_newcomer_waits_for_busy_donors_and_blames_nobody(caplog):
+def test_a_newcomer_waits_for_busy_donors_and_blames_none(caplog):
     newcomer, donor, tracker = version_at(0), Donor(version_at(7), failures=2, busy_seconds=0.1), Tracker()
     assert catch_up(newcomer, tracker, donor, timeout_seconds=0.05), "what they announce does not count"
     assert donor.asked == 3
@@ -155,7 +155,7 @@ def test_a_newcomer_waits_for_busy_donors_and_blames_nobody(caplog):
     assert "other joiners first" in caplog.text
 
 
-def test_who_has_trained_goes_on_without_who_claims_to_be_ahead():
+def test_a_peer_that_has_trained_goes_on_without_a_donor_that_claims_to_be_ahead():
     member, donor, tracker = version_at(5), Donor(version_at(7), failures=1), Tracker()
     member.advance(b"a round")
     assert not catch_up(member, tracker, donor, joins=False)
@@ -163,7 +163,7 @@ def test_who_has_trained_goes_on_without_who_claims_to_be_ahead():
 
 
 class Stalling(Tracker):
-    """Two strangers answer, and what they send is of no use; they are believed again at once."""
+    """A tracker with two strangers that answer and send nothing of use. They are believed again at once."""
 
     superiors = ("anna", "ben", "cleo")
 
@@ -183,12 +183,12 @@ class Stalling(Tracker):
         return self.refreshes
 
 
-def test_who_has_trained_does_not_end_because_nobody_hands_over_a_state():
+def test_a_peer_that_has_trained_does_not_end_because_no_donor_hands_over_a_state():
     member, newcomer, donor = version_at(5), version_at(0), Donor(version_at(7), failures=10**9)
     member.advance(b"a round")
     tracker = Stalling()
     assert not catch_up(member, tracker, donor, timeout_seconds=0.2, joins=False)
-    assert {*tracker.given_up[-2:]} == {"anna", "ben"}, "nobody is asked again at once"
+    assert {*tracker.given_up[-2:]} == {"anna", "ben"}, "no donor is asked again at once"
     assert "cleo" not in tracker.given_up, "it is where we are, and was not asked"
     assert member.step == 6
     with pytest.raises(InputError, match=r"could not be downloaded in [0-9]+ s \(its line is dead\)"):
@@ -196,7 +196,7 @@ def test_who_has_trained_does_not_end_because_nobody_hands_over_a_state():
 
 
 class Pending(Donor):
-    """The state comes when the test says so."""
+    """A donor that delivers the state when the test says so."""
 
     def __init__(self, source: StateVersion):
         super().__init__(source, 0)
@@ -212,20 +212,20 @@ class Pending(Donor):
         self.coming[-1].set_result(Donor(self.source, 0).download_state(["anna"], DownloadRequest(0)).result())
 
 
-def test_who_has_trained_computes_on_while_the_state_is_on_its_way():
+def test_a_peer_that_has_trained_computes_on_while_the_state_is_on_its_way():
     member, donor, tracker = version_at(5), Pending(version_at(7)), Tracker()
     member.advance(b"a round")
     follows = follower(member, tracker, donor)
     follows.begin(None, 20)
     for _ in range(100):
         assert follows.poll() is Progress.NOTHING
-        assert (member.step, len(donor.coming)) == (6, 1), "nothing has changed, and nobody waits"
+        assert (member.step, len(donor.coming)) == (6, 1), "nothing has changed, and the peer does not wait"
     donor.come()
     assert follows.poll() is Progress.OTHER_WEIGHTS
     assert (member.step, follows.is_running) == (7, False)
 
 
-def test_a_state_that_this_peer_has_overtaken_is_not_taken_over_and_nobody_is_to_blame():
+def test_a_state_that_this_peer_has_overtaken_is_not_taken_over_and_no_donor_is_blamed():
     member, donor, tracker = version_at(5), Pending(version_at(7)), Tracker()
     member.advance(b"a round")
     follows = follower(member, tracker, donor)
@@ -240,7 +240,7 @@ def test_a_state_that_this_peer_has_overtaken_is_not_taken_over_and_nobody_is_to
 
 
 class Witnesses:
-    """What others say, who were in the last round with this peer."""
+    """Statements of the other peers that were in the last round with this peer."""
 
     leader, is_needed = "mallory", True
 
@@ -255,12 +255,12 @@ class Witnesses:
 
 
 def told(follows: Follower, witnesses: Witnesses) -> bool:
-    """The outcome, for a peer whose leader says that the swarm has gone on."""
+    """The outcome for a peer that its leader tells that the swarm has gone on."""
     follows.begin(None, 0.2, is_told=True, corroboration=witnesses)
     return to_the_end(follows)
 
 
-def test_a_state_that_nobody_else_holds_is_not_taken_over_and_its_donor_may_be_honest(monkeypatch, caplog):
+def test_a_state_that_no_other_peer_holds_is_not_taken_over_and_its_donor_may_be_honest(monkeypatch, caplog):
     monkeypatch.setattr(state_takeover, "CONFIRM_SECONDS", 0.0)
     member, donor, tracker = version_at(5), Donor(version_at(7), 0), Tracker()
     member.advance(b"a round")
@@ -277,8 +277,8 @@ def test_a_state_that_nobody_else_holds_is_not_taken_over_and_its_donor_may_be_h
     [((9, b"other"), 1), ((6, b"other"), 1), ((6, b"a round"), 2), (None, 2)],
     ids=["further", "other weights", "where this peer is", "nothing"],
 )
-def test_a_leader_whom_all_deny_is_left_out(record, blamed_after):
-    """Its round may only have failed: then it is where all are, and has said so once."""
+def test_a_leader_that_all_peers_deny_is_left_out(record, blamed_after):
+    """Its round may only have failed. Then the leader is where all peers are, and has claimed a step only once."""
     member, donor, tracker, blamed = version_at(5), Donor(version_at(7), 0), Tracker(), []
     member.advance(b"a round")
     tracker.blame = blamed.append
@@ -292,7 +292,7 @@ def test_a_leader_whom_all_deny_is_left_out(record, blamed_after):
     assert (member.step, donor.asked) == (6, 0), "nothing was downloaded"
 
 
-def test_who_leaves_ends_its_download():
+def test_a_peer_that_leaves_ends_its_download():
     donor = Pending(version_at(7))
     follows = follower(version_at(0), Tracker(), donor)
     follows.begin(None, 20)
@@ -303,7 +303,7 @@ def test_who_leaves_ends_its_download():
 
 
 class StoppedAverager(Donor):
-    """Its process has been stopped while it downloaded, and says nothing any more."""
+    """An averaging process that is stopped while it downloads, and says nothing any more."""
 
     is_killed = False
 
@@ -317,7 +317,7 @@ class StoppedAverager(Donor):
         self.is_killed = True
 
     def check_alive(self) -> None:
-        self.transfers.looks += self.transfers.looks < 3  # it has been stopped after three
+        self.transfers.looks += self.transfers.looks < 3  # the process is stopped after three looks
         if self.is_killed:
             raise InputError("The averaging process has died")
 
@@ -352,7 +352,7 @@ def test_how_far_the_download_before_was_is_not_told_of_donors_that_are_not_aske
     assert "MB" not in caplog.text
 
 
-def test_who_is_behind_does_not_take_over_the_step_that_it_has():
+def test_a_peer_that_is_behind_does_not_take_over_the_step_that_it_has():
     member, donor, tracker = version_at(5), Donor(version_at(7), failures=0), Tracker()
     tracker.others = {"anna": SimpleNamespace(step=7), "cleo": SimpleNamespace(step=5)}
     tracker.latest_step, asked = 7, []
@@ -367,7 +367,7 @@ def test_who_is_behind_does_not_take_over_the_step_that_it_has():
     assert 6 in asked, "the state of a later step was asked for"
 
 
-def test_a_newcomer_does_not_wait_for_who_has_left():
+def test_a_newcomer_does_not_wait_for_a_donor_that_has_left():
     newcomer, donor, tracker = version_at(0), Donor(version_at(7), failures=1), Tracker()
     tracker.cannot_hand_over = lambda peer: tracker.others.clear()
     assert not catch_up(newcomer, tracker, donor)
@@ -375,7 +375,7 @@ def test_a_newcomer_does_not_wait_for_who_has_left():
 
 
 def test_a_true_state_under_a_false_claim_is_not_taken_over():
-    """Whoever took it over would be told of a later step again, and drop its samples again, after every micro-batch."""
+    """A peer that took it over would hear of a later step, and drop its samples, again after every micro-batch."""
     member, donor, tracker = version_at(5), Donor(version_at(6), failures=0), Tracker()
     tracker.others["anna"] = SimpleNamespace(step=10**6)
     member.advance(b"a round")
@@ -385,8 +385,8 @@ def test_a_true_state_under_a_false_claim_is_not_taken_over():
 
 
 @pytest.mark.parametrize(("claimed", "reach"), [(7, 10**9), (10**6, 106)])
-def test_a_state_of_a_step_that_nobody_can_have_made_is_not_taken_over(claimed, reach, caplog):
-    """Whatever its donor says: it is the others who have to be near it."""
+def test_a_state_of_a_step_that_no_peer_can_have_made_is_not_taken_over(claimed, reach, caplog):
+    """The donor's own claim does not matter: other peers have to be near that step."""
     member, donor, tracker = version_at(5), Donor(version_at(10**6), failures=0), Tracker()
     tracker.others["anna"], tracker.reach = SimpleNamespace(step=claimed), reach
     member.advance(b"a round")

@@ -1,4 +1,4 @@
-"""Who gives a peer better weights than it holds, and what a leader with another model means."""
+"""Which donor gives a peer better weights than it holds, and what a leader with another model means."""
 
 from types import SimpleNamespace
 
@@ -12,7 +12,7 @@ from tests.helpers.donors import version_at
 
 
 def tracker_of(*others: str) -> SimpleNamespace:
-    """All others have a state to hand over."""
+    """A tracker whose other peers all have a state to hand over."""
     swarm, trust = SimpleNamespace(donors=lambda min_step: [*others]), SimpleNamespace(distrusted=set())
     return SimpleNamespace(others=dict.fromkeys(others), swarm=swarm, name_of=str, trust=trust)
 
@@ -26,10 +26,12 @@ def healers(version: StateVersion, tracker: SimpleNamespace, sources=(), refuter
 def test_weights_of_no_use_are_replaced_or_end_a_peer_that_is_alone():
     member, alone = version_at(5), tracker_of()
     assert healers(member, tracker_of("anna")).find_healer(None) == "anna"
-    assert healers(member, tracker_of("anna")).find_healer("anna") == "anna", "nobody else is there"
+    assert healers(member, tracker_of("anna")).find_healer("anna") == "anna", "no other peer is there"
     both = healers(member, tracker_of("anna", "ben"))
-    assert {both.find_healer("anna") for _ in range(20)} == {"ben"}, "not from whom these weights came"
-    assert healers(version_at(0), tracker_of("anna")).find_healer(None) is None, "nobody has better ones than a recipe"
+    assert {both.find_healer("anna") for _ in range(20)} == {"ben"}, "not the donor of these weights"
+    assert healers(version_at(0), tracker_of("anna")).find_healer(None) is None, (
+        "no peer has better weights than a recipe"
+    )
     assert healers(member, alone).find_healer(None) is None, "they are finite: the data may be the reason"
     with torch.no_grad():
         next(member.state.model.parameters()).fill_(torch.nan)
@@ -42,7 +44,7 @@ def test_weights_of_no_use_are_replaced_or_end_a_peer_that_is_alone():
     [(["cleo"], {"cleo"}), ([], {"ben", "cleo"}), (["anna"], {"ben", "cleo"})],
     ids=["who has refuted them", "anybody", "not a donor"],
 )
-def test_who_replaces_refuted_weights_is_nobody_they_came_from(refuters, found):
+def test_a_donor_that_replaces_refuted_weights_is_no_source_of_them(refuters, found):
     tracker = tracker_of("anna", "ben", "cleo")
     asked = healers(version_at(5), tracker, sources=["anna"], refuters=refuters)
     assert {asked.find_healer_of_refuted() for _ in range(50)} == found

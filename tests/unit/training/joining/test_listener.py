@@ -1,4 +1,4 @@
-"""A peer that is nearly there goes to the next round before it has the weights."""
+"""A peer that has nearly caught up goes to the next round before it has the weights."""
 
 from concurrent.futures import Future
 from types import SimpleNamespace
@@ -21,7 +21,7 @@ LINEAGE = bytes(LINEAGE_BYTES)
 
 
 class Averager:
-    """Takes rounds, and says nothing about them."""
+    """An averager that takes rounds, and says nothing about them."""
 
     can_listen, timeouts = True, DEFAULT_TIMEOUTS
 
@@ -67,7 +67,7 @@ def test_it_goes_on_with_the_round_of_its_step():
 
 
 @pytest.mark.parametrize("leave", [lambda listening: listening.take(6, LINEAGE), Listener.leave])
-def test_who_has_other_weights_or_leaves_listens_no_longer(leave):
+def test_a_listener_that_has_other_weights_or_leaves_listens_no_longer(leave):
     averager = Averager()
     listening = listener(averager)
     listening.begin()
@@ -76,7 +76,7 @@ def test_who_has_other_weights_or_leaves_listens_no_longer(leave):
     assert not listening.is_at(7)
 
 
-def test_who_comes_too_late_goes_to_the_round_after_that():
+def test_a_listener_that_comes_too_late_goes_to_the_round_after_that():
     averager = Averager()
     listening = listener(averager)
     listening.begin()
@@ -86,7 +86,7 @@ def test_who_comes_too_late_goes_to_the_round_after_that():
     assert [ticket.step for ticket in averager.tickets] == [7, 9]
 
 
-def test_who_spoils_a_round_is_blamed_by_those_who_only_listen():
+def test_a_listener_blames_a_peer_that_spoils_its_round():
     averager, blamed = Averager(), {}
     listening = listener(averager, blame=blamed.update)
     listening.begin()
@@ -96,7 +96,7 @@ def test_who_spoils_a_round_is_blamed_by_those_who_only_listen():
 
 
 @pytest.mark.parametrize(("size", "overlaps"), [(LISTEN_BYTES // 4 - 1, True), (LISTEN_BYTES // 4, False)])
-def test_only_where_an_average_takes_long_and_runs_beside_the_training(size, overlaps):
+def test_a_peer_listens_only_where_an_average_takes_long_and_runs_beside_the_training(size, overlaps):
     averager = Averager(size)
     listener(averager, overlaps=overlaps).begin()
     assert not averager.tickets

@@ -1,4 +1,4 @@
-"""What a newcomer makes of the state that a donor has handed over, by what others say of theirs."""
+"""How a newcomer judges the state that a donor has handed over, by what other peers say of theirs."""
 
 from types import SimpleNamespace
 
@@ -32,20 +32,20 @@ OWN, SAME, ROUNDED, FALSE, ODD = says("a"), says("a"), says("b", NEAR), says("f"
     [
         ([], True, OPEN),
         ([SAME], True, CONFIRMED),
-        ([FALSE], True, OPEN),  # its word against the donor's
+        ([FALSE], True, OPEN),  # one statement against the donor's
         ([FALSE, FALSE], True, REFUTED),
-        ([FALSE, ODD], True, OPEN),  # they do not agree with each other
+        ([FALSE, ODD], True, OPEN),  # the two do not agree with each other
         ([FALSE, SAME], True, OPEN),
         ([FALSE, SAME, SAME], True, CONFIRMED),
         ([FALSE, FALSE, SAME], True, OPEN),  # two against two, with the donor
         ([FALSE, FALSE, FALSE, SAME], True, REFUTED),
         ([FALSE, FALSE, SAME, SAME], True, OPEN),
-        ([ROUNDED], True, OPEN),  # who hands it over knows the signs of this sketch
-        ([ROUNDED], False, CONFIRMED),  # it did not know those of the next one
+        ([ROUNDED], True, OPEN),  # the donor knows the signs of this sketch
+        ([ROUNDED], False, CONFIRMED),  # the donor did not know the signs of the next sketch
         ([ROUNDED, ROUNDED], True, OPEN),  # other hardware is no lie
         ([FALSE, FALSE, ROUNDED], False, OPEN),
         ([FALSE, FALSE, FALSE, ROUNDED], False, REFUTED),
-        ([says("f", FAR), says("g", FAR)], True, REFUTED),  # they agree, but for rounding
+        ([says("f", FAR), says("g", FAR)], True, REFUTED),  # the two agree, but for rounding
         ([says("f", ()), says("g", ())], True, OPEN),
         ([says("f", ()), says("f", ())], True, REFUTED),
         ([says("b", ())], False, OPEN),
@@ -55,12 +55,12 @@ OWN, SAME, ROUNDED, FALSE, ODD = says("a"), says("a"), says("b", NEAR), says("f"
         ([says("", ()), says("", ())], True, OPEN),
     ],
 )
-def test_what_others_say_decides(others, is_as_received, verdict):
+def test_statements_of_other_peers_decide(others, is_as_received, verdict):
     assert judge(OWN, others, is_as_received) is verdict
 
 
 class Tracker:
-    """What others say is what the test says."""
+    """A tracker whose other peers say what the test says."""
 
     def __init__(self):
         self.said, self.others, self.told, self.given_up = {}, {}, [], []
@@ -86,7 +86,7 @@ class Tracker:
 
 
 class Attester:
-    """Digests the state when it is told to."""
+    """An attester that makes a digest of the state when it is told to."""
 
     def __init__(self, version):
         self._version = version
@@ -103,7 +103,7 @@ def make(seed: int = 0) -> StateVersion:
 
 
 class Newcomer:
-    """Has a state, and asks others about it."""
+    """A newcomer that takes over a state, and compares it with statements of other peers."""
 
     def __init__(self, **words: Attestation | None):
         self.version, self.donor, self.tracker = make(1), make(), Tracker()
@@ -130,7 +130,7 @@ def newcomer():
     return made
 
 
-def test_what_a_state_is_can_be_told_before_it_is_taken_over(newcomer):
+def test_a_state_can_be_attested_before_it_is_taken_over(newcomer):
     received = newcomer.version.attest_received(*newcomer.donor.export())
     assert received == newcomer.true()
     assert received != newcomer.version.attest()
@@ -157,7 +157,7 @@ def test_a_false_state_is_refused_before_anything_changes(newcomer):
     assert newcomer.tracker.given_up == ["donor"]
 
 
-def test_a_false_state_gives_nothing_and_is_refuted_by_later_words(newcomer, caplog):
+def test_a_false_state_gives_nothing_and_is_refuted_by_later_statements(newcomer, caplog):
     newcomer.take_over(false=True)
     newcomer.probation.review()
     assert newcomer.probation.gives_nothing
@@ -166,7 +166,7 @@ def test_a_false_state_gives_nothing_and_is_refuted_by_later_words(newcomer, cap
     newcomer.probation.review()
     assert newcomer.probation.refuters == {"ben", "carl"}
     assert newcomer.tracker.given_up == ["donor"]
-    assert newcomer.version.is_refuted, "nobody needs a copy of these"
+    assert newcomer.version.is_refuted, "no peer needs a copy of these"
     assert "The weights of step 7 from donor are not those of ben and carl: they are dropped" in caplog.text
     for _ in range(MAX_UPDATES):
         newcomer.probation.note_update()
@@ -179,20 +179,20 @@ def test_a_false_state_gives_nothing_and_is_refuted_by_later_words(newcomer, cap
     assert not newcomer.version.is_refuted
 
 
-def test_where_only_the_donor_has_something_to_say_its_word_counts():
+def test_a_donor_is_believed_where_no_other_peer_has_something_to_say():
     newcomer = Newcomer(donor=OWN, another_newcomer=None)
     newcomer.take_over()
     assert not newcomer.probation.gives_nothing
 
 
-def test_where_all_others_leave_the_donor_is_believed(newcomer):
+def test_a_donor_is_believed_where_all_other_peers_leave(newcomer):
     newcomer.take_over()
     newcomer.tracker.others = {"donor": newcomer.tracker.others["donor"]}
     newcomer.probation.review()
     assert not newcomer.probation.gives_nothing
 
 
-def test_nobody_is_shut_out_by_silence(newcomer, caplog, monkeypatch):
+def test_silence_shuts_no_newcomer_out(newcomer, caplog, monkeypatch):
     for by_time in (False, True):
         newcomer.take_over()
         newcomer.probation.review()
@@ -209,8 +209,8 @@ def test_nobody_is_shut_out_by_silence(newcomer, caplog, monkeypatch):
         caplog.clear()
 
 
-def test_anybodys_word_delays_a_newcomer_of_an_open_run_and_does_not_shut_it_out(newcomer, caplog):
-    """Two free names say that every state is false."""
+def test_strangers_of_an_open_run_delay_a_newcomer_and_do_not_shut_it_out(newcomer, caplog):
+    """Two peers with new names, which cost nothing, say that every state is false."""
     newcomer.tracker.knows_nobody = True
     for peer in ("ben", "carl"):
         newcomer.tracker.say(peer, says("f", FAR))
@@ -228,7 +228,7 @@ def test_anybodys_word_delays_a_newcomer_of_an_open_run_and_does_not_shut_it_out
     assert "No peer has confirmed the state from donor" in caplog.text
 
 
-def test_false_averages_are_found_and_whoever_missed_one_gives_on_meanwhile(newcomer):
+def test_false_averages_are_found_and_a_peer_that_missed_one_gives_on_meanwhile(newcomer):
     version, lineage = newcomer.version, b"M" * 16
     version.step = SKETCH_EVERY - 1
     version.advance(lineage)
@@ -243,7 +243,7 @@ def test_false_averages_are_found_and_whoever_missed_one_gives_on_meanwhile(newc
     assert newcomer.tracker.given_up == ["donor"]
 
 
-def test_a_state_that_is_true_does_not_vouch_for_averages_on_top_of_it(newcomer):
+def test_a_true_state_does_not_vouch_for_averages_on_top_of_it(newcomer):
     newcomer.tracker.say("ben", newcomer.true())
     newcomer.take_over()
     lineage = b"M" * 16
@@ -256,7 +256,7 @@ def test_a_state_that_is_true_does_not_vouch_for_averages_on_top_of_it(newcomer)
     assert not newcomer.probation.gives_nothing
 
 
-def test_what_this_peer_holds_is_told_to_others_only_when_it_is_confirmed(newcomer):
+def test_a_peer_attests_its_state_to_others_only_when_it_is_confirmed(newcomer):
     newcomer.attester.tell(SAME)
     newcomer.take_over()
     newcomer.attester.tell(says("x", step=8))
@@ -277,14 +277,14 @@ def test_attestations_are_kept_for_some_steps_and_not_changed_afterwards():
     assert kept.of(MAX_KEPT, LINEAGE) == {}, "ben has left"
 
 
-def test_two_who_agree_refute_nothing_while_most_are_silent():
+def test_two_peers_that_agree_refute_nothing_while_most_are_silent():
     """Where a digest takes long, honest peers are silent about most steps, and two liars are not."""
     assert judge(OWN, [FALSE, FALSE], True, num_attesting=3) is REFUTED
     assert judge(OWN, [FALSE, FALSE], True, num_attesting=4) is OPEN
 
 
-def test_a_group_whose_weights_are_others_names_who_handed_them_over(newcomer):
-    """The comparison in a round may come before what others say in their records."""
+def test_a_donor_is_given_up_when_a_group_holds_other_weights(newcomer):
+    """The comparison in a round may come before the statements in records."""
     newcomer.probation.note_stray()
     assert newcomer.tracker.given_up == []
     newcomer.take_over(false=True)

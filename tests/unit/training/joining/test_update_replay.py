@@ -1,4 +1,4 @@
-"""What a peer does while it makes updates that others have made."""
+"""What a peer does while it makes updates that other peers have made before."""
 
 from types import SimpleNamespace
 
