@@ -107,7 +107,6 @@ class AnswersAtOnce(AllReduce):
     hung_up: asyncio.Event
 
     async def rpc_aggregate_part(self, stream, context):
-        type(self).hung_up = asyncio.Event()
         numbers = torch.full((8,), torch.nan)
         nonsense = self.codec.compress(numbers, CompressionInfo.from_tensor(numbers))
         try:
@@ -170,11 +169,11 @@ def test_a_member_that_refuses_an_average_hangs_up_though_the_next_ones_have_com
     honest, liar = group.peer_ids
 
     async def run():
+        AnswersAtOnce.hung_up = asyncio.Event()
         exchange = Exchange(group, vectors_of(group), kinds={liar: AnswersAtOnce})
         running = asyncio.ensure_future(exchange.members[honest].run())
-        await asyncio.sleep(0.5)
+        await asyncio.wait_for(AnswersAtOnce.hung_up.wait(), 30)
         assert exchange.members[honest].blamed == {liar: Blame.SENT_A_BAD_AVERAGE}
-        assert AnswersAtOnce.hung_up.is_set()
         running.cancel()
 
     asyncio.run(run())
