@@ -206,6 +206,8 @@ class Rounds:
             )
         self.groups = RunningGroups()
         self._running: asyncio.Task | None = None
+        self._is_keeping = False
+        """Whether the vector holds the average of this round, which is being kept for other peers."""
 
     # ---- what other peers want to know ------------------------------------------------------------------------------
 
@@ -298,8 +300,8 @@ class Rounds:
         return self._options.admission.lists.signed(ORDERS)
 
     def cancel(self) -> None:
-        """Give up the round that is running, if any."""
-        if self._running is not None:
+        """Give up the round that is running, if any; a round that already has its average does not fail by that."""
+        if self._running is not None and not self._is_keeping:
             self._running.cancel()
 
     async def run(self, order: RunRound, keep: Callable[[Ticket, Group], Awaitable[None]]) -> None:
@@ -318,7 +320,11 @@ class Rounds:
             with self.groups.meeting():
                 report = await asyncio.wait_for(self._meet_and_average(order, trouble), timeout)
             if len(report.group.peer_ids) > 1:  # the vector holds the average by now: this round cannot fail any more
-                await keep(order.ticket, report.group)
+                self._is_keeping = True
+                try:
+                    await keep(order.ticket, report.group)
+                finally:
+                    self._is_keeping = False
                 report = replace(report, to_check=await self._to_check())
             future.set_result(report)
         except RoundEnded as ended:
