@@ -310,6 +310,8 @@ class Audits:
 
     async def _check(self, reducer: PeerID, group: Group, stripe: int, part_index: int, seals: Seals) -> None:
         receipt = seals.receipts[reducer]
+        if await in_thread(self._judge.evidence_bytes, group, reducer, stripe) > MAX_EVIDENCE_BYTES:
+            return
         try:
             data = await self._ask(reducer, to_wire("part", seals.stripe, part_index), MAX_EVIDENCE_BYTES)
         except OSError as error:

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from hivemind.p2p import PeerID
 from hivemind.proto.averaging_pb2 import AveragingData, MessageCode
 from hivemind.utils.asyncio import as_aiter
 from hivemind.utils.crypto import RSAPrivateKey
@@ -16,8 +17,9 @@ from swarm.averaging.audit import audits as audits_module
 from swarm.averaging.audit.audits import KEPT_PROOFS, KEPT_ROUNDS, UNANSWERED, UNMET_AT_ONCE, Audits
 from swarm.averaging.audit.evidence_call import show_evidence
 from swarm.averaging.audit.proofs import guilty, of_a_false_average, of_two_receipts, short_name
-from swarm.averaging.audit.statements import Receipt, owner_of, root_of
+from swarm.averaging.audit.statements import Counted, Receipt, owner_of, root_of
 from swarm.averaging.robust_mean import Combination
+from swarm.averaging.shares import stripe_of
 from swarm.membership.backoff import BlameBackoff
 from swarm.network.signed_records import peer_of
 from swarm.protocol import admission
@@ -460,6 +462,39 @@ def test_where_one_would_have_to_keep_too_much_nothing_is_kept_and_nobody_asks(m
 
     members, _ = run(scenario)
     assert members.found() == ALL_CONVICT
+
+
+@pytest.mark.parametrize(("num_members", "asks"), [(8, True), (128, False)])
+def test_nobody_asks_for_more_than_an_answer_can_hold(num_members, asks):
+    """Two reducers, a megabyte of fp16 and no line known: 128 parts of 128 KiB are more than 16 MiB.
+
+    The reducer could not answer, and was taken for one that hides its inputs.
+    """
+    judge, asked = replace(judge_of(), size_at=lambda step: 2**19), []
+
+    async def ask(other, request, most):
+        asked.append(other)
+        raise OSError
+
+    async def scenario():
+        reducers = peer(0), peer(1)
+        others = [PeerID(bytes([18, 32, *[number] * 32])) for number in range(num_members - 2)]
+        ticket = group_of(MEMBERS).tickets[0]
+        tickets = (ticket, ticket, *(replace(ticket, client_mode=True),) * len(others))
+        audits = Audits(peer(1), key(1), judge, ask, BlameBackoff(), 100.0 * num_members)
+        for number in range(UNANSWERED):
+            group = Group.close(bytes([number] * 16), (*reducers, *others), tickets)
+            audits.begin(group)
+            seals = audits.seals_of(stripe_of(group, 0, 0))
+            seals.received(peer(0), bytes(32))
+            counted = [Counted()] * num_members
+            seals.receipts[peer(0)] = Receipt.sign(key(0), seals.stripe, root_of([bytes(32)]), counted)
+            audits.end(has_average=True)
+            await audits.until_done()
+        return audits.found()
+
+    found = asyncio.run(scenario())
+    assert (asked, found) == (([peer(0)] * UNANSWERED, {peer(0): Blame.HIDES_ITS_INPUTS}) if asks else ([], {}))
 
 
 def test_a_reducer_for_many_is_given_as_many_times_a_share():
