@@ -65,6 +65,10 @@ UNMET_AT_ONCE = 2.0
 """Proofs by one member against peers that this one has never met, which may be inventions of that member."""
 UNMET_PER_SECOND = 1 / 600
 """Further such proofs by one member, in a second."""
+KNOWN_AT_ONCE = 2.0
+"""Times that one member is asked again for its proof against a guilty member, against which this peer has one."""
+KNOWN_PER_SECOND = 1 / 600
+"""Further such times, in a second."""
 ASKED_AT_ONCE = 6.0
 """Audits of one reducer by one member that may follow each other at once; a reducer answers twice as many."""
 ASKED_PER_SECOND = 0.5
@@ -169,6 +173,7 @@ class Audits:
         self._not_heard = Backoff(max_seconds=MAX_FALSE_ACCUSER_SECONDS)
         """Members that have accused others and proven nothing: they are not listened to for a while."""
         self._unmet = TokenBuckets(UNMET_AT_ONCE, UNMET_PER_SECOND)
+        self._known = TokenBuckets(KNOWN_AT_ONCE, KNOWN_PER_SECOND)
         self._unanswered: Counter[PeerID] = Counter()
         self._asked = TokenBuckets(ASKED_AT_ONCE, ASKED_PER_SECOND)
         self._answered = TokenBuckets(2 * ASKED_AT_ONCE, 2 * ASKED_PER_SECOND)
@@ -247,7 +252,8 @@ class Audits:
         """Ask for the proofs that these members say they have, and this peer has not.
 
         A member that wants to go back further may have a proof of an earlier lie of the same liar, or of one that
-        spoilt a round.
+        spoilt a round. It may also have another reason, such as a loss that has risen. So it is asked again for a proof
+        against the same liar only a few times, and is heard all the same when it accuses another one.
         """
         convicted = {*map(short_name, self._proofs)}
         own = group.ticket_of(self._me).back_to
@@ -376,12 +382,12 @@ class Audits:
         del self._unanswered[reducer]
         self._found.setdefault(reducer, Blame.HIDES_ITS_INPUTS)
 
-    def _convict(self, guilt: Guilt, proof: bytes) -> bool:
-        """Take in a proven lie; returns whether it is new to this peer."""
+    def _convict(self, guilt: Guilt, proof: bytes) -> None:
+        """Take in a proven lie, if it is new to this peer."""
         peer, step = guilt.peer, self._steps.get(guilt.stripe) if guilt.what.is_undone else None
         is_earlier = step is not None and step < self._spoilt.get(peer, math.inf)
         if peer == self._me or (peer in self._proofs and not is_earlier):
-            return False
+            return
         if peer not in self._proofs:
             self._found[peer] = guilt.what
             self._shunned.blame(peer, guilt.what)
@@ -396,7 +402,6 @@ class Audits:
             self._proofs.pop(dropped)
             self._spoilt.pop(dropped, None)
             self._undone.discard(dropped)
-        return True
 
     async def _compare(self, peer: PeerID, own: SealedRound, name: bytes) -> None:
         """Compare receipts with a member that has other ones: some reducer has told members different things."""
@@ -420,6 +425,8 @@ class Audits:
         """Fetch and check the proof of a lie that another member says it has."""
         if name not in map(short_name, self._met) and not self._unmet.take(accuser):
             return
+        if name in map(short_name, self._proofs) and not self._known.take((accuser, name)):
+            return
         try:
             proof = await self._ask(accuser, to_wire("proof", name, 0), MAX_PROOF_BYTES)
             guilt = await in_thread(guilty, proof, self._judge, self._given_work)
@@ -428,8 +435,7 @@ class Audits:
         except Exception as error:  # anything can be wrong with another member's proof
             logger.debug(f"{accuser} accuses somebody, and proves nothing: {error!r}")
             return self._not_heard.add(accuser, FALSE_ACCUSER_SECONDS)
-        if not self._convict(guilt, proof):
-            self._not_heard.add(accuser)
+        self._convict(guilt, proof)
 
     # ---- answering others -------------------------------------------------------------------------------------------
 

@@ -14,7 +14,14 @@ from hivemind.utils.asyncio import as_aiter
 from hivemind.utils.crypto import RSAPrivateKey
 
 from swarm.averaging.audit import audits as audits_module
-from swarm.averaging.audit.audits import KEPT_PROOFS, KEPT_ROUNDS, UNANSWERED, UNMET_AT_ONCE, Audits
+from swarm.averaging.audit.audits import (
+    KEPT_PROOFS,
+    KEPT_ROUNDS,
+    KNOWN_AT_ONCE,
+    UNANSWERED,
+    UNMET_AT_ONCE,
+    Audits,
+)
 from swarm.averaging.audit.evidence_call import show_evidence
 from swarm.averaging.audit.proofs import guilty, of_a_false_average, of_two_receipts, short_name
 from swarm.averaging.audit.statements import Counted, Receipt, owner_of, root_of
@@ -319,6 +326,33 @@ def test_a_hundred_false_accusations_are_asked_for_once():
     members, asked = run(scenario, share=0.0)
     assert asked == 1
     assert not any(members.found().values())
+
+
+def test_an_accuser_whose_proof_is_known_is_heard_when_it_accuses_another_member():
+    """It wants to go back further, since its loss has risen: so it is asked for the known proof again, a few times."""
+    name, proof = two_receipts_of(key(2))
+
+    async def scenario(members):
+        await members.round(scaled)
+        hears = members.audits[peer(3)]
+        hears.found()
+
+        async def hear(accused):
+            said = replace(members.group.tickets[0], accuses=accused, back_to=0)
+            silent = replace(said, accuses=b"", back_to=NOWHERE)
+            tickets = tuple(said if member == peer(1) else silent for member in members.group.peer_ids)
+            hears.begin(Group.close(bytes(16), members.group.peer_ids, tickets))
+            await hears.until_done()
+
+        before = members.asked
+        for _ in range(20):
+            await hear(short_name(LIAR))
+        again, nothing_new = members.asked - before, hears.found()
+        members.audits[peer(1)] = SimpleNamespace(answer=lambda *_: shown(proof))
+        await hear(name)
+        return again, nothing_new, hears.found()
+
+    assert run(scenario)[1] == (KNOWN_AT_ONCE, {}, {peer(2): Blame.EQUIVOCATED})
 
 
 @pytest.mark.parametrize("taken", [UNMET_AT_ONCE, KEPT_PROOFS])
