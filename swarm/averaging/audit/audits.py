@@ -411,13 +411,15 @@ class Audits:
             if _hash_of_receipts(data) != name:
                 raise ValueError("other receipts than those of its ticket")
             theirs = await in_thread(_read_receipts, data)
+            # Whoever has the average of a round has a receipt of each of its shares.
+            if [(one.stripe, one.reducer) for one in theirs] != [(one.stripe, one.reducer) for one in own.receipts]:
+                raise ValueError("receipts of other shares than those of the round")
         except (OSError, ValueError) as error:
             logger.debug(f"{peer} does not show its receipts: {error!r}")
             return self._not_heard.add(peer)
-        known = {(receipt.stripe, receipt.reducer): receipt for receipt in own.receipts}
-        for receipt in theirs:
-            ours = known.get((receipt.stripe, receipt.reducer))
-            if ours is not None and ours.contradicts(receipt):
+        # Where none contradicts another one, a reducer may have signed the same twice: the member need not be a liar.
+        for ours, receipt in zip(own.receipts, theirs, strict=True):
+            if ours.contradicts(receipt):
                 guilt = Guilt(receipt.reducer, Blame.EQUIVOCATED, receipt.stripe)
                 self._convict(guilt, of_two_receipts(ours, receipt))
 
