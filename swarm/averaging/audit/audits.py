@@ -79,8 +79,9 @@ MAX_TASKS = 16
 """Checks at a time, in the background; what comes on top of that is not checked."""
 UNANSWERED = 3
 """Audits in a row without an answer, after which a reducer is left out for a while."""
-MAX_RECEIPTS_BYTES = 2**23
-"""Most bytes of all receipts of a round, as a member shows them."""
+LONGER_RECEIPTS = 2
+"""How many times as long as this peer's own all receipts of a round may be, as another member shows them. They are as
+many and about as long: numbers of parts take 1 to 5 bytes, beside a hash of 32."""
 KEPT_MET = 4 * MAX_GROUP_SIZE
 """Peers that this one remembers to have met."""
 KEPT_STEPS = 256
@@ -406,11 +407,11 @@ class Audits:
     async def _compare(self, peer: PeerID, own: SealedRound, name: bytes) -> None:
         """Compare receipts with a member that has other ones: some reducer has told members different things."""
         try:
-            request = to_wire("receipts", own.group.group_id, 0)
-            data = await self._ask(peer, request, MAX_RECEIPTS_BYTES)
+            request, most = to_wire("receipts", own.group.group_id, 0), LONGER_RECEIPTS * len(own.signed)
+            data = await self._ask(peer, request, most)
             if _hash_of_receipts(data) != name:
                 raise ValueError("other receipts than those of its ticket")
-            theirs = await in_thread(_read_receipts, data)
+            theirs = await in_thread(_read_receipts, data, most)
             # Whoever has the average of a round has a receipt of each of its shares.
             if [(one.stripe, one.reducer) for one in theirs] != [(one.stripe, one.reducer) for one in own.receipts]:
                 raise ValueError("receipts of other shares than those of the round")
@@ -475,5 +476,5 @@ def _hash_of_receipts(data: bytes) -> bytes:
     return hashlib.sha256(data).digest()[:LINEAGE_BYTES]
 
 
-def _read_receipts(data: bytes) -> list[Receipt]:
-    return [Receipt.from_bytes(receipt) for receipt in from_wire(_RECEIPTS, data, MAX_RECEIPTS_BYTES)]
+def _read_receipts(data: bytes, most_bytes: int) -> list[Receipt]:
+    return [Receipt.from_bytes(receipt) for receipt in from_wire(_RECEIPTS, data, most_bytes)]

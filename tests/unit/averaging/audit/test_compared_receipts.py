@@ -12,7 +12,7 @@ from swarm.averaging.audit.audits import Audits
 from swarm.averaging.audit.statements import Counted, Receipt, root_of
 from swarm.averaging.shares import stripe_of
 from swarm.membership.backoff import BlameBackoff
-from swarm.protocol.messages import Blame, Group
+from swarm.protocol.messages import MAX_GROUP_SIZE, Blame, Group
 from swarm.protocol.wire import LINEAGE_BYTES
 from tests.helpers.attacks.sealed_rounds import group_of, judge_of, key, peer
 
@@ -91,3 +91,9 @@ def test_a_member_to_which_a_reducer_has_signed_twice_is_asked_again():
 
 def test_a_reducer_that_contradicts_itself_is_found_out():
     assert compare((ME, REDUCER, OTHER), 2, contradicting)[1] == {REDUCER: Blame.EQUIVOCATED}
+
+
+def test_the_receipts_of_a_large_group_are_compared():
+    """With 450 reducers they take more than 8 MiB; the member that was asked was not listened to for a while."""
+    strangers = [PeerID(bytes([18, 32]) + number.to_bytes(32, "big")) for number in range(MAX_GROUP_SIZE - 3)]
+    assert compare((ME, REDUCER, OTHER, *strangers), 240, contradicting)[1] == {REDUCER: Blame.EQUIVOCATED}
