@@ -363,7 +363,7 @@ class Rounds:
         if len(bounded.peer_ids) == 1:
             return RoundReport.of(bounded, blamed=trouble.blamed, meeting_seconds=meeting_seconds, exchange_seconds=0.0)
         if bounded.samples == 0:
-            raise RoundFailed("nobody in the group had computed anything")
+            raise RoundFailed("no member of the group had computed anything")
         stripes, exchange_seconds = await self._exchange(closed, bounded, order.compute_seconds, trouble)
         return RoundReport.of(
             bounded,

@@ -436,7 +436,7 @@ class Audits:
             if short_name(guilt.peer) != name:
                 raise ValueError("a proof against another peer")
         except Exception as error:  # anything can be wrong with another member's proof
-            logger.debug(f"{accuser} accuses somebody, and proves nothing: {error!r}")
+            logger.debug(f"{accuser} accuses a member and proves nothing: {error!r}")
             return self._not_heard.add(accuser, FALSE_ACCUSER_SECONDS)
         self._convict(guilt, proof)
 

@@ -250,7 +250,7 @@ class Judge:
         given, weights, samples = self._inputs(group, part_index, part, receipt, evidence)
         average = decode(evidence.average, self.codec, len(part.numbers))
         if average is None or average.shape != part.numbers.shape:
-            raise ValueError("an average that nobody takes")  # members that got it have refused it
+            raise ValueError("an average that no member takes")  # members that got it have refused it
         return not given or self._is_far_from(average, part, given, weights, samples)
 
     def check_commitments(self, group: Group, receipt: Receipt, evidence: Evidence) -> None:
