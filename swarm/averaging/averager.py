@@ -29,7 +29,7 @@ from swarm.averaging.commands import (
     SetStep,
     TookOver,
 )
-from swarm.averaging.compression.codec import Codec, bytes_of_member
+from swarm.averaging.compression.codec import Codec, bytes_to_allow_for
 from swarm.averaging.rounds import AveragingOptions, RoundSignals
 from swarm.averaging.service import AveragingService
 from swarm.network.hivemind_internals import use_socket_folder
@@ -94,7 +94,7 @@ class SwarmAverager:
         """Seconds after which a round is given up: at least those that a slow line needs for a member's bytes."""
         members = [member for member in members if member.awaited]
         num_reducers = sum(not member.client_mode for member in members)
-        num_bytes = bytes_of_member(self.vector, self._codec, len(members), 1 / max(1, num_reducers))
+        num_bytes = bytes_to_allow_for(self.vector, self._codec, len(members), 1 / max(1, num_reducers))
         return max(timeout_seconds, num_bytes / SLOW_BYTES_PER_SECOND)
 
     def run_round(self, order: RunRound) -> MPFuture:

@@ -25,7 +25,7 @@ from swarm.averaging.audit.audits import Audits
 from swarm.averaging.audit.evidence_call import ask_for, show_evidence
 from swarm.averaging.audit.judge import Judge
 from swarm.averaging.commands import RunRound
-from swarm.averaging.compression.codec import Codec, bytes_of_member
+from swarm.averaging.compression.codec import Codec, bytes_of_member, bytes_to_allow_for
 from swarm.averaging.compression.error_feedback import ErrorFeedback
 from swarm.averaging.compression.fragments import Fragments
 from swarm.averaging.lines.division import fractions_of, shares_of
@@ -206,6 +206,8 @@ class Rounds:
             )
         self.groups = RunningGroups()
         self._running: asyncio.Task | None = None
+        self._is_keeping = False
+        """Whether the vector holds the average of this round, which is being kept for other peers."""
 
     # ---- what other peers want to know ------------------------------------------------------------------------------
 
@@ -298,8 +300,8 @@ class Rounds:
         return self._options.admission.lists.signed(ORDERS)
 
     def cancel(self) -> None:
-        """Give up the round that is running, if any."""
-        if self._running is not None:
+        """Give up the round that is running, if any; a round that already has its average does not fail by that."""
+        if self._running is not None and not self._is_keeping:
             self._running.cancel()
 
     async def run(self, order: RunRound, keep: Callable[[Ticket, Group], Awaitable[None]]) -> None:
@@ -318,7 +320,11 @@ class Rounds:
             with self.groups.meeting():
                 report = await asyncio.wait_for(self._meet_and_average(order, trouble), timeout)
             if len(report.group.peer_ids) > 1:  # the vector holds the average by now: this round cannot fail any more
-                await keep(order.ticket, report.group)
+                self._is_keeping = True
+                try:
+                    await keep(order.ticket, report.group)
+                finally:
+                    self._is_keeping = False
                 report = replace(report, to_check=await self._to_check())
             future.set_result(report)
         except RoundEnded as ended:
@@ -357,7 +363,7 @@ class Rounds:
         if len(bounded.peer_ids) == 1:
             return RoundReport.of(bounded, blamed=trouble.blamed, meeting_seconds=meeting_seconds, exchange_seconds=0.0)
         if bounded.samples == 0:
-            raise RoundFailed("nobody in the group had computed anything")
+            raise RoundFailed("no member of the group had computed anything")
         stripes, exchange_seconds = await self._exchange(closed, bounded, order.compute_seconds, trouble)
         return RoundReport.of(
             bounded,
@@ -487,7 +493,7 @@ class Rounds:
         """Blame members that have spoilt this exchange or held it up, and measure this peer's own line."""
         others, num_members, shares = self._others(group), len(group.peer_ids), fractions_of(group)
         num_bytes = sum(runner.bytes_sent for runner in stripes.runners)
-        equal_bytes = bytes_of_member(self._vector, self._codec, num_members, 1 / max(1, len(shares_of(group))))
+        equal_bytes = bytes_to_allow_for(self._vector, self._codec, num_members, 1 / max(1, len(shares_of(group))))
         self._line_meter.end(num_bytes, exchange_seconds, num_members, equal_bytes, is_whole=not stripes.lost)
         to_send = {
             peer: bytes_of_member(self._vector, self._codec, num_members, share) for peer, share in shares.items()

@@ -63,7 +63,9 @@ class RunningGroups:
         """Serve another peer, which sends its parts of a round and reads the averages until it hangs up."""
         self._readers += 1
         try:
-            first = await anext(stream)
+            first = await anext(stream, None)
+            if first is None:  # the sender has hung up before it sent anything
+                return
             if first.group_id not in self._all_reduces:
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(self._is_settled.wait(), SETTLE_SECONDS)

@@ -42,7 +42,7 @@ class SendWindow:
         Args:
             seconds: time since the part was sent
             streams: streams that share this window: all of them together let it grow by one for each part of a stream
-            was_full: whether a further part had to wait
+            was_full: whether a further part waited for this answer
         """
         if seconds > LONG_SECONDS:
             self.parts = max(1.0, self.parts * SHRINK)
@@ -57,19 +57,21 @@ class PartsOnTheWay:
         self._window, self._streams = window, streams
         self._sent_at: deque[float] = deque()
         self._answered = asyncio.Event()
-        self._had_to_wait = False
+        self._waits = False
+        """Whether a further part waits for room."""
 
     async def may_send(self) -> None:
         """Wait until the window has room, and count one more part."""
         while len(self._sent_at) >= max(1, int(self._window.parts)):
-            self._had_to_wait = True
+            self._waits = True
             self._answered.clear()
             await self._answered.wait()
+        self._waits = False
         self._sent_at.append(time.monotonic())
 
     def answered(self) -> None:
         """Note that the average of the oldest part has come."""
         if self._sent_at:
             seconds = time.monotonic() - self._sent_at.popleft()
-            self._window.answered(seconds, self._streams, self._had_to_wait)
+            self._window.answered(seconds, self._streams, was_full=self._waits)
         self._answered.set()

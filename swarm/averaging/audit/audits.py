@@ -65,6 +65,10 @@ UNMET_AT_ONCE = 2.0
 """Proofs by one member against peers that this one has never met, which may be inventions of that member."""
 UNMET_PER_SECOND = 1 / 600
 """Further such proofs by one member, in a second."""
+KNOWN_AT_ONCE = 2.0
+"""Times that one member is asked again for its proof against a guilty member, against which this peer has one."""
+KNOWN_PER_SECOND = 1 / 600
+"""Further such times, in a second."""
 ASKED_AT_ONCE = 6.0
 """Audits of one reducer by one member that may follow each other at once; a reducer answers twice as many."""
 ASKED_PER_SECOND = 0.5
@@ -75,8 +79,9 @@ MAX_TASKS = 16
 """Checks at a time, in the background; what comes on top of that is not checked."""
 UNANSWERED = 3
 """Audits in a row without an answer, after which a reducer is left out for a while."""
-MAX_RECEIPTS_BYTES = 2**23
-"""Most bytes of all receipts of a round, as a member shows them."""
+LONGER_RECEIPTS = 2
+"""How many times as long as this peer's own all receipts of a round may be, as another member shows them. They are as
+many and about as long: numbers of parts take 1 to 5 bytes, beside a hash of 32."""
 KEPT_MET = 4 * MAX_GROUP_SIZE
 """Peers that this one remembers to have met."""
 KEPT_STEPS = 256
@@ -169,6 +174,7 @@ class Audits:
         self._not_heard = Backoff(max_seconds=MAX_FALSE_ACCUSER_SECONDS)
         """Members that have accused others and proven nothing: they are not listened to for a while."""
         self._unmet = TokenBuckets(UNMET_AT_ONCE, UNMET_PER_SECOND)
+        self._known = TokenBuckets(KNOWN_AT_ONCE, KNOWN_PER_SECOND)
         self._unanswered: Counter[PeerID] = Counter()
         self._asked = TokenBuckets(ASKED_AT_ONCE, ASKED_PER_SECOND)
         self._answered = TokenBuckets(2 * ASKED_AT_ONCE, 2 * ASKED_PER_SECOND)
@@ -247,7 +253,8 @@ class Audits:
         """Ask for the proofs that these members say they have, and this peer has not.
 
         A member that wants to go back further may have a proof of an earlier lie of the same liar, or of one that
-        spoilt a round.
+        spoilt a round. It may also have another reason, such as a loss that has risen. So it is asked again for a proof
+        against the same liar only a few times, and is heard all the same when it accuses another one.
         """
         convicted = {*map(short_name, self._proofs)}
         own = group.ticket_of(self._me).back_to
@@ -310,6 +317,8 @@ class Audits:
 
     async def _check(self, reducer: PeerID, group: Group, stripe: int, part_index: int, seals: Seals) -> None:
         receipt = seals.receipts[reducer]
+        if await in_thread(self._judge.evidence_bytes, group, reducer, stripe) > MAX_EVIDENCE_BYTES:
+            return
         try:
             data = await self._ask(reducer, to_wire("part", seals.stripe, part_index), MAX_EVIDENCE_BYTES)
         except OSError as error:
@@ -374,12 +383,12 @@ class Audits:
         del self._unanswered[reducer]
         self._found.setdefault(reducer, Blame.HIDES_ITS_INPUTS)
 
-    def _convict(self, guilt: Guilt, proof: bytes) -> bool:
-        """Take in a proven lie; returns whether it is new to this peer."""
+    def _convict(self, guilt: Guilt, proof: bytes) -> None:
+        """Take in a proven lie, if it is new to this peer."""
         peer, step = guilt.peer, self._steps.get(guilt.stripe) if guilt.what.is_undone else None
         is_earlier = step is not None and step < self._spoilt.get(peer, math.inf)
         if peer == self._me or (peer in self._proofs and not is_earlier):
-            return False
+            return
         if peer not in self._proofs:
             self._found[peer] = guilt.what
             self._shunned.blame(peer, guilt.what)
@@ -394,23 +403,24 @@ class Audits:
             self._proofs.pop(dropped)
             self._spoilt.pop(dropped, None)
             self._undone.discard(dropped)
-        return True
 
     async def _compare(self, peer: PeerID, own: SealedRound, name: bytes) -> None:
         """Compare receipts with a member that has other ones: some reducer has told members different things."""
         try:
-            request = to_wire("receipts", own.group.group_id, 0)
-            data = await self._ask(peer, request, MAX_RECEIPTS_BYTES)
+            request, most = to_wire("receipts", own.group.group_id, 0), LONGER_RECEIPTS * len(own.signed)
+            data = await self._ask(peer, request, most)
             if _hash_of_receipts(data) != name:
                 raise ValueError("other receipts than those of its ticket")
-            theirs = await in_thread(_read_receipts, data)
+            theirs = await in_thread(_read_receipts, data, most)
+            # Whoever has the average of a round has a receipt of each of its shares.
+            if [(one.stripe, one.reducer) for one in theirs] != [(one.stripe, one.reducer) for one in own.receipts]:
+                raise ValueError("receipts of other shares than those of the round")
         except (OSError, ValueError) as error:
             logger.debug(f"{peer} does not show its receipts: {error!r}")
             return self._not_heard.add(peer)
-        known = {(receipt.stripe, receipt.reducer): receipt for receipt in own.receipts}
-        for receipt in theirs:
-            ours = known.get((receipt.stripe, receipt.reducer))
-            if ours is not None and ours.contradicts(receipt):
+        # Where none contradicts another one, a reducer may have signed the same twice: the member need not be a liar.
+        for ours, receipt in zip(own.receipts, theirs, strict=True):
+            if ours.contradicts(receipt):
                 guilt = Guilt(receipt.reducer, Blame.EQUIVOCATED, receipt.stripe)
                 self._convict(guilt, of_two_receipts(ours, receipt))
 
@@ -418,16 +428,17 @@ class Audits:
         """Fetch and check the proof of a lie that another member says it has."""
         if name not in map(short_name, self._met) and not self._unmet.take(accuser):
             return
+        if name in map(short_name, self._proofs) and not self._known.take((accuser, name)):
+            return
         try:
             proof = await self._ask(accuser, to_wire("proof", name, 0), MAX_PROOF_BYTES)
             guilt = await in_thread(guilty, proof, self._judge, self._given_work)
             if short_name(guilt.peer) != name:
                 raise ValueError("a proof against another peer")
         except Exception as error:  # anything can be wrong with another member's proof
-            logger.debug(f"{accuser} accuses somebody, and proves nothing: {error!r}")
+            logger.debug(f"{accuser} accuses a member and proves nothing: {error!r}")
             return self._not_heard.add(accuser, FALSE_ACCUSER_SECONDS)
-        if not self._convict(guilt, proof):
-            self._not_heard.add(accuser)
+        self._convict(guilt, proof)
 
     # ---- answering others -------------------------------------------------------------------------------------------
 
@@ -465,5 +476,5 @@ def _hash_of_receipts(data: bytes) -> bytes:
     return hashlib.sha256(data).digest()[:LINEAGE_BYTES]
 
 
-def _read_receipts(data: bytes) -> list[Receipt]:
-    return [Receipt.from_bytes(receipt) for receipt in from_wire(_RECEIPTS, data, MAX_RECEIPTS_BYTES)]
+def _read_receipts(data: bytes, most_bytes: int) -> list[Receipt]:
+    return [Receipt.from_bytes(receipt) for receipt in from_wire(_RECEIPTS, data, most_bytes)]

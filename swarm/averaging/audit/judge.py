@@ -26,6 +26,7 @@ from msgspec import Meta
 
 from swarm.averaging.audit.seals import RAW
 from swarm.averaging.audit.statements import (
+    HASH_BYTES,
     MAX_COMMITMENT_BYTES,
     Hashes,
     Receipt,
@@ -195,6 +196,27 @@ class Judge:
         num_reducers = sum(not ticket.client_mode for ticket in group.tickets)
         return sum(ticket.samples > 0 for ticket in group.tickets) * num_bytes / max(1, num_reducers)
 
+    def evidence_bytes(self, group: Group, reducer: PeerID, stripe: int) -> float:
+        """Most bytes of the evidence of one part of a reducer's share; all members of the group find the same.
+
+        Evidence of more than `MAX_EVIDENCE_BYTES` is not asked for, since no member takes it: its reducer is honest.
+        Only groups of more than a hundred members with samples and few reducers have such parts.
+
+        Args:
+            group: as it was closed
+            stripe: number of the stripe
+        """
+        judge = self.of(group)
+        parts = judge._parts_of(group, reducer, stripe)
+        if not parts:
+            return 0.0
+        raw_bytes = torch.float32.itemsize * max(len(part.numbers) for part in parts)
+        encoded_bytes = raw_bytes * judge.codec.estimate_compression_ratio(parts[0].info)
+        # A hash takes two more bytes on the wire. The room for a commitment is four times what an honest one takes.
+        with_hashes = encoded_bytes + len(parts) * (HASH_BYTES + 2) + MAX_COMMITMENT_BYTES
+        num_encoded = 1 + sum(ticket.samples > 0 for ticket in group.tickets)  # the average, too
+        return num_encoded * with_hashes + raw_bytes  # the reducer has not encoded its own part
+
     def is_false(self, group: Group, stripe: int, part_index: int, receipt: Receipt, evidence: Evidence) -> bool:
         """Whether no honest reducer makes this average of what the evidence shows that it was given.
 
@@ -228,7 +250,7 @@ class Judge:
         given, weights, samples = self._inputs(group, part_index, part, receipt, evidence)
         average = decode(evidence.average, self.codec, len(part.numbers))
         if average is None or average.shape != part.numbers.shape:
-            raise ValueError("an average that nobody takes")  # members that got it have refused it
+            raise ValueError("an average that no member takes")  # members that got it have refused it
         return not given or self._is_far_from(average, part, given, weights, samples)
 
     def check_commitments(self, group: Group, receipt: Receipt, evidence: Evidence) -> None:

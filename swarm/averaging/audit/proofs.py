@@ -143,7 +143,7 @@ def _guilty_of_other_work(content: bytes, run: str, given_work: GivenWork) -> Gu
     reducer, sender, hashes, commitment, tensor, listed = rest
     group, reducer, sender = _group_of(nonce, members, run), PeerID(reducer), PeerID(sender)
     if reducer == sender or not {reducer, sender} <= {*group.peer_ids}:
-        raise ValueError("a part of somebody who was not there")
+        raise ValueError("a part of a peer that is not in the group")
     given = SignedPart(sender, hashes, commitment, tensor_from(tensor))
     check_signature(group, reducer, stripe, given)
     parts = given_work.parts(group, reducer, sender)

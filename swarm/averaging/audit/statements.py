@@ -75,7 +75,7 @@ def check_signature(owner: bytes, signature: bytes, content: bytes) -> PeerID:
     """
     peer = peer_of(owner)
     if peer is None or not _public_key(owner).verify(content, signature):
-        raise ValueError("nobody has signed that")
+        raise ValueError("it is not signed by the peer that it names")
     return peer
 
 
@@ -97,7 +97,7 @@ def check_commitment(data: bytes, sender: PeerID, stripe: bytes, reducer: PeerID
     """
     owner, signature = from_wire(_COMMITMENT, data, MAX_COMMITMENT_BYTES)
     if check_signature(owner, signature, to_wire(COMMITMENT, stripe, reducer.to_bytes(), root)) != sender:
-        raise ValueError("somebody else has signed that")
+        raise ValueError("it is signed by another peer")
 
 
 @dataclass(frozen=True)

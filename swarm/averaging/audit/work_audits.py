@@ -294,7 +294,7 @@ class WorkAudits:
         if listed.kind and not own.kind:
             raise ValueError("a kind of device, where devices draw nothing")
         if listed.num_before and not own.has_earlier:
-            raise ValueError("micro-batches on earlier weights, where nobody has any")
+            raise ValueError("micro-batches on earlier weights, in a run in which no member has any")
 
     def _note_lists(self, group: Group) -> None:
         """Count members that name no list for their samples; all members see the same tickets."""

@@ -97,11 +97,17 @@ def largest_number(codec: CompressionBase) -> float:
 def bytes_of_member(vector: torch.Tensor, codec: CompressionBase, num_members: int, share: float) -> float:
     """Bytes that one of N members sends in an exchange, and receives: 1 + x (N - 2) vectors, if it reduces a share x.
 
-    At least 2 and at most `MAX_VECTORS` vectors are counted.
-
     Args:
         vector: shape [n], fp32
     """
-    ratio = codec.estimate_compression_ratio(CompressionInfo.from_tensor(vector))
-    vectors = 1 + (num_members - 2) * share
-    return min(max(2.0, vectors), MAX_VECTORS) * ratio * vector.nbytes
+    return (1 + (num_members - 2) * share) * _encoded_bytes(vector, codec)
+
+
+def bytes_to_allow_for(vector: torch.Tensor, codec: CompressionBase, num_members: int, share: float) -> float:
+    """The bytes of `bytes_of_member`, but at least 2 and at most `MAX_VECTORS` vectors."""
+    one = _encoded_bytes(vector, codec)
+    return min(max(2 * one, bytes_of_member(vector, codec, num_members, share)), MAX_VECTORS * one)
+
+
+def _encoded_bytes(vector: torch.Tensor, codec: CompressionBase) -> float:
+    return codec.estimate_compression_ratio(CompressionInfo.from_tensor(vector)) * vector.nbytes

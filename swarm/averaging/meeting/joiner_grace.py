@@ -35,6 +35,7 @@ class JoinerGrace:
         """Keep the next group open for this peer, for `seconds` or else for `hold_seconds` of the timeouts."""
         seconds = self._timeouts.hold_seconds if seconds is None else seconds
         now = time.monotonic()
+        self._forget_past(now)  # a peer that never leads does not ask `awaited`
         self._holds = {other: holds for other, holds in self._holds.items() if holds[-1] > now - WITHIN_SECONDS}
         holds = self._holds.get(peer, deque(maxlen=MAX_HOLDS))
         used_up = len(holds) == MAX_HOLDS and holds[0] > now - WITHIN_SECONDS
@@ -47,9 +48,12 @@ class JoinerGrace:
 
     def awaited(self, arrived: Collection[PeerID]) -> set[PeerID]:
         """The peers for which the group is held, without those that have arrived."""
-        now = time.monotonic()
-        self._until = {peer: until for peer, until in self._until.items() if until > now and peer not in arrived}
+        self._forget_past(time.monotonic())
+        self._until = {peer: until for peer, until in self._until.items() if peer not in arrived}
         return set(self._until)
+
+    def _forget_past(self, now: float) -> None:
+        self._until = {peer: until for peer, until in self._until.items() if until > now}
 
     def seconds_left(self, peers: Collection[PeerID]) -> float:
         """Seconds for which the group is still held for at least one of these peers."""

@@ -103,7 +103,7 @@ class Knocker:
             try:
                 suggested = PeerID(reply.suggested_leader)
             except ValueError as error:
-                logger.debug(f"{leader} sends us to nobody: {error}")
+                logger.debug(f"{leader} names a leader with a malformed peer id: {error}")
                 return None
             return await self._follow_elsewhere(suggested, leader, ticket, wait_until, redirects - 1)
         return self._read_reply(reply, leader, ticket)
@@ -148,7 +148,7 @@ class Knocker:
                 reply = await unless(lost, anext(stream), remaining)
             return reply
         except UNREACHABLE as error:
-            logger.debug(f"{leader} does not lead us: {error!r}")
+            logger.debug(f"{leader} does not lead this peer: {error!r}")
             timed_out_inside = accepted and isinstance(error, TimeoutError) and not ticket.listens
             self._note_failed_leader(leader, lost.done(), timed_out_inside, loop.time() - came_at)
             return None

@@ -36,7 +36,8 @@ HOLD_SHARE = 0.3
 """Share of a usual exchange for which a group is held open for a peer that lacks only the last average, and fetches
 it."""
 MAX_PURSUERS = 16
-"""Most peers for which the next group is held until they have the average that they lack."""
+"""Most peers for which the next group is held until they have the average that they lack: so many that have averaged
+with this peer, and as many strangers."""
 
 
 @dataclass
@@ -76,6 +77,7 @@ class Lobby:
         shunned: peers that are not let in
         timeouts: how long a group is held open
         admission: tells which peers may take part
+        known: peers that have averaged with this one; all others are strangers
     """
 
     def __init__(
@@ -91,10 +93,11 @@ class Lobby:
         shunned: Backoff,
         timeouts: Timeouts,
         admission: Admission,
+        known: Acquaintances,
     ):
         self._me, self._namespace, self._schema_hash, self._orders = me, namespace, schema_hash, orders
         self._monitor, self._news, self._detector = monitor, news, detector
-        self._shunned, self._timeouts, self._admission = shunned, timeouts, admission
+        self._shunned, self._timeouts, self._admission, self._known = shunned, timeouts, admission, known
         self._guests: dict[PeerID, Guest] = {}
         self.step = 0
         """The step that this peer works on."""
@@ -142,12 +145,12 @@ class Lobby:
             return False
         return ticket.step == self.step and ticket.lineage != self._lineage
 
-    def waits_for(self, step: int, known: Acquaintances) -> bool:
+    def waits_for(self, step: int) -> bool:
         """Whether a guest has already come to finish this step; strangers do not count if this peer knows others."""
 
         def counts(peer: PeerID, guest: Guest) -> bool:
             is_at = guest.ticket.step == step and not guest.ticket.listens and guest.is_waiting
-            return is_at and (peer in known or not len(known))
+            return is_at and (peer in self._known or not len(self._known))
 
         return any(counts(peer, guest) for peer, guest in self._guests.items())
 
@@ -308,5 +311,9 @@ class Lobby:
         """Hold a group open for a peer that was too late: it comes again when it has the average that it missed."""
         if (ticket.step, ticket.lineage) != (self.step, self._lineage):
             self.grace.hold(sender)  # that average is there already
-        elif len(self._pursuers) < MAX_PURSUERS:
+        elif self._num_pursuers_like(sender) < MAX_PURSUERS:
             self._pursuers.add(sender)
+
+    def _num_pursuers_like(self, sender: PeerID) -> int:
+        """How many pursuers are known or strangers, as this sender is: strangers take no place of a known peer."""
+        return sum((peer in self._known) == (sender in self._known) for peer in self._pursuers)

@@ -86,6 +86,7 @@ class Matchmaking:
             shunned=shunned,
             timeouts=timeouts,
             admission=admission,
+            known=self._known,
         )
         """Where peers wait that have come to this one as their leader."""
         self.knocker = Knocker(
@@ -104,7 +105,7 @@ class Matchmaking:
 
     def waits_for(self, step: int) -> bool:
         """Whether a peer that this one knows, or a stranger if it knows none, has already come to finish this step."""
-        return self.lobby.waits_for(step, self._known)
+        return self.lobby.waits_for(step)
 
     def met(self, peers: Iterable[PeerID]) -> None:
         """Note that these peers have averaged with this one: they are no strangers."""

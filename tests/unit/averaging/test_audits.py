@@ -8,16 +8,25 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from hivemind.p2p import PeerID
 from hivemind.proto.averaging_pb2 import AveragingData, MessageCode
 from hivemind.utils.asyncio import as_aiter
 from hivemind.utils.crypto import RSAPrivateKey
 
 from swarm.averaging.audit import audits as audits_module
-from swarm.averaging.audit.audits import KEPT_PROOFS, KEPT_ROUNDS, UNANSWERED, UNMET_AT_ONCE, Audits
+from swarm.averaging.audit.audits import (
+    KEPT_PROOFS,
+    KEPT_ROUNDS,
+    KNOWN_AT_ONCE,
+    UNANSWERED,
+    UNMET_AT_ONCE,
+    Audits,
+)
 from swarm.averaging.audit.evidence_call import show_evidence
 from swarm.averaging.audit.proofs import guilty, of_a_false_average, of_two_receipts, short_name
-from swarm.averaging.audit.statements import Receipt, owner_of, root_of
+from swarm.averaging.audit.statements import Counted, Receipt, owner_of, root_of
 from swarm.averaging.robust_mean import Combination
+from swarm.averaging.shares import stripe_of
 from swarm.membership.backoff import BlameBackoff
 from swarm.network.signed_records import peer_of
 from swarm.protocol import admission
@@ -322,6 +331,33 @@ def test_a_hundred_false_accusations_are_asked_for_once():
     assert not any(members.found().values())
 
 
+def test_an_accuser_whose_proof_is_known_is_heard_when_it_accuses_another_member():
+    """It wants to go back further, since its loss has risen: so it is asked for the known proof again, a few times."""
+    name, proof = two_receipts_of(key(2))
+
+    async def scenario(members):
+        await members.round(scaled)
+        hears = members.audits[peer(3)]
+        hears.found()
+
+        async def hear(accused):
+            said = replace(members.group.tickets[0], accuses=accused, back_to=0)
+            silent = replace(said, accuses=b"", back_to=NOWHERE)
+            tickets = tuple(said if member == peer(1) else silent for member in members.group.peer_ids)
+            hears.begin(Group.close(bytes(16), members.group.peer_ids, tickets))
+            await hears.until_done()
+
+        before = members.asked
+        for _ in range(20):
+            await hear(short_name(LIAR))
+        again, nothing_new = members.asked - before, hears.found()
+        members.audits[peer(1)] = SimpleNamespace(answer=lambda *_: shown(proof))
+        await hear(name)
+        return again, nothing_new, hears.found()
+
+    assert run(scenario)[1] == (KNOWN_AT_ONCE, {}, {peer(2): Blame.EQUIVOCATED})
+
+
 @pytest.mark.parametrize("taken", [UNMET_AT_ONCE, KEPT_PROOFS])
 def test_proofs_against_invented_peers_push_out_no_proof_that_matters(monkeypatch, taken):
     """Keys cost nothing, and two receipts of an invented round prove the owner of the key guilty.
@@ -463,6 +499,39 @@ def test_members_keep_nothing_and_ask_nothing_where_they_would_have_to_keep_too_
 
     members, _ = run(scenario)
     assert members.found() == ALL_CONVICT
+
+
+@pytest.mark.parametrize(("num_members", "asks"), [(8, True), (128, False)])
+def test_no_member_asks_for_more_than_an_answer_can_hold(num_members, asks):
+    """Two reducers, a megabyte of fp16 and no line known: 128 parts of 128 KiB are more than 16 MiB.
+
+    The reducer could not answer, and was taken for one that hides its inputs.
+    """
+    judge, asked = replace(judge_of(), size_at=lambda step: 2**19), []
+
+    async def ask(other, request, most):
+        asked.append(other)
+        raise OSError
+
+    async def scenario():
+        reducers = peer(0), peer(1)
+        others = [PeerID(bytes([18, 32, *[number] * 32])) for number in range(num_members - 2)]
+        ticket = group_of(MEMBERS).tickets[0]
+        tickets = (ticket, ticket, *(replace(ticket, client_mode=True),) * len(others))
+        audits = Audits(peer(1), key(1), judge, ask, BlameBackoff(), 100.0 * num_members)
+        for number in range(UNANSWERED):
+            group = Group.close(bytes([number] * 16), (*reducers, *others), tickets)
+            audits.begin(group)
+            seals = audits.seals_of(stripe_of(group, 0, 0))
+            seals.received(peer(0), bytes(32))
+            counted = [Counted()] * num_members
+            seals.receipts[peer(0)] = Receipt.sign(key(0), seals.stripe, root_of([bytes(32)]), counted)
+            audits.end(has_average=True)
+            await audits.until_done()
+        return audits.found()
+
+    found = asyncio.run(scenario())
+    assert (asked, found) == (([peer(0)] * UNANSWERED, {peer(0): Blame.HIDES_ITS_INPUTS}) if asks else ([], {}))
 
 
 def test_a_reducer_for_many_members_is_given_as_many_times_a_share():

@@ -50,6 +50,14 @@ def test_no_peer_can_hold_a_group_open_for_good(clock):
     assert held.awaited(arrived=set()) >= {"b"}, "others are not the worse for it"
 
 
+def test_a_peer_that_never_leads_forgets_for_which_peers_it_would_have_waited(clock):
+    held = grace.JoinerGrace()
+    held.hold("a")
+    clock.now += 2 * DEFAULT_TIMEOUTS.hold_seconds
+    held.hold("b")
+    assert held.seconds_left({"a"}) == 0.0, "nothing is remembered of it, not even that its time is over"
+
+
 def test_strangers_do_not_fill_it(clock):
     held = grace.JoinerGrace()
     for peer in range(2 * MAX_GROUP_SIZE):

@@ -42,6 +42,14 @@ def test_an_honest_average_is_none_that_is_false(codec, local_steps):
     assert verdicts(sealed_share(MEMBERS, judge), judge) == {False}
 
 
+@pytest.mark.parametrize("codec", ["none", "fp16", "int8", "int4"])
+def test_evidence_takes_no_more_than_members_expect(codec):
+    share = sealed_share(MEMBERS, judge := judge_of(codec))
+    expected = judge.evidence_bytes(share.group, share.reducer, 0)
+    num_bytes = len(share.seals[share.reducer].show(0))
+    assert expected / 2 < num_bytes <= expected
+
+
 def test_an_average_of_buffers_is_made_again_without_regard_to_local_steps():
     """One member has four times the samples; all hold the same running statistics."""
     judge = replace(judge_of("fp16", Combination(clips=True, local_steps=16)), num_buffers=SIZE // 2)

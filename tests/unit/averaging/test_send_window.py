@@ -51,6 +51,30 @@ def test_the_window_grows_while_answers_are_quick_and_the_sender_has_to_wait(clo
     assert on_their_way <= grown
 
 
+def test_a_window_that_was_full_once_does_not_grow_while_it_is_not(clock):
+    """The sender has to wait once; from then on it sends a part at a time."""
+
+    async def main():
+        window = SendWindow()
+        parts = PartsOnTheWay(window, streams=1)
+        for _ in range(int(START_PARTS)):
+            await parts.may_send()
+        one_more = asyncio.ensure_future(parts.may_send())
+        await asyncio.sleep(0)
+        parts.answered()
+        await one_more
+        for _ in range(int(START_PARTS)):
+            parts.answered()
+        grown = window.parts
+        for _ in range(100):
+            await parts.may_send()
+            parts.answered()
+        return grown, window.parts
+
+    grown, later = asyncio.run(main())
+    assert later == grown == START_PARTS + 1
+
+
 def test_a_window_that_is_never_full_stays_as_it_is():
     window = SendWindow()
     window.answered(seconds=0.01, streams=1, was_full=False)

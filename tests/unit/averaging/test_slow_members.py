@@ -1,7 +1,9 @@
 """A member that holds up all others, round after round, is left out. A slow line that the swarm can bear is not."""
 
 import pytest
+import torch
 
+from swarm.averaging.compression.codec import Codec, bytes_of_member
 from swarm.averaging.slow_members import MAX_SLOW_ROUNDS, SlowMembers
 
 MEMBERS = ["fast", "slow"]
@@ -34,6 +36,17 @@ def test_a_slow_line_at_home_is_borne(compute_seconds):
             members.note(MEMBERS, {"slow": 50.0}, 52.0, compute_seconds, num_bytes=dict.fromkeys(MEMBERS, 65e6))
             == set()
         )
+
+
+@pytest.mark.parametrize(("mbps", "is_left_out"), [(3.0, True), (5.0, False)])
+def test_a_member_without_a_share_is_measured_by_the_vector_that_it_sends(mbps, is_left_out):
+    """It sends one vector. It was credited with two, and left out only below 2 Mbit/s."""
+    vector, members = torch.zeros(2_500_000), SlowMembers()
+    seconds = 8 * vector.nbytes / (mbps * 1e6)
+    num_bytes = dict.fromkeys(MEMBERS, bytes_of_member(vector, Codec().make(), num_members=3, share=0.0))
+    for _ in range(MAX_SLOW_ROUNDS):
+        found = members.note(MEMBERS, {"slow": seconds - 1}, seconds, 0.4, num_bytes)
+    assert ("slow" in found) == is_left_out
 
 
 def test_an_organiser_can_ask_for_faster_lines():

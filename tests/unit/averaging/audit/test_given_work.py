@@ -180,7 +180,7 @@ def test_any_peer_can_check_the_proof():
 
 def test_a_gift_of_a_member_in_one_run_proves_nothing_in_another():
     judge = replace(judge_of(), run="another run")
-    with pytest.raises(ValueError, match="nobody has signed that"):
+    with pytest.raises(ValueError, match="not signed by the peer that it names"):
         guilty(proof_against_the_liar(), judge, GivenWork(judge, PLACES_OF))
 
 

@@ -139,6 +139,19 @@ def test_some_of_many_late_peers_are_waited_for(monkeypatch):
     run_in_virtual_time(steps, monkeypatch)
 
 
+def test_strangers_that_come_too_late_take_no_place_of_a_known_peer(monkeypatch):
+    async def steps() -> None:
+        leader, lobby = (leader := Leader()), leader.meeting.lobby
+        await leader.lead(4)
+        for stranger in STRANGERS:
+            await leader.knock(stranger, 4)
+        await leader.knock(JOINER, 4)
+        lobby.set_step(5, ticket(5).lineage)
+        assert lobby.grace.awaited(()) == {*STRANGERS[:MAX_PURSUERS], JOINER}
+
+    run_in_virtual_time(steps, monkeypatch)
+
+
 @pytest.mark.parametrize("behind", [0, 1], ids=["as a pursuer", "as one who is behind"])
 def test_a_member_that_comes_too_late_again_and_again_is_waited_for_a_few_times(behind, monkeypatch):
     async def steps() -> None:
