@@ -138,7 +138,7 @@ class StateDownloader:
 
 
 def streams_of(p2p: P2P, handle_name: str) -> StreamTo:
-    """Return a function that says how to open a stream to a peer's handler of this name."""
+    """Return a function that gives, for a peer, a way to open a stream to its handler of this name."""
 
     def stream_to(peer_id: PeerID) -> OpenStream:
         async def open_stream() -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:

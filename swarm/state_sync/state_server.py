@@ -208,7 +208,7 @@ class StateServer:
                     await self._has_kept.wait()
 
     async def _upload_to(self, peer_id: PeerID, wish: Wish) -> Upload | Offer:
-        """The upload that a stream belongs to, one for all streams of a download. A new one ends the peer's earlier one.
+        """The upload that a stream belongs to, one for all streams of a download. A new one ends the peer's old one.
 
         An `Offer` in place of it says that there is nothing, or not yet.
         """
