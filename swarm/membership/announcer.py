@@ -1,4 +1,4 @@
-"""What each peer keeps in the DHT for newcomers while it trains: the run manifest, and its own addresses."""
+"""Keeps the run manifest and a peer's own addresses in the DHT for newcomers, while the peer trains."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from swarm.protocol.messages import MAX_GROUP_SIZE, Blame
 BACKOFF_SECONDS, MAX_BACKOFF_SECONDS = 10.0, 60.0
 """Seconds for which a peer with false claims is left out: the first time, and at most. The time doubles each time."""
 BLAME_SECONDS, MAX_BLAME_SECONDS = 60.0, 600.0
-"""The same for a peer that spoils rounds or holds them up."""
+"""Seconds for a peer that spoils rounds or holds them up: the first time, and at most."""
 
 
 class Backoff:

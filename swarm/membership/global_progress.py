@@ -144,8 +144,8 @@ class GlobalProgress:
     def seconded_step(self) -> int:
         """The latest step that at least two known peers have reached; at least the own step.
 
-        If this peer has trained with two or more of the present peers, the claim of a single one is no reason to give
-        up its own weights. Otherwise this is `latest_step`.
+        If this peer has trained with two or more of the present peers, it does not give up its weights for the claim of
+        a single one. Otherwise this is `latest_step`.
         """
         known = sorted(
             record.step
@@ -159,8 +159,13 @@ class GlobalProgress:
     def donors(self, min_step: int) -> list[PeerID]:
         """Server-mode peers that claim to hold the state of `min_step` or later, the best first.
 
-        The order is: peers with an attestation of their state (a newcomer has none), then peers that have been in a
-        group with this one, then peers at most at `seconded_step`, then the latest step, then the senior.
+        These criteria apply one after the other:
+
+        - The peer has an attestation of its state (a newcomer has none).
+        - It has been in a group with this one.
+        - It is at most at `seconded_step`.
+        - Its step is later.
+        - It is senior.
 
         If there is no server-mode peer, the list has client-mode peers.
         """

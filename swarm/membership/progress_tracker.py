@@ -1,4 +1,4 @@
-"""Tracks which peers are in the swarm and how far it is: each keeps a small record in the DHT and reads all others.
+"""Tracks which peers are in the swarm and how far it is. Each keeps a small record in the DHT and reads all others.
 
 Records come from strangers: they are bounded, checked, and believed only as far as it is harmless. In particular, a
 claim to be at a later step is never adopted. It makes a peer *ask* for the state of that step. A peer whose claim does
@@ -190,7 +190,7 @@ class ProgressTracker:
         return record.name if names.count(record.name) == 1 else f"{record.name} ({peer})"
 
     def blame(self, blamed: Mapping[PeerID, Blame]) -> None:
-        """Leave out peers that have spoilt a round or held it up: for a while, each further time for longer."""
+        """Leave out peers that have spoilt a round or held it up: each time for longer, and for good if proven."""
         for peer, what in blamed.items():
             self.trust.blame(peer, what)
             how_long = "for good" if what.is_proven else "for a while"

@@ -108,7 +108,7 @@ class RunManifest:
 
     @property
     def authority(self) -> Authority | None:
-        """What signatures of this run are checked against; None in an open run."""
+        """The organiser's key and the names that signatures of this run are checked against; None in an open run."""
         return Authority(self.run_id, self.organiser, self.key_prefix) if self.organiser else None
 
     def signed_by(self, signer: Signer) -> "RunManifest":

@@ -9,7 +9,7 @@ import tempfile
 from pathlib import Path
 
 TEMPORARY = Path("/tmp")
-"""The same as Hivemind's: a socket's path may have 103 bytes (macOS), and other temporary folders have long paths."""
+"""The folder that Hivemind uses. A socket's path may have 103 bytes (macOS), and other temporary paths are long."""
 
 
 def make_socket_folder() -> Path:

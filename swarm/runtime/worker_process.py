@@ -34,7 +34,7 @@ AskForState = Callable[[], Awaitable[Any]]
 
 
 class Service(Protocol):
-    """What a worker process does."""
+    """The work of a worker process."""
 
     async def start(self) -> None:
         """Start. Called once, before the first command."""

@@ -144,7 +144,7 @@ class AverageLog:
         return self._averages.get(step)
 
     def batch(self, step: int) -> list[Average]:
-        """The averages of this update and of those that follow on it, up to `MAX_BATCH_BYTES`, but at least one."""
+        """The averages of this update and of the following ones: up to `MAX_BATCH_BYTES`, but the first in any case."""
         batch, num_bytes = [], 0
         while (average := self.of(step)) is not None:
             is_next = not batch or average.before == batch[-1].after

@@ -141,7 +141,7 @@ class SharedState:
         """A digest of all that peers have in common after the same updates: with the same one, no bit differs.
 
         It covers the parameters and the statistics of their optimizer. It leaves out buffers, which drift apart between
-        two updates and are averaged by these. It leaves out the optimizer of local steps, which is each peer's own.
+        two updates and are averaged by them. It leaves out the optimizer of local steps, which is each peer's own.
 
         Args:
             statistics, tensors: from `held`, or from a downloaded state that was checked

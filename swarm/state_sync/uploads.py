@@ -32,7 +32,7 @@ MIN_BUSY_SECONDS = 0.5
 
 
 class Content(NamedTuple):
-    """What is sent.
+    """The content of a snapshot.
 
     Args:
         offer: its offer
@@ -82,7 +82,7 @@ class Upload:
         sent_bytes: bytes of all pieces that were sent, repetitions included
         streams: tasks that send them
         began: monotonic seconds when the upload began
-        moved_at: monotonic seconds when a piece was sent last
+        moved_at: monotonic seconds when a piece was sent last, or the upload began
     """
 
     snapshot: Snapshot
