@@ -85,7 +85,7 @@ class Trust:
     # ---- what they did ----------------------------------------------------------------------------------------------
 
     def blame(self, peer: PeerID, what: Blame) -> None:
-        """Leave out a peer that has spoilt a round or held it up: each time for longer, and for good if that is proven."""
+        """Leave out a peer that has spoilt a round or held it up: each time for longer, and for good if proven."""
         self.blamed.blame(peer, what)
         if what is Blame.GOES_ON_ALONE:
             self._went_alone |= {peer}
