@@ -217,6 +217,9 @@ def audit(paths: Sequence[Path], run_id: str = "", organiser: bytes = b"") -> Au
 def ledgers_in(paths: Iterable[Path]) -> list[Path]:
     """The files of ledgers that are meant, each once.
 
+    Of a folder, a ledger that was set aside (`ledger-1.jsonl`) is not one of them: it is of an earlier run, or of
+    another version of this program.
+
     Raises:
         InputError: there is no such file
     """
@@ -224,7 +227,7 @@ def ledgers_in(paths: Iterable[Path]) -> list[Path]:
     for path in paths:
         path = path.expanduser()
         if path.is_dir():
-            found += sorted({*path.rglob("ledger*.jsonl"), *path.rglob("Qm*.jsonl")})
+            found += sorted({*path.rglob("ledger.jsonl"), *path.rglob("Qm*.jsonl")})
         elif path.is_file():
             found.append(path)
         else:

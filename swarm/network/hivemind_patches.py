@@ -7,7 +7,8 @@
 - What one process cannot pass on to another one would leave it waiting for good.
 - A peer id of a megabyte would take a quarter of an hour to be written down, and nothing else would run meanwhile.
 - A node that names the asker among its neighbours would let no record be stored, one that says that it has the places
-  of others would get what is for them, and one that names itself in many places would be all that a search looks at.
+  of others would get what is for them, and one that names itself in many places would be all that a search looks at,
+  as would twenty that stand next to the key.
 - An answer that is no message would raise what no caller expects, and so end more than this call.
 - A message could be as long as its sender likes, and a caller could have as many streams and calls as it likes.
 - p2pd would carry strangers' traffic, and would have the router open a port without a word, each time another one.
@@ -39,7 +40,7 @@ import torch.multiprocessing
 from google.protobuf.message import DecodeError
 from hivemind.dht.node import Blacklist, DHTNode, _SearchState
 from hivemind.dht.protocol import DHTProtocol
-from hivemind.dht.routing import DHTID
+from hivemind.dht.routing import DHTID, RoutingTable
 from hivemind.dht.storage import DictionaryDHTValue
 from hivemind.p2p import P2P, P2PContext, P2PHandlerError, PeerID
 from hivemind.p2p.p2p_daemon_bindings.control import ControlClient
@@ -306,9 +307,10 @@ def repair_hivemind() -> None:
     DHTProtocol.create = classmethod(_with_bounded_storage(DHTProtocol.create.__func__))
     DHTProtocol.rpc_store = _store_some
     DHTProtocol._validate_dictionary = _drop_invalid
+    RoutingTable.get_nearest_neighbors = places.and_met_peers(RoutingTable.get_nearest_neighbors)
     DHTNode._filter_blacklisted = places.without_false_places(DHTNode._filter_blacklisted)
     DHTNode.find_nearest_nodes = places.of_a_search(DHTNode.find_nearest_nodes)
-    DHTNode.get_many_by_id = places.of_a_search(DHTNode.get_many_by_id)
+    DHTNode.get_many_by_id = places.of_a_search(DHTNode.get_many_by_id, asks_met=True)
     PeerID.__init__ = _of_bounded_length(PeerID.__init__)
     MPFuture._send_update = _send_what_can_be_sent(MPFuture._send_update)
     DHTProtocol.update_routing_table = nodes.update_routing_table

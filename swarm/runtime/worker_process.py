@@ -85,6 +85,13 @@ class WorkerProcess(mp.get_context("fork").Process):
             InputError: it died while it started
         """
         self.start()
+        try:
+            self._wait_until_ready()
+        except BaseException:
+            self._end_answering()
+            raise
+
+    def _wait_until_ready(self) -> None:
         while not self._is_ready.done():
             with contextlib.suppress(TimeoutError):
                 self._is_ready.exception(timeout=0.5)
@@ -110,7 +117,11 @@ class WorkerProcess(mp.get_context("fork").Process):
         if self.is_alive():
             logger.debug("the averaging process does not end by itself")
             self.terminate()
-        self._inner.send(None)  # ends the thread that answers for the state
+        self._end_answering()
+
+    def _end_answering(self) -> None:
+        """End the thread that answers for the state: this process will not ask any more."""
+        self._inner.send(None)
 
     # ---- in the worker process ------------------------------------------------------------------------------------
 

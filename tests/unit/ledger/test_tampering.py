@@ -434,6 +434,18 @@ def test_ledgers_of_two_runs_are_refused(run, members, tmp_path, capsys):
     assert "several runs" in capsys.readouterr().err
 
 
+def test_the_ledger_of_an_earlier_run_that_was_set_aside_is_left_out_of_a_folder(tmp_path, capsys):
+    """A run was begun anew in the same folder: each peer keeps its ledger of before under another name."""
+    for run_id in ("letters", "numbers"):
+        run = LedgerRun(tmp_path, key_prefix(run_id, "0123abcd"))
+        run.start("anna")
+        run.update({"anna": 3})
+        run.close()
+    assert run.path("anna").with_name("ledger-1.jsonl").exists()
+    assert main(["verify", str(tmp_path)]) == 0
+    assert "numbers" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("of_a_stranger", ["x\x1b[2J\x1b[1;31mall is well", "letters-0123abcd\n", "letters", ""])
 def test_what_a_stranger_calls_its_run_moves_no_terminal(of_a_stranger, tmp_path, capsys):
     """Nor does the name of a folder that it hands over."""

@@ -3,8 +3,10 @@
 import asyncio
 import hashlib
 import itertools
+import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from types import SimpleNamespace
 
 import pytest
 from hivemind.dht.node import Blacklist, DHTNode
@@ -13,8 +15,11 @@ from hivemind.dht.storage import DHTLocalStorage, DictionaryDHTValue
 from hivemind.p2p import PeerID
 from hivemind.utils import MSGPackSerializer, ValueWithExpiration, get_dht_time
 
+from swarm.network.acquaintances import Acquaintances
+from swarm.network.dht_bounds import places, searches
 from swarm.network.dht_bounds.places import NEW_PEERS, PLACES
 from swarm.network.hivemind_patches import repair_hivemind
+from tests.helpers.virtual_time import run_in_virtual_time
 
 repair_hivemind()
 KEY = DHTID.generate(source="swarm.runs")
@@ -30,7 +35,8 @@ def next_to_key(distance: int) -> DHTID:
     return DHTID(int(KEY) ^ distance)
 
 
-LIARS = ("liar", "another liar")
+TWO = ("liar", "another liar")
+LIARS = (*TWO, *(f"liar {number}" for number in range(3, 25)))
 PEERS = {peer(name): name for name in (*HONEST, *LIARS)}
 
 
@@ -128,11 +134,60 @@ def test_two_who_tell_of_peers_that_do_not_exist_do_not_hide_who_is_known():
     def other_peers_each_time() -> Answer:
         return {next_to_key(number): peer(f"nobody {number}") for number in itertools.islice(numbers, NEW_PEERS)}
 
-    network = Network([*HONEST[:6], *LIARS], other_peers_each_time, has_record=[HONEST[5]])
+    network = Network([*HONEST[:6], *TWO], other_peers_each_time, has_record=[HONEST[5]])
     found = asyncio.run(asyncio.wait_for(network.get(), 10))
-    assert all(network.asked[name] for name in LIARS)
+    assert all(network.asked[name] for name in TWO)
     assert found is not None
     assert found.value[b"owner"].value == b"manifest"
+
+
+@pytest.fixture
+def met(monkeypatch) -> Acquaintances:
+    """Peers that the node has met."""
+    met = Acquaintances()
+    monkeypatch.setattr(places, "records_of", lambda protocol: SimpleNamespace(met=met))
+    return met
+
+
+def liars_that_answer() -> Answer:
+    return {place(name): peer(name) for name in LIARS}
+
+
+def test_strangers_that_answer_do_not_hide_a_record_from_a_peer_that_has_met_its_keeper(met):
+    """They are all that stands next to the key; the keeper stands far away, and has been asked in each search."""
+    network = Network([HONEST[0], *LIARS], liars_that_answer, has_record=[HONEST[0]])
+    assert asyncio.run(asyncio.wait_for(network.get(), 10)) is None, "or the liars hide nothing"
+    met.add([peer("of another run"), peer(HONEST[0])])
+    found = asyncio.run(asyncio.wait_for(network.get(), 10))
+    assert found is not None
+    assert found.value[b"owner"].value == b"manifest"
+
+
+def test_met_peers_are_asked_once_in_a_search_and_only_the_latest(met):
+    known = HONEST[: places.MET_PEERS + 2]
+    network = Network([*known, *LIARS], liars_that_answer)
+    met.add(map(peer, known))
+    asyncio.run(asyncio.wait_for(network.get(), 10))
+    assert [network.asked[name] for name in known] == [0, 0, *[1] * places.MET_PEERS]
+
+
+def test_a_met_peer_that_does_not_answer_does_not_keep_a_search_from_ending(met, monkeypatch):
+    async def get() -> None:
+        network = Network([*HONEST[:6], "liar"], dict, has_record=[HONEST[5]])
+        answer = network.call_find
+
+        async def call_find(to: PeerID, keys: Sequence[DHTID]) -> dict | None:
+            if to == peer(HONEST[0]):
+                await asyncio.sleep(3600)
+            return await answer(to, keys)
+
+        network.call_find = call_find
+        began = time.monotonic()
+        assert await network.get() is not None
+        assert time.monotonic() - began <= searches.SEARCH_SECONDS + searches.LAST_SECONDS + 0.1
+
+    met.add([peer(HONEST[0])])
+    run_in_virtual_time(get, monkeypatch)
 
 
 def test_who_stands_nearer_with_each_answer_is_asked_a_few_times():

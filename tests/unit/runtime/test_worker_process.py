@@ -1,9 +1,13 @@
 """What becomes of commands that a process beside the trainer cannot carry out."""
 
 import os
+import threading
 from functools import partial
 from threading import Thread
 
+import pytest
+
+from recipe.errors import InputError
 from swarm.runtime.worker_process import WorkerProcess
 
 
@@ -17,3 +21,13 @@ def test_a_process_that_has_died_holds_up_nobody_who_sends_to_it():
     sending.join(10.0)
     assert not sending.is_alive()
     process.stop()
+
+
+def test_a_process_that_dies_while_it_starts_leaves_no_thread():
+    before = set(threading.enumerate())
+    process = WorkerProcess(None, None, None, partial(os._exit, 1))
+    with pytest.raises(InputError, match="enough memory"):
+        process.start_and_wait()
+    for thread in set(threading.enumerate()) - before:
+        thread.join(10.0)
+        assert not thread.is_alive(), thread
