@@ -160,11 +160,11 @@ class Pull:
         download.heard = time.monotonic()
 
     async def _read_one_more(self) -> None:
-        """Open a further stream and read from it. If the stream breaks while it is opened, the others suffice."""
+        """Open a further stream and read from it. If that fails or hangs, the others suffice."""
         download = self.download
         try:
             stream = await self._open()
-        except (*BROKEN, TimeoutError):
+        except (*BROKEN, RoundFailed):
             return
         with closing(stream):
             try:
