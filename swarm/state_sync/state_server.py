@@ -274,7 +274,7 @@ class StateServer:
         ready = asyncio.ensure_future(in_thread(content_of, description, data.numpy()))
         self._packing.add(ready)
         ready.add_done_callback(self._packing.discard)
-        self._packed = key, Snapshot(None, ready, step)
+        self._packed = key, Snapshot(None, ready, step, batch[0].num_bytes)
         return self._packed[1]
 
     def _note_taken(self, peer_id: PeerID) -> None:

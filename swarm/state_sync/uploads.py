@@ -51,11 +51,13 @@ class Snapshot:
         version: number of the state's version; None for averages
         ready: a future of its `Content`
         average_of: the step that the first average ended; None for the state
+        average_bytes: bytes of the first average; 0 for the state
     """
 
     version: int | None
     ready: asyncio.Future
     average_of: int | None = None
+    average_bytes: int = 0
 
     @property
     def content(self) -> Content | None:
@@ -142,6 +144,11 @@ def content_of(description: bytes, data: np.ndarray) -> Content:
     return Content(Offer(0.0, name_of_snapshot(description, digests), len(data), digests, description), data)
 
 
+def _bytes_per_hour(num_bytes: int, is_average: bool) -> float:
+    """The quota of a peer id, from the bytes of one state or of one average."""
+    return max(FREE_BYTES_PER_HOUR, num_bytes * (AVERAGES_PER_HOUR if is_average else STATES_PER_HOUR))
+
+
 class Uploads:
     """All uploads of this peer, running or recent, and the quotas of the peers that get them."""
 
@@ -175,15 +182,16 @@ class Uploads:
 
     def _over_quota_seconds(self, peer_id: PeerID, num_bytes: int, is_average: bool) -> float:
         used, since = self._used.get((peer_id, is_average), (0.0, 0.0))
-        per_hour = max(FREE_BYTES_PER_HOUR, num_bytes * (AVERAGES_PER_HOUR if is_average else STATES_PER_HOUR))
+        per_hour = _bytes_per_hour(num_bytes, is_average)
         used -= (self._clock() - since) * per_hour / 3600
         return max(0.0, used + num_bytes - per_hour) / per_hour * 3600
 
     def count(self, peer_id: PeerID, upload: Upload, num_bytes: int) -> None:
         """Count bytes of an upload against the quota of its peer."""
-        is_average, content = upload.snapshot.version is None, upload.snapshot.content
-        times = AVERAGES_PER_HOUR if is_average else STATES_PER_HOUR
-        per_hour = max(FREE_BYTES_PER_HOUR, content.data.nbytes * times)
+        snapshot = upload.snapshot
+        is_average = snapshot.version is None
+        one = snapshot.average_bytes if is_average else snapshot.content.data.nbytes
+        per_hour = _bytes_per_hour(one, is_average)
         now, key = self._clock(), (peer_id, is_average)
         used, since = self._used.pop(key, (0.0, now))
         self._used[key] = max(0.0, used - (now - since) * per_hour / 3600) + num_bytes, now

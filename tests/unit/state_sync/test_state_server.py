@@ -1,6 +1,7 @@
 """How a donor hands out its state: in pieces that fit together, from one copy for all who ask, bounded for each."""
 
 import asyncio
+import contextlib
 from dataclasses import replace
 
 import pytest
@@ -165,6 +166,33 @@ def test_a_stranger_cannot_have_the_same_average_packed_again_and_again(monkeypa
         assert len(packed) == 1
         for writer in writers:
             writer.close()
+
+    run(test)
+
+
+def test_averages_that_are_sent_together_do_not_raise_the_quota(monkeypatch):
+    """A peer gets 60 averages in an hour, also if twelve of them are sent at a time."""
+    monkeypatch.setattr(uploads_module, "FREE_BYTES_PER_HOUR", 1.0)
+
+    async def test():
+        donor, now = Donor(), 0.0
+        donor.server.uploads = uploads_module.Uploads(clock=lambda: now)
+
+        async def take_all() -> int:
+            num_averages = 0
+            with contextlib.suppress(RoundFailed):  # until the quota is used up
+                while True:
+                    download = await fetch(donor, "anna", average_of=0)
+                    (_, _, lineages), _ = MSGPackSerializer.loads(download.offer.description)
+                    num_averages += len(lineages)
+            return num_averages
+
+        await fetch(donor, "anna")  # from now on averages are kept
+        for step in range(12):
+            await donor.server.keep_average(step, bytes([step]), bytes([step + 1]), torch.full((1000,), 1 / 3))
+        assert await take_all() == 60
+        now += 0.2 * 3600
+        assert await take_all() == 12, "a fifth of an hour has passed"
 
     run(test)
 

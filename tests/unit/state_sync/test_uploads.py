@@ -26,7 +26,7 @@ from swarm.state_sync.uploads import (
 def upload(version: int | None, num_bytes: int = 8) -> Upload:
     ready = asyncio.get_running_loop().create_future()
     ready.set_result(content_of(b"", np.zeros(num_bytes, np.uint8)))
-    return Upload(Snapshot(version, ready))
+    return Upload(Snapshot(version, ready, average_bytes=0 if version is not None else num_bytes))
 
 
 def test_who_takes_nothing_any_more_makes_room_for_others():
