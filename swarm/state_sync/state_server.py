@@ -94,7 +94,10 @@ class StateServer:
         self.uploads = Uploads(timeouts=timeouts)
         self._state_version = 0
         self._export: Snapshot | None = None
-        """The copy that the trainer is making."""
+        """The copy that was asked for last, until the trainer has made it."""
+        self._export_waits = False
+        """Whether the trainer has not begun with it."""
+        self._one_copy = asyncio.Lock()
         self._average_log = AverageLog()
         self._packed: tuple[tuple[int, bytes], Snapshot] | None = None
         """The averages that were asked for last, with their first step and last lineage."""
@@ -109,6 +112,8 @@ class StateServer:
     def state_changed(self) -> None:
         """Note that the state has changed: peers that ask from now on get a new copy."""
         self._state_version += 1
+        if self._export is not None and self._export_waits:
+            self._export.version = self._state_version  # the trainer will copy the state as it is then
 
     async def keep_average(self, step: int, before: bytes, after: bytes, vector: torch.Tensor) -> None:
         """Keep the average of an update for other peers. If there is no memory for a copy, they do without it.
@@ -235,20 +240,26 @@ class StateServer:
         return upload
 
     def snapshot(self) -> Snapshot | None:
-        """A copy of the present state, one for all peers that ask for it now. None if too many copies are in use."""
+        """A copy of the present state, one for all peers that ask for it now. None if too many copies are in use.
+
+        The trainer makes one copy at a time. Further requests share the next one, however often the state changes
+        meanwhile.
+        """
         if self._export is not None and self._export.version == self._state_version:
-            return self._export  # however often a peer asks and hangs up, the trainer makes each version once
+            return self._export
         if (snapshot := self.uploads.snapshot_of(self._state_version)) is not None:
             return snapshot
         if not self.uploads.make_room():
             return None
         ready = asyncio.ensure_future(self._copy_state())
         self._export = export = Snapshot(self._state_version, ready)
+        self._export_waits = True
         ready.add_done_callback(lambda _: self._exported(export))
         return export
 
     async def _copy_state(self) -> Content:
-        async with asyncio.timeout(self._timeouts.offer_seconds):  # downloading peers wait no longer than this
+        async with asyncio.timeout(self._timeouts.offer_seconds), self._one_copy:  # no peer waits longer than this
+            self._export_waits = False
             description, data = await self._ask_for_state()
         self._last_state_bytes = data.nbytes
         return await in_thread(content_of, description, data.numpy())

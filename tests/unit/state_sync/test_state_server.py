@@ -251,19 +251,37 @@ def test_who_hangs_up_in_the_middle_can_go_on_for_a_while_and_is_forgotten_then(
     run(test)
 
 
-def test_a_stranger_cannot_make_the_trainer_export_without_end():
-    async def test():
-        donor = Donor()
-        shared = [donor.server.snapshot() for _ in range(3)]
-        assert shared[0] is shared[1] is shared[2], "it has not been made yet"
-        donor.server.state_changed()
-        newer = donor.server.snapshot()
-        assert newer is not shared[0]
-        await asyncio.wait([shared[0].ready, newer.ready])
-        await asyncio.sleep(0)
-        assert donor.server.snapshot() is not newer
+class Slow(Donor):
+    """Its trainer needs 5 s for a copy."""
 
-    run(test)
+    at_once = most_at_once = 0
+
+    async def _export(self):
+        self.at_once += 1
+        self.most_at_once = max(self.most_at_once, self.at_once)
+        try:
+            await asyncio.sleep(5.0)
+            return await super()._export()
+        finally:
+            self.at_once -= 1
+
+
+def test_a_stranger_cannot_make_the_trainer_export_without_end(monkeypatch):
+    """It asks for each new state before the copy of an older one is made."""
+
+    async def test():
+        donor, shared = Slow(), []
+        for _ in range(14):
+            shared.append(donor.server.snapshot())
+            assert donor.server.snapshot() is shared[-1], "it has not been made yet"
+            await asyncio.sleep(1.0)
+            donor.server.state_changed()
+        await shared[-1].ready
+        assert donor.exports == len(set(shared)) == 4
+        assert donor.most_at_once == 1
+        assert donor.server.snapshot() is not shared[-1]
+
+    run_in_virtual_time(test, monkeypatch)
 
 
 def test_who_is_too_far_behind_gets_no_average_any_more():
