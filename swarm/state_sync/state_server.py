@@ -188,7 +188,7 @@ class StateServer:
                 message = averaging_pb2.DownloadData(tensor_part=squeeze(piece))
                 await self._line.send(message.ByteSize())
                 upload.send(index, len(piece))
-                self.uploads.count(peer_id, upload, len(piece))
+                self.uploads.count_sent(peer_id, upload, len(piece))
                 if upload.is_complete:
                     self._note_taken(peer_id)
                 yield message
@@ -237,6 +237,8 @@ class StateServer:
         if snapshot is None:
             return Offer()
         upload = uploads.of[peer_id] = Upload(snapshot, self._timeouts)
+        if wish.average_of is None and (before is None or before.snapshot is not snapshot or before.sent):
+            snapshot.ready.add_done_callback(lambda _: uploads.count_copy(peer_id, snapshot))
         return upload
 
     def snapshot(self) -> Snapshot | None:

@@ -186,9 +186,18 @@ class Uploads:
         used -= (self._clock() - since) * per_hour / 3600
         return max(0.0, used + num_bytes - per_hour) / per_hour * 3600
 
-    def count(self, peer_id: PeerID, upload: Upload, num_bytes: int) -> None:
-        """Count bytes of an upload against the quota of its peer."""
+    def count_copy(self, peer_id: PeerID, snapshot: Snapshot) -> None:
+        """Count a copy of the state against the quota of a peer that asked for it, whether or not the peer takes it."""
+        if snapshot.content is not None:
+            self._count(peer_id, snapshot, snapshot.content.data.nbytes)
+
+    def count_sent(self, peer_id: PeerID, upload: Upload, num_bytes: int) -> None:
+        """Count a piece that is sent. Of a state, only repetitions count: `count_copy` has counted the rest."""
         snapshot = upload.snapshot
+        if snapshot.version is None or upload.sent_bytes > snapshot.content.data.nbytes:
+            self._count(peer_id, snapshot, num_bytes)
+
+    def _count(self, peer_id: PeerID, snapshot: Snapshot, num_bytes: int) -> None:
         is_average = snapshot.version is None
         one = snapshot.average_bytes if is_average else snapshot.content.data.nbytes
         per_hour = _bytes_per_hour(one, is_average)

@@ -284,6 +284,27 @@ def test_a_stranger_cannot_make_the_trainer_export_without_end(monkeypatch):
     run_in_virtual_time(test, monkeypatch)
 
 
+def test_a_peer_that_asks_for_each_new_state_and_takes_none_has_to_wait(monkeypatch):
+    monkeypatch.setattr(uploads_module, "FREE_BYTES_PER_HOUR", 1.0)
+
+    async def test():
+        donor, writers = Slow(), []
+        for _ in range(60):
+            reader, writer = await donor.open_stream("a")
+            writers.append(writer)
+            await P2P.send_protobuf(DownloadData(metadata=Wish().to_bytes()), writer)
+            await asyncio.sleep(1.0)
+            donor.server.state_changed()
+        offer, _ = await P2P.receive_protobuf(DownloadData, reader)
+        assert Offer.from_bytes(offer.metadata, 10**9).busy_seconds > 60
+        assert donor.exports <= uploads_module.STATES_PER_HOUR + 2, "and two whose size was not known yet"
+        await fetch(donor, "another")
+        for writer in writers:
+            writer.close()
+
+    run_in_virtual_time(test, monkeypatch, seconds=600)
+
+
 def test_who_is_too_far_behind_gets_no_average_any_more():
     """Else everybody who asks and reads nothing would hold one for good."""
 

@@ -100,18 +100,18 @@ def test_nobody_gets_the_state_without_end():
         one, average = upload(1, size), upload(None, size)
         for _ in range(4):
             assert quota.busy_seconds("anna", size) == 0.0
-            quota.count("anna", one, size)
+            quota.count_copy("anna", one.snapshot)
         assert quota.busy_seconds("anna", size) == MAX_BUSY_SECONDS
         assert quota.busy_seconds("ben", size) == 0.0
         assert not quota.has_used_up("anna", size)
         for _ in range(60):
-            quota.count("anna", average, size)
+            quota.count_sent("anna", average, size)
         assert quota.has_used_up("anna", size)
         now = 900.0
         assert quota.busy_seconds("anna", size) == 0.0, "one has become free again"
         small = upload(1, 1000)
         for _ in range(200):
-            quota.count("cleo", small, 1000)
+            quota.count_copy("cleo", small.snapshot)
         assert quota.busy_seconds("cleo", 1000) == 0.0, "a small model costs little"
 
     asyncio.run(run())
