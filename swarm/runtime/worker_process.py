@@ -83,6 +83,7 @@ class WorkerProcess(mp.get_context("fork").Process):
 
         Raises:
             InputError: it died while it started
+            Exception: what its service raised while it started
         """
         self.start()
         try:
@@ -93,9 +94,10 @@ class WorkerProcess(mp.get_context("fork").Process):
 
     def _wait_until_ready(self) -> None:
         while not self._is_ready.done():
+            was_alive = self.is_alive()  # asked first: what a process says before it ends arrives a little later
             with contextlib.suppress(TimeoutError):
                 self._is_ready.exception(timeout=0.5)
-            if not self.is_alive():
+            if not was_alive and not self._is_ready.done():
                 raise InputError("The averaging process died while it started: is there enough memory? Start again.")
         self._is_ready.result()
 

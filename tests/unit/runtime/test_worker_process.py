@@ -23,6 +23,28 @@ def test_a_process_that_has_died_holds_up_nobody_who_sends_to_it():
     process.stop()
 
 
+class Network:
+    async def replicate_p2p(self):
+        return None
+
+
+class LooksLate(WorkerProcess):
+    """When the trainer looks at it, it has always ended."""
+
+    def is_alive(self) -> bool:
+        self.join()
+        return super().is_alive()
+
+
+def test_a_process_that_ends_while_it_starts_says_why():
+    def fail(*_):
+        raise InputError("this port is in use")
+
+    process = LooksLate(Network(), fail, None, bool)
+    with pytest.raises(InputError, match="this port is in use"):
+        process.start_and_wait()
+
+
 def test_a_process_that_dies_while_it_starts_leaves_no_thread():
     before = set(threading.enumerate())
     process = WorkerProcess(None, None, None, partial(os._exit, 1))
