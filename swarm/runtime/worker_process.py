@@ -13,7 +13,6 @@ import pickle
 import threading
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from multiprocessing.connection import Connection
 from typing import Any, Protocol
 
 from hivemind import DHT
@@ -70,13 +69,18 @@ class WorkerProcess(mp.get_context("fork").Process):
         prepare: Callable[[], None],
     ):
         super().__init__(daemon=True)
-        self._dht, self._make_service, self._prepare = dht, make_service, prepare
+        self._dht, self._make_service, self._get_state, self._prepare = dht, make_service, get_state, prepare
         inner, outer = mp.Pipe(duplex=True)
         self._inner, self._outer = WholePipe(inner), WholePipe(outer)
         self._is_ready = MPFuture()
-        threading.Thread(target=_answer_for_state, args=(self._outer, get_state), daemon=True).start()
 
     # ---- in the trainer process -----------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Start the process, and answer its requests for the state in a thread until it ends."""
+        super().start()
+        self._inner.close()  # otherwise the thread would never notice that the process has died
+        threading.Thread(target=_answer_for_state, args=(self._outer, self._get_state), daemon=True).start()
 
     def start_and_wait(self) -> None:
         """Start the process, and wait until it answers other peers.
@@ -86,13 +90,6 @@ class WorkerProcess(mp.get_context("fork").Process):
             Exception: what its service raised while it started
         """
         self.start()
-        try:
-            self._wait_until_ready()
-        except BaseException:
-            self._end_answering()
-            raise
-
-    def _wait_until_ready(self) -> None:
         while not self._is_ready.done():
             was_alive = self.is_alive()  # asked first: what a process says before it ends arrives a little later
             with contextlib.suppress(TimeoutError):
@@ -104,26 +101,20 @@ class WorkerProcess(mp.get_context("fork").Process):
     def send(self, command: Any) -> None:
         """Let the process carry out a command. It begins commands in the order in which they were sent.
 
-        A dead process gets none: it reads nothing, so after some hundreds the pipe would be full, and this process
-        would wait for ever.
+        A process that has died gets none.
         """
         if self.is_alive():
-            self._outer.send(command)
+            with contextlib.suppress(OSError):  # it has died meanwhile
+                self._outer.send(command)
 
     def stop(self) -> None:
         """Let the process end by itself, or terminate it after `STOP_SECONDS`."""
         if self.is_alive():
-            with contextlib.suppress(OSError):
-                self.send(Stop())
+            self.send(Stop())
             self.join(STOP_SECONDS)
         if self.is_alive():
             logger.debug("the averaging process does not end by itself")
             self.terminate()
-        self._end_answering()
-
-    def _end_answering(self) -> None:
-        """End the thread that answers for the state: this process will not ask any more."""
-        self._inner.send(None)
 
     # ---- in the worker process ------------------------------------------------------------------------------------
 
@@ -176,18 +167,16 @@ class WorkerProcess(mp.get_context("fork").Process):
         return await future
 
 
-def _answer_for_state(pipe: Connection | WholePipe, get_state: GetState) -> None:
-    """Answer the worker process's requests for the state, in a thread of the trainer process, until it gets None."""
+def _answer_for_state(pipe: WholePipe, get_state: GetState) -> None:
+    """Answer the worker process's requests for the state, in a thread of the trainer process, until it ends."""
     while True:
         try:
             message = pipe.recv_bytes()
-        except (EOFError, OSError):  # the pipe is closed
+        except (EOFError, OSError):  # the worker process has ended
             return
         future = None
         try:
             future = pickle.loads(message)
-            if future is None:
-                return
             future.set_result(get_state())
         except Exception as error:
             logger.warning(f"This peer cannot hand over its state: {error}")

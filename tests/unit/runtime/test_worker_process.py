@@ -2,6 +2,7 @@
 
 import os
 import threading
+import time
 from functools import partial
 from threading import Thread
 
@@ -20,6 +21,21 @@ def test_a_process_that_has_died_holds_up_nobody_who_sends_to_it():
     sending.start()
     sending.join(10.0)
     assert not sending.is_alive()
+    process.stop()
+
+
+class LooksAlive(WorkerProcess):
+    """It dies just after the trainer has looked at it."""
+
+    def is_alive(self) -> bool:
+        return True
+
+
+def test_a_command_to_a_process_that_has_just_died_is_no_error():
+    process = LooksAlive(None, None, None, partial(os._exit, 1))
+    process.start()
+    process.join()
+    process.send(b"a command")
     process.stop()
 
 
@@ -45,11 +61,25 @@ def test_a_process_that_ends_while_it_starts_says_why():
         process.start_and_wait()
 
 
+def answering_threads(before: set[threading.Thread]) -> set[threading.Thread]:
+    threads = set(threading.enumerate()) - before
+    for thread in threads:
+        thread.join(10.0)
+    return {thread for thread in threads if thread.is_alive()}
+
+
 def test_a_process_that_dies_while_it_starts_leaves_no_thread():
     before = set(threading.enumerate())
     process = WorkerProcess(None, None, None, partial(os._exit, 1))
     with pytest.raises(InputError, match="enough memory"):
         process.start_and_wait()
-    for thread in set(threading.enumerate()) - before:
-        thread.join(10.0)
-        assert not thread.is_alive(), thread
+    assert not answering_threads(before)
+
+
+def test_a_process_that_is_killed_leaves_no_thread():
+    """Its trainer may go on for a while, or start another one, without stopping it."""
+    before = set(threading.enumerate())
+    process = WorkerProcess(None, None, None, partial(time.sleep, 600.0))
+    process.start()
+    process.kill()
+    assert not answering_threads(before)
