@@ -12,6 +12,7 @@ import multiprocessing as mp
 import pickle
 import threading
 from collections.abc import Awaitable, Callable
+from concurrent.futures import InvalidStateError
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -164,7 +165,10 @@ class WorkerProcess(mp.get_context("fork").Process):
     async def _ask_for_state(self) -> Any:
         future = MPFuture()
         self._inner.send(future)
-        return await future
+        try:
+            return await future
+        finally:
+            future.cancel()  # if it has not come in time, the trainer need not begin with it any more
 
 
 def _answer_for_state(pipe: WholePipe, get_state: GetState) -> None:
@@ -177,7 +181,10 @@ def _answer_for_state(pipe: WholePipe, get_state: GetState) -> None:
         future = None
         try:
             future = pickle.loads(message)
-            future.set_result(get_state())
+            if not future.done():
+                future.set_result(get_state())
+        except InvalidStateError:  # it was cancelled meanwhile
+            pass
         except Exception as error:
             logger.warning(f"This peer cannot hand over its state: {error}")
             with contextlib.suppress(Exception):  # if that fails, too, the worker process gives up after a while

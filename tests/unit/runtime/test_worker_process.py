@@ -1,5 +1,8 @@
 """What becomes of commands that a process beside the trainer cannot carry out."""
 
+import asyncio
+import contextlib
+import multiprocessing
 import os
 import threading
 import time
@@ -83,3 +86,43 @@ def test_a_process_that_is_killed_leaves_no_thread():
     process.start()
     process.kill()
     assert not answering_threads(before)
+
+
+class Impatient:
+    """Asks for the state three times, and waits only for the last one."""
+
+    def __init__(self, has_asked, has_it, _p2p, ask_for_state):
+        self.has_asked, self.has_it, self.ask_for_state = has_asked, has_it, ask_for_state
+
+    async def start(self) -> None:
+        pass
+
+    async def do(self, _command) -> None:
+        for _ in range(2):
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self.ask_for_state(), 0.1)
+        self.has_asked.set()
+        await self.ask_for_state()
+        self.has_it.set()
+
+    async def stop(self) -> None:
+        pass
+
+
+def test_a_state_that_is_not_waited_for_any_more_is_not_copied(caplog):
+    copies, may_copy = [], threading.Event()
+    has_asked, has_it = multiprocessing.Event(), multiprocessing.Event()
+
+    def copy() -> None:
+        may_copy.wait(20.0)
+        copies.append(True)
+
+    process = WorkerProcess(Network(), partial(Impatient, has_asked, has_it), copy, bool)
+    process.start_and_wait()
+    process.send("ask")
+    assert has_asked.wait(20.0)
+    may_copy.set()
+    assert has_it.wait(20.0)
+    process.stop()
+    assert len(copies) == 2, "the first one had begun, and the last one is waited for"
+    assert not caplog.records
