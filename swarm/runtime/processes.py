@@ -25,8 +25,9 @@ if TYPE_CHECKING:
     import torch  # takes seconds to import
 
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
-_CLAIMED: dict[Path, BinaryIO] = {}
-"""Locks of this process; never closed, since closing any file of that name would give the lock up."""
+_CLAIMED: dict[Path, list[BinaryIO]] = {}
+"""Open files of the locks of this process: more than one if threads claim a lock at the same time. They are never
+closed, since closing any of them would give the lock up."""
 
 
 def die_with_parent(signal_number: int = signal.SIGKILL, parent_pid: int | None = None) -> None:
@@ -126,11 +127,13 @@ def claim(lock: Path) -> bool:
         lock: an empty file; made if it is missing
     """
     try:
-        file = _CLAIMED.get(lock) or _CLAIMED.setdefault(lock, lock.open("wb"))
+        files = _CLAIMED.setdefault(lock, [])
+        if not files:
+            files.append(lock.open("wb"))
     except OSError:
         return True
     try:
-        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.lockf(files[0], fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
         return not isinstance(error, BlockingIOError | PermissionError)
     return True
