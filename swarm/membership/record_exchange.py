@@ -82,17 +82,18 @@ class RecordExchange(threading.Thread):
     def run(self) -> None:
         while not self._closing.is_set():
             self.look_at_clock()
+            pause_seconds = self._timeouts.report_seconds
             try:
                 self._tell()
                 self.look()
-            except Exception as error:
-                logger.debug(f"could not exchange progress records: {error!r}")
-            else:
                 with self._refreshed:
                     self.refreshes += 1
                     self._refreshed.notify_all()
                 self.on_refreshed()
-            self._wake.wait(min(max(self._pause_seconds(), MIN_REFRESH_SECONDS), self._timeouts.report_seconds))
+                pause_seconds = min(max(self._pause_seconds(), MIN_REFRESH_SECONDS), pause_seconds)
+            except Exception as error:
+                logger.debug(f"could not exchange progress records: {error!r}")
+            self._wake.wait(pause_seconds)
             self._wake.clear()
 
     def look_at_clock(self) -> None:
