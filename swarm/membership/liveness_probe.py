@@ -29,6 +29,8 @@ logger = get_logger(__name__)
 
 MAX_CALLS = 8
 """Calls that run at the same time."""
+MAX_THERE = 4 * MAX_GROUP_SIZE
+"""Peers that are remembered as being there, the latest ones. There is a limit because names cost a stranger nothing."""
 
 
 class Call:
@@ -73,16 +75,16 @@ class LivenessProbe:
     ):
         self._dht, self._namespace, self._on_answer, self._timeouts = dht, namespace, on_answer, timeouts
         self._admission = admission
-        self._there: set[PeerID] = set()
+        self._there: dict[PeerID, None] = {}
         self._calls: dict[PeerID, Future] = {}
         self._silent = Backoff()
         self._complaints = Once()
 
     def met(self, peers: Iterable[PeerID]) -> None:
         """Note that these peers are there: they were in a group with this peer, or have answered it."""
-        if len(self._there) >= 4 * MAX_GROUP_SIZE:
-            self._there.clear()  # a bound on memory: honest peers will answer again
-        self._there.update(peers)
+        latest = dict.fromkeys(peers)
+        there = [peer for peer in self._there if peer not in latest] + [*latest]
+        self._there = dict.fromkeys(there[-MAX_THERE:])
 
     def doubted(self, own: PeerProgress, others: dict[PeerID, PeerProgress], has_trained: bool) -> set[PeerID]:
         """Return the peers that claim to be ahead and have not answered yet.
