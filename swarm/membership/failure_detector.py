@@ -33,6 +33,8 @@ MAX_REFUSALS = 2
 """Calls in a row that have to be refused before a peer is given up."""
 MAX_HEARD = 4 * MAX_GROUP_SIZE
 """Peers with a remembered sign of life, the latest ones. There is a limit because names cost a stranger nothing."""
+MAX_NEVER_CALL = MAX_GROUP_SIZE
+"""Peers of which it is remembered that they sent nothing in a whole round, the latest ones."""
 
 
 def question(admission: Admission) -> averaging_pb2.DownloadData:
@@ -100,7 +102,7 @@ class FailureDetector(ServicerBase):
         self._doubted: set[PeerID] = set()
         self._usual: deque[float] = deque(maxlen=9)
         self._in_time: set[PeerID] = set()
-        self._never_call: set[PeerID] = set()
+        self._never_call: dict[PeerID, None] = {}
 
     async def answer(self) -> None:
         """Answer calls from now on. A client-mode peer answers over connections that it has made itself."""
@@ -124,12 +126,14 @@ class FailureDetector(ServicerBase):
 
     def called(self, peer: PeerID) -> None:
         """Note that the peer sends to this one in a round."""
-        self._never_call.discard(peer)
+        self._never_call.pop(peer, None)
 
     def did_not_call(self, peer: PeerID) -> None:
         """Note that the peer has sent nothing to this one in a whole round."""
-        if len(self._never_call) < MAX_GROUP_SIZE:  # names cost a stranger nothing
-            self._never_call.add(peer)
+        self._never_call.pop(peer, None)
+        self._never_call[peer] = None
+        if len(self._never_call) > MAX_NEVER_CALL:
+            del self._never_call[next(iter(self._never_call))]
 
     def never_calls(self, peer: PeerID) -> bool:
         """Whether the peer sent nothing to this one in their last round: the two may not reach each other."""

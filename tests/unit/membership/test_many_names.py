@@ -49,3 +49,13 @@ def test_of_those_who_are_there_the_latest_are_remembered(monkeypatch):
         if number % 50 == 0:
             probe.met(group)
     assert ahead.keys() - probe.doubted(RECORD, ahead, has_trained=True) == {*group, *map(name, range(210, 300))}
+
+
+def test_of_those_who_never_call_the_latest_are_remembered(monkeypatch):
+    monkeypatch.setattr(failure_detector, "MAX_NEVER_CALL", 100)
+    detector = FailureDetector(None, "run")
+    for number in range(1000):
+        detector.did_not_call(name(number))
+        detector.did_not_call(name(0))
+    never_call = [number for number in range(1000) if detector.never_calls(name(number))]
+    assert never_call == [0, *range(901, 1000)]
