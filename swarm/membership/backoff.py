@@ -13,10 +13,14 @@ BACKOFF_SECONDS, MAX_BACKOFF_SECONDS = 10.0, 60.0
 """Seconds for which a peer with false claims is left out: the first time, and at most. The time doubles each time."""
 BLAME_SECONDS, MAX_BLAME_SECONDS = 60.0, 600.0
 """Seconds for a peer that spoils rounds or holds them up: the first time, and at most."""
+MAX_REMEMBERED = 4 * MAX_GROUP_SIZE
+"""Peers with a backoff, also one that is over. There is a limit because names cost a stranger nothing."""
 
 
 class Backoff:
     """Peers that are left out now.
+
+    At `MAX_REMEMBERED` peers, a further one takes the place of the peer whose backoff ends, or has ended, first.
 
     Args:
         max_seconds: longest time for which a peer is left out
@@ -36,13 +40,17 @@ class Backoff:
         Args:
             first_seconds: seconds for which it is left out the first time
         """
-        if len(self._seconds) >= 4 * MAX_GROUP_SIZE:  # names cost a stranger nothing: forget those that are over
-            self._seconds = {other: seconds for other, seconds in [*self._seconds.items()] if other in self}
         _, before = self._seconds.get(peer, (0.0, 0.0))
         if math.isinf(before):
             return  # left out for good
         seconds = min(max(first_seconds, 2 * before), self._max_seconds)
-        self._seconds[peer] = time.monotonic() + seconds, seconds
+        self._remember(peer, time.monotonic() + seconds, seconds)
+
+    def _remember(self, peer: PeerID, until: float, seconds: float) -> None:
+        if peer not in self._seconds and len(self._seconds) >= MAX_REMEMBERED:
+            first, _ = min([*self._seconds.items()], key=lambda other: other[1])
+            self._seconds.pop(first, None)
+        self._seconds[peer] = until, seconds
 
     def end(self, peer: PeerID) -> None:
         """Forget the backoff of a peer that has proved reliable, unless it is left out for good."""
@@ -62,6 +70,6 @@ class BlameBackoff(Backoff):
         A leader that hangs or goes on alone can be honest, and held up or cut off itself. So its first time is short.
         """
         if what.is_proven:
-            self._seconds[peer] = math.inf, math.inf
+            self._remember(peer, math.inf, math.inf)
             return
         self.add(peer, BACKOFF_SECONDS if what in (Blame.STUCK, Blame.GOES_ON_ALONE) else BLAME_SECONDS)
