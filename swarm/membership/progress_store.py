@@ -96,7 +96,7 @@ class ProgressStore:
         began = time.monotonic()
         found = self._read(self._dht.get(self._key, latest=True, return_future=True))
         if not found and time.monotonic() - began >= SEARCH_SECONDS:
-            raise TimeoutError("who may know of others has not answered in time")
+            raise TimeoutError("the nodes that may know of other peers have not answered in time")
         return found
 
     def _pushed(self) -> dict[PeerID, PeerProgress]:
@@ -116,7 +116,7 @@ class ProgressStore:
                 continue  # already reported; the record of a removed member stays for a while
             except ValueError as error:
                 if self._complaints.first(peer_id):
-                    logger.warning(f"Ignoring a peer whose progress record makes no sense ({error})")
+                    logger.warning(f"Ignoring a peer with an invalid progress record ({error})")
                 continue
             if record is not None:
                 records[peer_id] = record

@@ -185,13 +185,13 @@ class RunManifest:
             )
         classes = content.get("classes", "")
         if not isinstance(classes, str) or len(classes) > MAX_DIGEST_LENGTH:
-            raise InputError("The swarm holds a run manifest whose class names make no sense.")
+            raise InputError("The swarm holds a run manifest with an invalid digest of the class names.")
         try:
             authority = authority_in(content)
         except NotSigned as error:
             raise InputError(f"The swarm holds a run manifest that {error}.") from None
         if authority is None and content.keys() & {"signature", "made", "begun"}:
-            raise InputError("The swarm holds a run manifest with a signature of nobody.")
+            raise InputError("The swarm holds a run manifest that is signed and names no organiser.")
         if authority is None:
             return cls(protocol, content["run_id"], recipe, classes)
         made, begun = content["made"], content["begun"]
@@ -296,8 +296,8 @@ def choose_manifest(manifests: Mapping[str, RunManifest], run_id: str | None, or
     names = ", ".join(sorted(manifests))
     if organiser and run_id not in manifests:
         raise InputError(
-            f"The peers there know of no run {run_id} of this organiser: ask her whether it runs, and for a new join "
-            "line."
+            f"The peers there know of no run {run_id} of this organiser: ask the organiser whether it is running, and "
+            "for a new join line."
         )
     if not manifests:
         raise InputError(

@@ -98,7 +98,7 @@ class DonorRace:
         finally:
             await self._stop([*self._running])
         busy_seconds = min(self._busy_seconds, default=0.0)
-        raise NoState(self._reasons, "nobody has it", busy_seconds, self._has_begun)
+        raise NoState(self._reasons, "no peer has it", busy_seconds, self._has_begun)
 
     def _is_decided(self, race_began: float) -> bool:
         """Whether each donor has had its time, or the race has lasted for too long: one may never send anything."""

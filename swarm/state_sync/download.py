@@ -42,7 +42,7 @@ class NoState(RoundFailed):
         self, reasons: Mapping[PeerID, str], why: str = "", busy_seconds: float = 0.0, has_begun: bool = False
     ):
         reasons = dict(reasons)
-        super().__init__("; ".join(reasons.values()) or why or "nobody has it")
+        super().__init__("; ".join(reasons.values()) or why or "no peer has it")
         self.reasons, self.busy_seconds, self.has_begun = reasons, busy_seconds, has_begun
 
     def __reduce__(self):

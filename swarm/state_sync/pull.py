@@ -189,7 +189,7 @@ class Pull:
         while True:
             message = await stream.receive()
             if not stream.asked:
-                raise RoundFailed(f"{download.donor} sent what nobody has asked for")
+                raise RoundFailed(f"{download.donor} sent a message that was not asked for")
             index, asked_at = stream.asked.popleft()
             download.take(index, message, time.monotonic() - asked_at)
             self._on_message(message)

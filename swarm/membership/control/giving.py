@@ -284,8 +284,8 @@ def give_order(
         ) from None
     if signer.public_key in lists.orders.revoked:
         raise InputError(
-            f"This key cannot order anything in run {manifest.run_id} any more: the organiser has revoked it. Ask her "
-            "for another one (swarm deputy)."
+            f"This key cannot order anything in run {manifest.run_id} any more: the organiser has revoked it. Ask the "
+            "organiser for another one (swarm deputy)."
         )
     if left < 1:
         raise InputError(
