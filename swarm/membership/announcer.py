@@ -1,4 +1,4 @@
-"""What each peer keeps in the DHT for newcomers while it trains: the run manifest, and its own addresses."""
+"""Keeps the run manifest and a peer's own addresses in the DHT for newcomers, while the peer trains."""
 
 from __future__ import annotations
 
@@ -26,25 +26,25 @@ from swarm.runtime.once import Once
 from swarm.runtime.timeouts import DEFAULT_TIMEOUTS
 
 KEEP_SECONDS = 600.0
-"""How long manifest and addresses stay after the last peer that announces them has gone."""
+"""Seconds for which manifest and addresses stay after the last peer that announces them has gone."""
 PERIOD_SECONDS = 10.0
 PUBLISH_EVERY = 3
-"""Periods, once it has been published some times."""
+"""Periods from one publication to the next, after the first few quick ones."""
 
 logger = logging.getLogger(__name__)
 
 
 class Announcer:
-    """Publishes again and again, notes who else is there, and calls those of them that the DHT has lost.
+    """Publishes manifest and addresses, notes the addresses of other peers, and calls peers that the DHT has lost.
 
-    The last is what heals a network that was divided: by then the DHT of either half has forgotten the other one.
+    The calls heal a network that was divided: by then the DHT of each half has forgotten the other half.
 
     Args:
         addresses: where this peer can be called, if it can
         book: file of other peers' addresses
-        keep_seconds: how long what it publishes stays
-        period_seconds: longest time between two looks at who else is there
-        admission: tells whose addresses count
+        keep_seconds: how long published entries stay
+        period_seconds: longest time between two looks for other peers
+        admission: decides which peers' addresses count
     """
 
     def __init__(
@@ -68,15 +68,15 @@ class Announcer:
         self._thread.start()
 
     def stop(self) -> None:
-        """Publish no more; waits at most a second."""
+        """Stop publishing. Waits at most a second for the thread."""
         self._stopped.set()
         self._thread.join(1)
 
     def _keep(self) -> None:
-        pause_seconds, periods = 1.0, 0  # in the beginning much changes
+        pause_seconds, periods = 1.0, 0  # much changes at the beginning, so the first pauses are short
         self._try(self._publish)
         while not self._stopped.is_set():
-            self._try(self._find_others)  # first: in a network that is divided, nobody may take what is published
+            self._try(self._find_others)  # first: in a divided network, perhaps no node takes what is published
             if periods and (pause_seconds < self._period_seconds or periods % PUBLISH_EVERY == 0):
                 self._try(self._publish)
             periods += 1
@@ -111,11 +111,13 @@ class Announcer:
 
 
 def addresses_in(found: object, own: PeerID, first: Container[PeerID] = (), admission: Admission = OPEN) -> list[str]:
-    """Addresses that others have published of themselves; anything else that is there is left out.
+    """Addresses that other peers have published of themselves. Anything else in the entry is left out.
 
     Args:
-        first: whose addresses come first
-        admission: tells whose count
+        found: the DHT entry
+        own: this peer, which is left out
+        first: peers whose addresses come first
+        admission: decides which peers' addresses count
     """
     addresses: list[str] = []
     for peer, value in owned_entries(found, MAX_REMEMBERED + 1, first):
@@ -123,20 +125,21 @@ def addresses_in(found: object, own: PeerID, first: Container[PeerID] = (), admi
             continue
         try:
             said = msgpack.unpackb(admission.admit(value, peer, EVERYTHING))
-        except Exception:  # a stranger's bytes, or no member's
+        except Exception:  # bytes of a stranger, which may be anything, or of a peer that is not a member
             continue
         addresses += usable(said, peer_id=peer.to_base58())[:MAX_ADDRESSES]
     return addresses[:MAX_REMEMBERED]
 
 
 class CallLost:
-    """Connects to those peers that this node of the DHT does not know (any more); runs in the DHT process.
+    """Connects to the peers that this DHT node does not know, or no longer knows. Runs in the DHT process.
 
-    Who twice does not answer is called over a new connection: over the old one, TCP would not try again for as long as
-    it has been trying in vain.
+    A peer that does not answer twice is called over a new connection. On the old one, TCP would wait before its next
+    attempt for as long as it has tried in vain.
     """
 
     silent: ClassVar[set[PeerID]] = set()
+    """Lost peers that did not answer the last call. It belongs to the class because each call is a new object."""
 
     def __init__(self, addresses: list[str]):
         self.addresses = addresses

@@ -1,4 +1,4 @@
-"""What the others have said of the states that they held at their last steps, and which these were."""
+"""What other peers have said about the states that they held at their last steps, and which states these were."""
 
 from __future__ import annotations
 
@@ -11,18 +11,21 @@ from swarm.protocol.attestation import Attestation
 from swarm.protocol.messages import MAX_GROUP_SIZE
 
 MAX_KEPT, MAX_HELD = 16, 64
-"""Of each peer: what it has said of states, and which it has said to hold."""
+"""Attestations, and held states (step and lineage), that are remembered of each peer."""
 
 
 class Attestations:
-    """Of those who have a record now; written by one thread, and read by others."""
+    """Attestations and held states of the peers that have a record now.
+
+    One thread writes, others read: both mappings are replaced as a whole.
+    """
 
     def __init__(self) -> None:
         self._said: dict[PeerID, dict[tuple[int, bytes], Attestation]] = {}
         self._held: dict[PeerID, dict[tuple[int, bytes], None]] = {}
 
     def note(self, records: Mapping[PeerID, PeerProgress]) -> None:
-        """These are the records now. What a peer says of a step is what it has said of it first."""
+        """Take in the present records. The first attestation of a peer for a step and lineage counts, no later one."""
         said, all_held = {}, {}
         for peer, record in [*records.items()][:MAX_GROUP_SIZE]:
             before, told = self._said.get(peer, {}), record.attested
@@ -36,10 +39,10 @@ class Attestations:
         self._said, self._held = said, all_held
 
     def holders(self, step: int, lineage: bytes) -> set[PeerID]:
-        """Who has said lately that it holds these weights."""
+        """Peers that have said lately that they hold these weights."""
         return {peer for peer, held in self._held.items() if (step, lineage) in held}
 
     def of(self, step: int, lineage: bytes) -> dict[PeerID, Attestation]:
-        """Of these weights, by who says it."""
+        """Attestations of these weights, by peer."""
         found = {peer: told.get((step, lineage)) for peer, told in self._said.items()}
         return {peer: attestation for peer, attestation in found.items() if attestation is not None}

@@ -1,4 +1,4 @@
-"""How far others can be: what a peer says about itself is no reason to believe it."""
+"""Bounds on how far ahead another peer can be: a peer's claim about itself is not enough to believe it."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ from hivemind.p2p import PeerID
 from swarm.membership.progress_record import JOINING, WAITING, PeerProgress
 
 MAX_AHEAD = 1000
-"""Updates that others can have made without this peer, as far as one of them alone is believed."""
+"""Updates that other peers can have made without this one, where only one of them claims it."""
 MAX_UPDATES_PER_SECOND = 20.0
-"""That a swarm makes at most: others can be so much further for each second since this peer was in a group."""
+"""Updates per second that a swarm makes at most. Each second since this peer's last group allows for so many more."""
 MAX_APART = 100
-"""Updates between what two peers say that hold the same weights: records are seconds old, and swarms are fast."""
+"""Updates by which the records of two peers with the same weights can differ: records are seconds old, and swarms are
+fast."""
 
 
 def reach_of(
@@ -25,20 +26,27 @@ def reach_of(
     proven: Mapping[PeerID, float],
     others: Mapping[PeerID, PeerProgress],
 ) -> Callable[[PeerID], int]:
-    """The latest step that each of the others is believed to hold.
+    """Compute the latest step that each of the other peers is believed to hold.
 
-    If this peer knows others that it has been in a group with, one of them has to be about as far. Who has trained
-    itself knows that few updates can have been made since, unless two such peers say otherwise, or it was away for
-    long: a laptop may have slept, and its line may have been down all night. A stranger is not ahead of all whom it
-    knows. For who has just come, another one has to confirm it, where there is one.
+    A peer that has trained asks more of a claim:
+
+    - A second peer that was in a group with this one has to be about as far.
+    - Where no second one is, only few updates can have been made since its last group. After a long absence (a laptop
+      slept, or its line was down all night) there can be more.
+    - A stranger is never ahead of all peers that this one was in a group with.
+
+    For a peer that has not trained yet, any other server-mode peer that trains has to be about as far, if there is one.
 
     Args:
-        own_step: of this peer
-        max_step: at which the run is over
-        has_trained: it has been in a group since it started
-        away_seconds: since it was in one, or started
-        proven: who was in a group with it, and when they had joined then
-        others: their records
+        own_step: step of this peer
+        max_step: step at which the run is over
+        has_trained: this peer has been in a group since it started
+        away_seconds: seconds since this peer was in a group, or started
+        proven: peers that were in a group with this one, and when each had joined then
+        others: records of the other peers
+
+    Returns:
+        function from a peer to that step
     """
     known = {peer: record.step for peer, record in others.items() if proven.get(peer) == record.joined}
     if has_trained:

@@ -1,4 +1,4 @@
-"""How far the swarm is, as one peer sees it at one moment: who comes to the next round, and when that is due."""
+"""How far the swarm is, as one peer sees it at one moment: the members of the next round, and when it is due."""
 
 from __future__ import annotations
 
@@ -18,27 +18,27 @@ from swarm.protocol.messages import Member, first_members
 
 @dataclass(frozen=True)
 class GlobalProgress:
-    """What follows from the records of one moment. Nothing here changes anything.
+    """Conclusions from the progress records of one moment. It is never changed.
 
     Args:
         me: this peer
-        own: its record
-        records: those of the others that are fresh, without who is left out
-        doubted: who claims to be ahead and has not answered yet: it is not followed
-        silent: who of them was called in vain: it is not met either
-        proven: who was in a group with this peer, and when each had joined then
+        own: record of this peer
+        records: fresh records of the other peers, without the peers that are left out
+        doubted: peers that claim to be ahead and have not answered yet; they are not followed
+        silent: doubted peers that were called in vain; they are not met either
+        proven: peers that were in a group with this one, and when each had joined then
         member_since: when each became a member, seconds since 1970, as the organiser has signed; empty in an open run
-        last_group: who finished the last step with this peer
-        false_donors: who has handed over something that others do not hold: it is not asked
-        unreachable: who could not be asked for its state
-        no_shows: who was expected and did not come
+        last_group: peers that finished the last step with this one
+        false_donors: peers that have handed over something that other peers do not hold; they are not asked
+        unreachable: peers that could not be asked for their state
+        no_shows: peers that were expected in a group and did not come
         has_trained: this peer has been in a group since it started
-        away_seconds: since it was in one, or started
-        max_step: at which the run is over
+        away_seconds: seconds since this peer was in a group, or started
+        max_step: step at which the run is over
         target: samples over all peers per global update
         now: DHT time in seconds
         computing_since: DHT time at which this peer began to compute for its step
-        recounted: DHT time before which nobody's word counts that it waits for this step's round
+        recounted: DHT time; records from before it do not count as waiting for the round of this step
     """
 
     me: PeerID
@@ -60,41 +60,43 @@ class GlobalProgress:
     computing_since: float
     recounted: float
 
-    # ---- who is believed --------------------------------------------------------------------------------------------
+    # ---- which peers are believed -----------------------------------------------------------------------------------
 
     def may_hold(self, peer: PeerID, step: int) -> bool:
-        """Whether the state of this step can be the swarm's, as far as this peer knows, if that peer hands it over."""
+        """Whether that peer can hold the swarm's state of this step, as far as this peer knows."""
         return step <= self._reach(self.records)(peer)
 
     def _reach(self, records: Mapping[PeerID, PeerProgress]) -> Callable[[PeerID], int]:
         return reach_of(self.own.step, self.max_step, self.has_trained, self.away_seconds, self.proven, records)
 
     def _without(self, left_out: Container[PeerID]) -> dict[PeerID, PeerProgress]:
-        """Records of those who claim no more than can be."""
+        """Records of peers that claim no step beyond their bound (`reach_of`), without those left out."""
         records = {peer: record for peer, record in self.records.items() if peer not in left_out}
         reach = self._reach(records)
         return {peer: record for peer, record in records.items() if record.step <= reach(peer)}
 
     @cached_property
     def _believed(self) -> dict[PeerID, PeerProgress]:
-        """Those whom this peer would follow."""
+        """Records of the peers that this one would follow."""
         return self._without(self.doubted)
 
     @property
     def impossible(self) -> list[PeerID]:
-        """Who claims to be ahead, further than can be."""
+        """Peers that claim to be further ahead than is possible."""
         reach = self._reach(self.records)
         return [peer for peer, record in self.records.items() if record.step > max(self.own.step, reach(peer))]
 
-    # ---- who comes to the next round --------------------------------------------------------------------------------
+    # ---- members of the next round ----------------------------------------------------------------------------------
 
     @cached_property
     def members(self) -> list[Member]:
-        """Everyone who may come to the next round, this peer included.
+        """All peers that may come to the next round, this peer included.
 
-        Whatever step their records name: records are older than a fast swarm's steps. But who waits at an earlier one
-        takes over our state first. Who was missed is none of them until its record shows a later step, and is not
-        awaited before it shows that it has our state, by when it joined; the other half of a divided network gets on.
+        They may be at any step: records are older than a fast swarm's steps. There are these exceptions:
+
+        - A peer that joins, or waits at an earlier step, has to take over our state first. It is no member.
+        - A peer that was missed is no member until its record shows a later step. It is not awaited until its `joined`
+          shows that it has come back with our state. So half of a divided network can go on without the other half.
         """
         proven = bool(self.proven)
         since = self._since(self.me, self.own) if proven else self.own.joined
@@ -105,32 +107,32 @@ class GlobalProgress:
                 continue
             is_awaited = self.no_shows.is_over(peer, record.joined)
             is_proven = self.proven.get(peer) == record.joined
-            # Who has just come back is the junior until it has been in a group, however early it became a member.
+            # A peer that has just come back is the junior until it has been in a group, whenever it became a member.
             since = self._since(peer, record) if is_proven else record.joined
             members.append(Member(peer, since, record.client_mode, is_awaited, is_proven))
         return first_members(members, self.me)
 
     def _since(self, peer: PeerID, record: PeerProgress) -> float:
-        """What its seniority goes by: not by what it says where an organiser has signed when it became a member."""
+        """The time that decides a peer's seniority: signed by the organiser if there is one, else as the peer says."""
         return self.member_since.get(peer, record.joined)
 
     @property
     def num_trainers(self) -> int:
-        """Of these, who train: helpers do not."""
+        """Number of `members` that train; helpers do not."""
         records = {**self.records, self.me: self.own}
         return sum(not records[member.peer_id].helps for member in self.members)
 
     @property
     def next_round(self) -> int:
-        """The step that the next round is going to end, by what those say who train."""
+        """The step that the next round is going to end, as the peers that train say."""
         rounds = [record.round for record in self._believed.values() if record.phase not in (JOINING, WAITING)]
         return max(rounds, default=self.own.round)
 
-    # ---- whose state counts -----------------------------------------------------------------------------------------
+    # ---- which states count -----------------------------------------------------------------------------------------
 
     @property
     def latest_step(self) -> int:
-        """The latest step that somebody claims who is believed and could hand over its state, at least our own."""
+        """The latest step of a believed peer that could hand over its state; at least the own step."""
         claims = [
             record.step
             for peer, record in self._believed.items()
@@ -140,10 +142,10 @@ class GlobalProgress:
 
     @cached_property
     def seconded_step(self) -> int:
-        """The latest step at which the swarm is by the word of more than one, at least our own.
+        """The latest step that at least two known peers have reached; at least the own step.
 
-        Where this peer has trained with more than one who is there, what one of them alone says is no reason to give up
-        its own weights.
+        If this peer has trained with two or more of the present peers, it does not give up its weights for the claim of
+        a single one. Otherwise this is `latest_step`.
         """
         known = sorted(
             record.step
@@ -155,12 +157,17 @@ class GlobalProgress:
         return max(self.own.step, min(self.latest_step, known[-2]))
 
     def donors(self, min_step: int) -> list[PeerID]:
-        """Server-mode peers that claim to hold the state of `min_step` or later.
+        """Server-mode peers that claim to hold the state of `min_step` or later, the best first.
 
-        Those first that say something of it, which a newcomer does not, then those that have been in a group with this
-        peer, then who is no further than a second one says, then the latest, then the senior.
+        These criteria apply one after the other:
 
-        Where there is none, client-mode ones.
+        - The peer has an attestation of its state (a newcomer has none).
+        - It has been in a group with this one.
+        - It is at most at `seconded_step`.
+        - Its step is later.
+        - It is senior.
+
+        If there is no server-mode peer, the list has client-mode peers.
         """
         candidates = sorted(
             (
@@ -180,7 +187,11 @@ class GlobalProgress:
 
     @property
     def superiors(self) -> list[PeerID]:
-        """Whose state counts and not ours: at a later step; or a full one at ours, before us, with other weights."""
+        """Peers whose state counts instead of this peer's.
+
+        They are at a later step, or they are server-mode peers at the same step with other weights and senior to this
+        peer.
+        """
         own, mine, found = self.own, (self._since(self.me, self.own), self.me.to_bytes()), []
         for peer, record in self._believed.items():
             is_ahead = record.step > own.step and self._can_ask(peer, record)
@@ -191,7 +202,10 @@ class GlobalProgress:
         return found
 
     def _can_ask(self, peer: PeerID, record: PeerProgress) -> bool:
-        """Who cannot be dialled hands over its state as well, if it has made a connection to this peer, a full one."""
+        """Whether a peer can be asked for its state.
+
+        A client-mode peer can answer over a connection that it has made to this peer, if this one is in server mode.
+        """
         cannot = record.client_mode and (self.own.client_mode or peer in self.unreachable)
         return not cannot and peer not in self.false_donors
 
@@ -199,7 +213,7 @@ class GlobalProgress:
 
     @cached_property
     def _present(self) -> dict[PeerID, PeerProgress]:
-        """The others whose samples are still to be had for this step."""
+        """Records of the other peers whose samples can still be had for this step."""
         step, no_shows = self.own.step, self.no_shows
         return {
             peer: record
@@ -217,7 +231,7 @@ class GlobalProgress:
 
     @property
     def step_is_over(self) -> bool:
-        """Whether the swarm has the target batch, as far as this peer can tell, or somebody else says so."""
+        """Whether the swarm has the target batch, as far as this peer can tell, or another peer says so."""
         own = self.own
         for record in self._present.values():
             waits = record.round == own.round and record.phase == AVERAGING
@@ -228,6 +242,6 @@ class GlobalProgress:
 
     @property
     def seconds_to_target(self) -> float:
-        """Estimated seconds until the swarm has the target batch; infinite when nobody computes."""
+        """Estimated seconds until the swarm has the target batch; infinite when no peer computes."""
         rate = self.own.rate + sum(record.rate for record in self._present.values() if record.phase == TRAINING)
         return self.target.missing(self.samples_by_now) / rate if rate > 0 else math.inf

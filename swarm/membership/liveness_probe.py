@@ -1,7 +1,7 @@
 """A peer that claims to be ahead has to answer a call before it is believed.
 
-A name costs a stranger nothing, and neither does a record of step 1,000,000. To ask its author for the state of that
-step would keep this peer from training for seconds; a call in the background does not.
+A name costs a stranger nothing, and neither does a record of step 1,000,000. Asking its author for the state of that
+step would keep this peer from training for seconds. A call in the background does not.
 """
 
 from __future__ import annotations
@@ -28,14 +28,19 @@ from swarm.runtime.timeouts import DEFAULT_TIMEOUTS, Timeouts
 logger = get_logger(__name__)
 
 MAX_CALLS = 8
-"""At a time."""
+"""Calls that run at the same time."""
+MAX_THERE = 4 * MAX_GROUP_SIZE
+"""Peers that are remembered as being there, the latest ones. There is a limit because names cost a stranger nothing."""
 
 
 class Call:
-    """Whether somebody's averaging process answers; this runs in the DHT process (`DHT.run_coroutine`).
+    """Calls a peer's averaging process; True if it answers. Runs in the DHT process (`DHT.run_coroutine`).
 
     Args:
-        shown: what this peer shows with its question; bytes, since a message of protobuf cannot cross a pipe
+        namespace: run and recipe
+        peer: the peer to call
+        seconds: time limit of the call
+        shown: the certificate that goes with the call; bytes, since a protobuf message cannot cross a pipe
     """
 
     def __init__(self, namespace: str, peer: PeerID, seconds: float, shown: bytes):
@@ -51,13 +56,13 @@ class Call:
 
 
 class LivenessProbe:
-    """Who may claim to be ahead.
+    """Calls the peers that claim to be ahead, and tells which of them have not answered.
 
     Args:
         dht: a running DHT
         namespace: run and recipe
-        on_answer: called, from any thread, when somebody has answered or not
-        admission: of this peer
+        on_answer: called from any thread when a call has ended, with or without an answer
+        admission: supplies the certificate of this peer
     """
 
     def __init__(
@@ -70,29 +75,32 @@ class LivenessProbe:
     ):
         self._dht, self._namespace, self._on_answer, self._timeouts = dht, namespace, on_answer, timeouts
         self._admission = admission
-        self._there: set[PeerID] = set()
+        self._there: dict[PeerID, None] = {}
         self._calls: dict[PeerID, Future] = {}
         self._silent = Backoff()
         self._complaints = Once()
 
     def met(self, peers: Iterable[PeerID]) -> None:
-        """These were in a group with this peer, or have answered it."""
-        if len(self._there) >= 4 * MAX_GROUP_SIZE:
-            self._there.clear()  # they answer again
-        self._there.update(peers)
+        """Note that these peers are there: they were in a group with this peer, or have answered it."""
+        latest = dict.fromkeys(peers)
+        there = [peer for peer in self._there if peer not in latest] + [*latest]
+        self._there = dict.fromkeys(there[-MAX_THERE:])
 
     def doubted(self, own: PeerProgress, others: dict[PeerID, PeerProgress], has_trained: bool) -> set[PeerID]:
-        """Those who claim to be ahead and may not be there; who has not begun to train has nothing to lose by it."""
+        """Return the peers that claim to be ahead and have not answered yet.
+
+        A peer that has not begun to train doubts none: following a false claim costs it nothing.
+        """
         if own.phase in (JOINING, WAITING) and not has_trained:
             return set()
         return {peer for peer, record in others.items() if record.step > own.step and peer not in self._there}
 
     def silent(self, own: PeerProgress, others: dict[PeerID, PeerProgress], has_trained: bool) -> set[PeerID]:
-        """Those of them who have just been called in vain."""
+        """Return the doubted peers that were called in vain a short time ago."""
         return {peer for peer in self.doubted(own, others, has_trained) if peer in self._silent}
 
     def check(self, own: PeerProgress, others: dict[PeerID, PeerProgress], has_trained: bool) -> None:
-        """Call those who are doubted, some at a time, and note who has answered since."""
+        """Call the doubted peers, at most `MAX_CALLS` at a time, and note the calls that have ended."""
         for peer in self.doubted(own, others, has_trained):
             if len(self._calls) < MAX_CALLS and peer not in self._calls and peer not in self._silent:
                 self._calls[peer] = self._dht.run_coroutine(

@@ -1,4 +1,4 @@
-"""Peers that were expected at the end of a step and did not come: nobody waits for them until something changes."""
+"""Peers that were expected at the end of a step and did not come: they are not waited for until something changes."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from swarm.membership.backoff import Backoff
 from swarm.protocol.messages import MAX_GROUP_SIZE
 
 MAX_WAITED_FOR = 3
-"""Steps at which a stranger is waited for in vain."""
+"""Steps at which a stranger is waited for in vain before it is left out of the waiting for a while."""
 MAX_REMEMBERED = 4 * MAX_GROUP_SIZE
-"""The latest; names cost a stranger nothing."""
+"""Peers that are remembered, the latest ones. There is a limit because names cost a stranger nothing."""
 
 
 class NoShow(NamedTuple):
-    """Of one peer.
+    """The last absence of a peer.
 
     Args:
-        step: that it has not come to end
-        joined: when it had joined then, as its record said; nan if there was none
-        in_a_row: at how many different steps it has not come, without having been in a group at all
+        step: the step that it did not come to end
+        joined: when it had joined, as its record said then; nan if it had no record
+        in_a_row: at how many different steps it did not come, without having been in a group at all
     """
 
     step: int
@@ -34,11 +34,11 @@ _NEVER = NoShow(-1, math.nan, 0)
 
 
 class NoShows:
-    """Of the other peers.
+    """Absences of the other peers.
 
-    Who was missed is expected again when it says that it came back, which is when its `joined` changes. Who never was
-    in a group could say that all the time, and keep everybody waiting: after `MAX_WAITED_FOR` absences nobody waits
-    for it for a while, each time longer, though it can come.
+    A missed peer is expected again when its `joined` changes, by which it says that it came back. A stranger could say
+    that all the time and keep all peers waiting. So after `MAX_WAITED_FOR` absences a peer that never was in a group is
+    not waited for, for a while that grows each time. It can still come.
     """
 
     def __init__(self) -> None:
@@ -46,10 +46,12 @@ class NoShows:
         self._strangers = Backoff()
 
     def note(self, peer: PeerID, step: int, joined: float, is_proven: bool) -> None:
-        """It has not come to end a step.
+        """Note that a peer has not come to end a step.
 
         Args:
-            joined: when it had joined, as its record says; nan if there is none
+            peer: the peer
+            step: that step
+            joined: when it had joined, as its record says; nan if it has no record
             is_proven: it has been in a group since then
         """
         before = self._last.get(peer, _NEVER)
@@ -62,18 +64,18 @@ class NoShows:
             del self._last[next(iter(self._last))]
 
     def came(self, peer: PeerID) -> None:
-        """It is there."""
+        """Forget the absences of a peer: it has come."""
         self._last.pop(peer, None)
         self._strangers.end(peer)
 
     def forget(self) -> None:
-        """This peer itself has been away."""
+        """Forget all absences: this peer itself has been away."""
         self._last.clear()
 
     def missed_at(self, peer: PeerID) -> int:
-        """The last step at which it was missed; -1 for none."""
+        """The last step at which the peer was missed; -1 for none."""
         return self._last.get(peer, _NEVER).step
 
     def is_over(self, peer: PeerID, joined: float) -> bool:
-        """Whether it is waited for again, having joined then."""
+        """Whether the peer is waited for, or again waited for, if it joined at this time."""
         return self._last.get(peer, _NEVER).joined != joined and peer not in self._strangers

@@ -1,4 +1,4 @@
-"""One peer's progress record: what it says about itself to everybody, read as the word of a stranger."""
+"""A peer's progress record: what it tells all other peers about itself. Readers do not trust it."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from swarm.protocol.notes import Failed, FailedRound, Profile, Profiled, Score, 
 from swarm.protocol.wire import LINEAGE_BYTES, Lineage, Samples, Step, from_wire, to_wire
 from swarm.runtime.timeouts import DEFAULT_TIMEOUTS
 
-TOLERATED_SECONDS = 1.0  # that a clock may be off: records are as old anyway
-MAX_OFF_SECONDS = 3.5  # the DHT admits 3 s; a record that is older is nobody's clock
-FUTURE_SECONDS = 5.0  # clocks agree within 3 s (the DHT checks that); later than this is nonsense
+TOLERATED_SECONDS = 1.0  # a clock may be off by this much: records are as old anyway
+MAX_OFF_SECONDS = 3.5  # the DHT admits clocks that are 3 s off; a greater difference is the age of the record
+FUTURE_SECONDS = 5.0  # clocks agree within 3 s (the DHT checks that); a record from later than this is refused
 MAX_RATE = 1e7  # samples per second
 MAX_NAME_LENGTH = 64
 MAX_GRANULARITY = 1e6
@@ -27,7 +27,7 @@ MAX_GRANULARITY = 1e6
 JOINING, WAITING, TRAINING = "joining", "waiting for peers", "training"
 AVERAGING, VALIDATING, PAUSED = "averaging", "validating", "paused"
 PHASES = (JOINING, WAITING, TRAINING, AVERAGING, VALIDATING, PAUSED)
-HELPING = "helping"  # what a helper does while others train; not on the wire
+HELPING = "helping"  # shown for a helper while the other peers train; not on the wire
 
 MAX_RECORD_BYTES = 1024
 _Name = Annotated[str, Meta(min_length=1, max_length=MAX_NAME_LENGTH)]
@@ -64,22 +64,22 @@ class PeerProgress:
     Args:
         name: public name
         step: global updates that its weights have seen
-        ahead: the next update is on its way, and what it computes is for the one after
-        samples: samples it has accumulated for that update
+        ahead: the next update is on its way, and the peer computes for the one after
+        samples: samples that it has accumulated for the update it computes for
         rate: samples per second while it computes
         joined: DHT time in seconds when it joined, or came back after the swarm had gone on without it
         time: DHT time in seconds of this record
-        client_mode: it cannot be dialled
-        phase: what it is doing, one of `PHASES`
+        client_mode: the peer cannot be dialled
+        phase: what the peer is doing, one of `PHASES`
         loss: mean training loss of its last step, nan if it has none
         accuracy: its last validation accuracy between 0 and 1, nan if it has none
-        lineage: of its weights: which history of updates they came out of, or at step 0 which weights they are
-        attested: what it says of the state that it held at this step or shortly before; None if it has nothing to say
-        helps: it is a helper, which trains nothing
+        lineage: names the history of updates that its weights came out of, or at step 0 the weights themselves
+        attested: digest and sketch of the state that it held at this step or shortly before; None if it has none
+        helps: the peer is a helper, which trains nothing
         failed: its last round that gave no average, for people to read; None if there was none
-        tested: what it found on the test samples last, None if it tests nothing
+        tested: its last result on the test samples, None if it tests nothing
         granularity: seconds of computing for its last update over those of the average, nan if it has none
-        profile: of its machine and its line, for people to read; None if it says nothing
+        profile: describes its machine and its line, for people to read; None if it has none
     """
 
     name: str
@@ -103,7 +103,7 @@ class PeerProgress:
 
     @property
     def round(self) -> int:
-        """Number of updates before the one that it computes for."""
+        """Number of updates before the one that the peer computes for."""
         return self.step + self.ahead
 
     @property
@@ -113,7 +113,7 @@ class PeerProgress:
 
     @property
     def shown_phase(self) -> str:
-        """What it is doing, for a person."""
+        """What the peer is doing, for people to read."""
         return HELPING if self.helps and self.phase == TRAINING else self.phase
 
     def to_bytes(self) -> bytes:
@@ -140,7 +140,11 @@ class PeerProgress:
 
     @classmethod
     def from_bytes(cls, data: bytes, now: float) -> PeerProgress:
-        """Raises ValueError: for everything that no honest peer can send"""
+        """Decode and check a record.
+
+        Raises:
+            ValueError: for everything that no honest peer can send
+        """
         fields = from_wire(_RECORD, data, MAX_RECORD_BYTES)
         name, step, samples, rate, joined, at, client_mode, phase, loss, accuracy, ahead, lineage, *rest = fields
         attested, helps, failed, tested, granularity, profiled = rest
@@ -165,36 +169,36 @@ class PeerProgress:
         )
 
     def samples_by(self, now: float, round: int, computing_since: float, in_last_group: bool) -> float:
-        """Samples it probably has by `now` for the update after `round`; records are a little old always.
+        """Samples that the peer probably has by `now` for the update after `round`. Records are always a little old.
 
         Args:
-            computing_since: since when this peer computes, without a pause; the others pause when it does
-            in_last_group: it finished the last round with us, whatever its record says
+            computing_since: since when the reading peer computes without a pause; other peers pause when it does
+            in_last_group: the peer finished the last round with the reading peer, whatever its record says
         """
         since = max(self.time, computing_since)
         if self.round == round:
-            # Peers of one group validate at the same step: when we compute again, they probably do.
+            # Peers of one group validate at the same step. When the reading peer computes again, they probably do, too.
             computes = self.phase == TRAINING or (self.phase == VALIDATING and in_last_group)
             return self.samples + (self._samples_in(now - since) if computes else 0.0)
         return self._samples_in(now - computing_since) if in_last_group and self.round < round else 0.0
 
     def _samples_in(self, seconds: float) -> float:
-        longest_seconds = 2 * DEFAULT_TIMEOUTS.report_seconds  # its own time limits are not known here
+        longest_seconds = 2 * DEFAULT_TIMEOUTS.report_seconds  # the peer's own time limits are not known here
         return self.rate * min(max(0.0, seconds), longest_seconds)
 
 
 class Clocks:
-    """How far the clocks of others are off, as far as their records show: the DHT admits whose is 3 s off.
+    """Estimates how far the clocks of other peers are off. The DHT admits peers whose clocks are up to 3 s off.
 
-    A record is never read before it was written, and now and then at once: the least age that it ever seemed to have is
-    what the two clocks differ by.
+    A record is never read before it was written, and now and then it is read at once. So the least age that a peer's
+    records ever seemed to have is the difference of the two clocks.
     """
 
     def __init__(self) -> None:
         self._least_ages: dict[PeerID, float] = {}
 
     def corrected(self, records: Mapping[PeerID, PeerProgress], now: float) -> dict[PeerID, PeerProgress]:
-        """These records with times of this peer's clock, where another one's is clearly off."""
+        """Return the records, with times by this peer's clock where the other peer's clock is clearly off."""
         ages = {peer: min(now - record.time, self._least_ages.get(peer, math.inf)) for peer, record in records.items()}
         self._least_ages = ages
         return {
@@ -204,9 +208,10 @@ class Clocks:
 
 
 class OwnClock:
-    """Notices when the clock of this machine is set, which is not the same as time that passes.
+    """Notices when the clock of this machine is set, as opposed to time that passes.
 
-    The other clock also counts while a laptop sleeps, where the system has such a one (Linux).
+    It compares the wall clock with the monotonic clock. On Linux that is `CLOCK_BOOTTIME`, which also counts while a
+    laptop sleeps.
     """
 
     def __init__(self) -> None:
@@ -217,12 +222,12 @@ class OwnClock:
         return time.time() - time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
 
     def set_by_seconds(self) -> float:
-        """Since it was asked last; 0.0 for what nobody notices."""
+        """Seconds by which the clock was set since the last call; 0.0 if it is no more than `TOLERATED_SECONDS`."""
         before, self._ahead = self._ahead, self._ahead_now()
         seconds = self._ahead - before
         return seconds if abs(seconds) > TOLERATED_SECONDS else 0.0
 
 
 def step_of_most(steps: Sequence[int]) -> int:
-    """The step that most peers have reached, by what they say; of two, the lower: who claims more moves nothing."""
+    """The step that most peers say they have reached: the lower median, so that one high claim changes nothing."""
     return sorted(steps)[(len(steps) - 1) // 2]

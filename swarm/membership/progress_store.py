@@ -1,8 +1,9 @@
-"""Where every peer of a run keeps its record: under one key of the DHT, in its own name.
+"""Reads and writes the progress records of a run: all are under one key of the DHT, each in its peer's own name.
 
-What a peer says is pushed to the nodes next to that key. In a small swarm these are all that can be called, and for
-them to look at home costs no call at all, while a search asks each of them. So it is left to those whom nobody tells,
-or not in time, to now and then, and to when somebody has to be sure. Now and then, nodes to push to are searched, too.
+A peer pushes its record to the nodes next to that key. In a small swarm these are all nodes that can be called. Such a
+node reads the records from its own storage without any call, while a search calls each of the nodes. So a peer searches
+only in these cases: it gets no records, or not in time; some time has passed; or a caller has to be sure. Some time
+after the last search, it also searches for the nodes to push to.
 """
 
 from __future__ import annotations
@@ -30,9 +31,10 @@ from swarm.runtime.timeouts import DEFAULT_TIMEOUTS, Timeouts
 logger = get_logger(__name__)
 
 LATE_REPORTS = 2.5
-"""After which a peer that has not been heard of has told others, or nobody."""
+"""Report periods after which a silent peer must have pushed its record to other nodes, or to none: then a search is
+made."""
 MAX_SIGNED_BYTES = 2**11
-"""A record and its signature."""
+"""Bytes of a record and its signature."""
 
 
 class ProgressStore:
@@ -40,8 +42,8 @@ class ProgressStore:
 
     Args:
         dht: a running DHT, of `start_dht`
-        key: of the run
-        admission: tells whose records count
+        key: DHT key of the run's records
+        admission: decides which peers' records count
     """
 
     def __init__(self, dht: DHT, key: str, timeouts: Timeouts = DEFAULT_TIMEOUTS, admission: Admission = OPEN):
@@ -51,10 +53,10 @@ class ProgressStore:
         self._complaints = Once()
 
     def post(self, record: PeerProgress | None) -> Future:
-        """Begin to store the own record, or that there is none any more.
+        """Begin to store the own record; None takes it back, since this peer leaves.
 
-        With somebody silent in the DHT that takes seconds, which must not keep this peer from looking. Nobody waits for
-        the search that goes on beside it, except who says goodbye.
+        With a silent node in the DHT that takes seconds, which must not keep this peer from looking. So the returned
+        future is that of the push, and the search for nodes goes on beside it. Only a goodbye waits for the search.
         """
         content = b"" if record is None else replace(record, time=max(get_dht_time(), record.joined)).to_bytes()
         value = self._admission.show(content) or None
@@ -66,10 +68,10 @@ class ProgressStore:
         return stored if record is None else pushed
 
     def look(self, search: bool = False) -> dict[PeerID, PeerProgress]:
-        """The records of the others.
+        """Read the records of the other peers.
 
         Args:
-            search: ask all who may have them
+            search: ask all nodes that may have them
         """
         search |= self._dht.client_mode or time.monotonic() > self._searched + self._timeouts.search_seconds
         found = {} if search else self._pushed()
@@ -78,7 +80,7 @@ class ProgressStore:
             try:
                 found = self._searched_for()
             except TimeoutError:
-                # A node that answers slowly, and names others without end, must not keep this peer from what is here.
+                # A node that answers slowly, and names ever more nodes, must not keep this peer from what is here.
                 if not (found := self._pushed()):
                     raise
             self._searched = time.monotonic()
@@ -86,19 +88,19 @@ class ProgressStore:
         return found
 
     def _searched_for(self) -> dict[PeerID, PeerProgress]:
-        """What a search finds.
+        """Find records by a search in the DHT.
 
         Raises:
-            TimeoutError: it has found nobody, and was broken off: there may be somebody all the same
+            TimeoutError: the search was broken off and has found no record, although there may be some
         """
         began = time.monotonic()
         found = self._read(self._dht.get(self._key, latest=True, return_future=True))
         if not found and time.monotonic() - began >= SEARCH_SECONDS:
-            raise TimeoutError("who may know of others has not answered in time")
+            raise TimeoutError("the nodes that may know of other peers have not answered in time")
         return found
 
     def _pushed(self) -> dict[PeerID, PeerProgress]:
-        """What others have stored on this node."""
+        """Records that other peers have stored on this node."""
         pushed = PushedHere(self._key, 2 * MAX_GROUP_SIZE, MAX_SIGNED_BYTES + SHOWN_BYTES)
         return self._read(self._dht.run_coroutine(pushed, return_future=True))
 
@@ -111,10 +113,10 @@ class ProgressStore:
             try:
                 record = read_record(value, peer_id, self._admission, now)
             except NotAMember:
-                continue  # which has been said; records of members who have gone since stay for a while
+                continue  # already reported; the record of a removed member stays for a while
             except ValueError as error:
                 if self._complaints.first(peer_id):
-                    logger.warning(f"Ignoring a peer whose progress record makes no sense ({error})")
+                    logger.warning(f"Ignoring a peer with an invalid progress record ({error})")
                 continue
             if record is not None:
                 records[peer_id] = record
@@ -122,13 +124,14 @@ class ProgressStore:
 
 
 def read_record(value: bytes, peer_id: PeerID, admission: Admission, now: float) -> PeerProgress | None:
-    """The record of a peer as the DHT holds it; None if it has left.
+    """Decode and check the record of a peer as the DHT holds it; None if the peer has left.
 
-    Nobody has been there for longer than it is a member, whatever it says, and who may not train is a helper. A member
-    is called as the organiser knows it: another one's name would have her remove the wrong one.
+    A member's certificate limits what its record can say. The peer has not joined before it became a member. If it may
+    not train, it is a helper. Its name is that of the certificate: with the name of another member, it could make the
+    organiser remove the wrong one.
 
     Raises:
-        NotAMember: its record does not count
+        NotAMember: the record does not count
         ValueError: for everything that no honest peer can send
     """
     content = admission.admit(value, peer_id, EVERYTHING)
@@ -142,7 +145,9 @@ def read_record(value: bytes, peer_id: PeerID, admission: Admission, now: float)
     if not record.client_mode and Role.SERVE not in member.roles:
         raise ValueError("a certificate with which it cannot be called")
     joined = record.joined
-    if member.member_since <= now:  # else the organiser's clock was ahead: what says another time at each look is none
+    # With an organiser's clock that was ahead, `member_since` is in the future. It is ignored then: bounded by `now`,
+    # `joined` would change at each look.
+    if member.member_since <= now:
         joined = max(joined, member.member_since)
     record = replace(record, name=member.name, joined=joined, time=max(record.time, joined))
     return record if Role.TRAIN in member.roles else replace(record, helps=True, samples=0, rate=0.0)
@@ -151,10 +156,10 @@ def read_record(value: bytes, peer_id: PeerID, admission: Admission, now: float)
 def progress_records(
     dht: DHT, manifest: RunManifest, admission: Admission | None = None, timeout_seconds: float = 5
 ) -> dict[PeerID, PeerProgress]:
-    """Of everyone who trains; what makes no sense is left out.
+    """Search the DHT for the records of all peers of a run. Records that make no sense are left out.
 
     Args:
-        admission: of the run, for who looks again and again
+        admission: an admission of the run that a caller which reads repeatedly keeps; None: a new one
     """
     found = dht.get(f"{manifest.key_prefix}.{PROGRESS}", latest=True, return_future=True).result(timeout_seconds)
     admission, records = admission or Admission(manifest.authority), {}

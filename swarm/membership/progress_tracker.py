@@ -1,8 +1,8 @@
-"""Who is in the swarm and how far it is: every peer keeps one small record in the DHT and reads those of the others.
+"""Tracks which peers are in the swarm and how far it is. Each keeps a small record in the DHT and reads all others.
 
-Records come from strangers: they are bounded, checked, and believed only as far as it is harmless. In particular a
-claim to be at a later step is never adopted; it makes a peer *ask* for the state of that step, and a peer whose claim
-does not hold is left out for a while.
+Records come from strangers: they are bounded, checked, and believed only as far as it is harmless. In particular, a
+claim to be at a later step is never adopted. It makes a peer *ask* for the state of that step. A peer whose claim does
+not hold is left out for a while.
 """
 
 from __future__ import annotations
@@ -43,21 +43,21 @@ from swarm.runtime.timeouts import DEFAULT_TIMEOUTS, Timeouts
 TOLD_STEPS = 50
 """Steps for which a record still says why an earlier round failed."""
 MAX_OWN = 2 * MAX_APART
-"""Of its own earlier weights, which a peer still knows by name."""
+"""Number of its own latest weights (step and lineage) that a peer remembers."""
 
 logger = get_logger(__name__)
 
 
 class ProgressTracker:
-    """Keeps this peer's record, and what it knows of the others.
+    """Keeps this peer's record, and what it knows about the other peers.
 
     Args:
         dht: a running DHT, of `start_dht`
         namespace: run and recipe
         target: samples over all peers per global update
         name: public name
-        max_step: at which the run is over; nobody is believed to be further
-        admission: tells whose records count
+        max_step: step at which the run is over; no peer is believed to be further
+        admission: decides which peers' records count
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class ProgressTracker:
         self._own = PeerProgress(name, 0, 0, 0.0, now, now, bool(dht.client_mode), JOINING)
         self._others: dict[PeerID, PeerProgress] = {}
         self._held: dict[tuple[int, bytes], None] = {}
-        """Which weights this peer has held lately."""
+        """Step and lineage of the weights that this peer has held lately, the oldest first."""
         self._attestations = Attestations()
         self._computing_since, self._recounted = now, 0.0
         self._lock = threading.Lock()
@@ -92,17 +92,17 @@ class ProgressTracker:
         )
         self._liveness = LivenessProbe(dht, namespace, self.exchange.wake, timeouts, admission)
 
-    # ---- what this peer says ----------------------------------------------------------------------------------------
+    # ---- the own record ---------------------------------------------------------------------------------------------
 
     @property
     def own(self) -> PeerProgress:
-        """Its record as it is now."""
+        """This peer's record as it is now."""
         return self._own
 
     def report(self, *, urgent: bool = False, **changes) -> None:
-        """Change fields of the own record; it travels within `report_seconds`, or at once if `urgent`.
+        """Change fields of the own record. It is published within `report_seconds`, or at once if `urgent`.
 
-        What the weights are is only changed by `holds`.
+        `step` and `lineage` are changed only by `holds`.
         """
         if not changes.keys().isdisjoint({"step", "lineage"}):
             raise TypeError("step and lineage belong together")
@@ -111,7 +111,7 @@ class ProgressTracker:
             self.exchange.wake()
 
     def holds(self, step: int, lineage: bytes, **changes) -> None:
-        """This peer has the weights of this step and lineage now; `changes` of other fields go with that."""
+        """Note that this peer now has the weights of this step and lineage, and change other fields with that."""
         if self._own.failed is not None and step > self._own.failed.step + TOLD_STEPS:
             changes["failed"] = None
         self._held = dict([*self._held.items(), ((step, lineage), None)][-MAX_OWN:])
@@ -122,61 +122,64 @@ class ProgressTracker:
             self._own = replace(self._own, time=get_dht_time(), **changes)
 
     def begin_step(self, step: int, lineage: bytes, group: frozenset[PeerID] = frozenset()) -> None:
-        """A new step begins; `group` are those who finished the last one with us."""
+        """Begin a new step; `group` finished the last one with this peer."""
         with self._lock:
             self._computing_since = get_dht_time()
             self._note(group)
         self.holds(step, lineage, ahead=False, samples=0, phase=TRAINING)
 
     def _note(self, group: frozenset[PeerID]) -> None:
-        """These have finished a step with us: when they joined is not only what they say."""
+        """Note that these peers finished a step with this one: their `joined` is proven. The caller holds the lock."""
         self.trust.finished_step(group, _joined(self._others | {self.peer_id: self._own}))
         self._liveness.met(group)
         self._dht.meet(group)
 
     def begin_ahead(self) -> None:
-        """The present step ends in the background, and the next one begins."""
+        """Begin the next step while the present one ends in the background."""
         with self._lock:
             self._computing_since = get_dht_time()
         self.report(urgent=True, ahead=True, samples=0, phase=TRAINING)
 
     def end_ahead(self, step: int, lineage: bytes, samples: int, group: frozenset[PeerID] | None = None) -> None:
-        """The step in the background has ended: with `group`, or in vain and nothing has begun."""
+        """Note that the step in the background has ended: with `group`, or in vain if that is None."""
         with self._lock:
             if group is None:
-                self._recounted = get_dht_time()  # who is said to wait until now waits no more: the round has failed
+                self._recounted = get_dht_time()  # the round has failed: older records that wait for it do not count
             else:
                 self._note(group)
         self.holds(step, lineage, ahead=False, samples=samples, phase=TRAINING)
 
     def aim(self, target: BatchTarget, max_step: int) -> None:
-        """The organiser may have ordered another batch for the present step, or another end of the run."""
+        """Set the target of the present step and the end of the run, which the organiser's orders may have changed."""
         self._target, self._max_step = target, max_step
 
     def resume(self) -> None:
-        """A pause (validation, a checkpoint) ends."""
+        """Compute again after a pause (validation, a checkpoint)."""
         with self._lock:
             self._computing_since = get_dht_time()
         self.report(phase=TRAINING)
 
     def came_back(self) -> None:
-        """This peer has taken over the swarm's state: the others have a leader, and it is the newest member now."""
+        """Note that this peer has taken over the swarm's state.
+
+        The swarm has a leader, so this peer becomes its newest member.
+        """
         self.trust.came_back()
         self.report(urgent=True, joined=get_dht_time())
 
-    # ---- what the others say ----------------------------------------------------------------------------------------
+    # ---- the records of the other peers -----------------------------------------------------------------------------
 
     @property
     def others(self) -> dict[PeerID, PeerProgress]:
-        """The other peers whose records are fresh."""
+        """Fresh records of the other peers."""
         oldest = get_dht_time() - self._timeouts.record_seconds
         with self._lock:
             return {peer: record for peer, record in self._others.items() if record.time >= oldest}
 
     def name_of(self, peer: PeerID) -> str:
-        """Its public name, with its id where another peer has the same one; its id alone if it says nothing.
+        """A peer's public name, with its id if another peer has the same name; its id alone if it has no record.
 
-        A member's name is the one under which the organiser knows it, whatever it says.
+        A member's name is the one in its certificate, whatever its record says.
         """
         if (member := self._admission.member(peer)) is not None:
             return f"{member.name} ({peer})"
@@ -187,23 +190,24 @@ class ProgressTracker:
         return record.name if names.count(record.name) == 1 else f"{record.name} ({peer})"
 
     def blame(self, blamed: Mapping[PeerID, Blame]) -> None:
-        """These have spoilt a round or held it up: they are not met for a while, each further time for longer."""
+        """Leave out peers that have spoilt a round or held it up: each time for longer, and for good if proven."""
         for peer, what in blamed.items():
             self.trust.blame(peer, what)
             how_long = "for good" if what.is_proven else "for a while"
             logger.warning(f"{self.name_of(peer)} {what}: it is left out {how_long}")
 
     def note_failure(self, step: int, error: RoundEnded) -> None:
-        """A round has given no average: people can read why.
+        """Put the reason why a round has given no average into the own record, for people to read.
 
         Args:
-            step: the update that it was to make
+            step: the update that the round was to make
+            error: how the round ended
         """
         self.report(failed=FailedRound.after(self._own.failed, step, self.why(error)))
 
     def why(self, error: RoundEnded) -> str:
-        """What a round failed by, with the names of those who spoilt it or were lost."""
-        if error.blamed and not isinstance(error, WentBack):  # which says itself whom it convicts
+        """Why a round failed, with the names of the peers that spoilt it or were lost."""
+        if error.blamed and not isinstance(error, WentBack):  # its own text names the liars
             return "; ".join(f"{self.name_of(peer)} {what}" for peer, what in error.blamed.items())
         if lost := getattr(error, "lost", ()):
             return f"{', '.join(sorted(map(self.name_of, lost)))} did not send in time"
@@ -214,7 +218,7 @@ class ProgressTracker:
 
     @property
     def swarm(self) -> GlobalProgress:
-        """How far the swarm is now, as this peer sees it."""
+        """How far the swarm is now, as this peer sees it. It is computed at each access."""
         own, others, trust = self._own, self.others, self.trust
         return GlobalProgress(
             me=self.peer_id,
@@ -240,20 +244,22 @@ class ProgressTracker:
         )
 
     def _member_since(self, others: Iterable[PeerID]) -> dict[PeerID, float]:
-        """When this peer and these others became members, as the organiser has signed."""
+        """When this peer and the given ones became members, as the organiser has signed."""
         certificates = {peer: self._admission.member(peer) for peer in others} | {self.peer_id: self._admission.own}
         return {peer: found.member_since for peer, found in certificates.items() if found is not None}
 
     @property
     def knows_nobody(self) -> bool:
-        """Whether the others can be anybody: names cost nothing in an open run, and this peer has trained with none."""
+        """Whether all other peers may be strangers: names cost nothing in an open run, and this peer knows none yet."""
         return self._admission.is_open and not self.trust.has_trained
 
     def attestations(self, step: int, lineage: bytes, sources: Collection[PeerID]) -> dict[PeerID, Attestation]:
-        """What others say of these weights. Who has trained asks only those with whom it has.
+        """What other peers say of these weights. If this peer has trained, only peers that trained with it count.
 
         Args:
-            sources: from whom this peer has the weights: their own word says nothing
+            step: step of the weights
+            lineage: lineage of the weights
+            sources: peers from which this one has the weights; what they say confirms nothing
         """
         asked = self.swarm.records.keys() - set(sources)
         if self.trust.has_trained:
@@ -262,21 +268,26 @@ class ProgressTracker:
         return {peer: attestation for peer, attestation in said.items() if peer in asked}
 
     def holders(self, step: int, lineage: bytes, sources: Collection[PeerID]) -> set[PeerID]:
-        """Others with whom this peer has trained, who have said lately that they hold these weights."""
+        """Peers that have trained with this one and have said lately that they hold these weights.
+
+        Blamed peers and `sources` do not count.
+        """
         asked = {peer for peer in self.others if peer not in self.trust.blamed} - set(sources)
         return asked & self.trust.trained_with & self._attestations.holders(step, lineage)
 
     @property
     def shares_weights(self) -> bool:
-        """Whether somebody, of those who were in the last group with this peer, holds its weights still."""
+        """Whether a peer of the last group still holds the same weights as this peer."""
         swarm, own = self.swarm, (self._own.step, self._own.lineage)
         records = [record for peer, record in swarm.records.items() if peer in swarm.last_group]
         return any((record.step, record.lineage) == own for record in records)
 
     @property
     def is_odd_one_out(self) -> bool:
-        """Whether two others who train, and have trained with this peer, hold the same weights as each other, which are
-        of a history that is not its own."""
+        """Whether two peers hold the same weights as each other, of a history that is not this peer's.
+
+        Only peers that train now, and have trained with this one, count.
+        """
         known = {peer: record for peer, record in self.swarm.records.items() if peer in self.trust.trained_with}
         at_work = [record for record in known.values() if record.phase not in (JOINING, WAITING) and not record.helps]
         held = Counter((record.step, record.lineage) for record in at_work)
@@ -295,16 +306,22 @@ class ProgressTracker:
                 logger.warning(f"{said}: no other peer is near that")
 
     def met(self, group: Collection[PeerID], expected: Collection[PeerID], lost: Collection[PeerID] = ()) -> None:
-        """A group has met to end the present step: not all who were expected have come, and some were lost then."""
+        """Note which peers have met to end the present step.
+
+        Args:
+            group: members of the group
+            expected: peers that were waited for
+            lost: members that were lost during the round
+        """
         self.trust.came(group)
         self.missed({*expected, *lost} - ({*group} - {*lost}))
 
     def missed(self, peers: Collection[PeerID]) -> None:
-        """These are not there to end the present step."""
+        """Note that these peers have not come to end the present step."""
         self.trust.missed(peers, self._own.step, _joined(self.others))
 
     def recount(self, group: Group) -> None:
-        """The group has met too early: these are its true numbers of samples, and everybody computes on."""
+        """Take the numbers of samples from the tickets of a group that has met too early; its members compute on."""
         self._recounted = now = get_dht_time()
         tickets = dict(group.members)
         with self._lock:
@@ -315,19 +332,19 @@ class ProgressTracker:
                     self._others[peer] = replace(record, time=now, **told)
 
     def has_handed_over(self, peer: PeerID) -> None:
-        """It has kept its word."""
+        """Note that this peer handed over its state: it is no longer distrusted, unreachable or doubted."""
         self.trust.handed_over(peer)
         self._liveness.met([peer])
 
     def cannot_hand_over(self, peer: PeerID) -> None:
-        """It was asked for its state in vain."""
+        """Note that this peer was asked for its state in vain."""
         record = self.others.get(peer)
         self.trust.did_not_hand_over(peer, is_outbound_only=record is not None and record.client_mode)
 
     # ---- the exchange of records ------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """From now on records go out and come in."""
+        """Begin to exchange records."""
         self.exchange.start()
 
     def _take_in(self, others: dict[PeerID, PeerProgress], corrected: dict[PeerID, PeerProgress]) -> None:
@@ -340,10 +357,10 @@ class ProgressTracker:
             self._call_impossible_once(peer, swarm.records[peer])
 
     def close(self) -> None:
-        """Stop, and tell the others that this peer has left."""
+        """Stop, and tell the other peers that this one has left, if the DHT process still runs."""
         self.exchange.close(says_goodbye=self._dht.is_alive())
 
 
 def _joined(records: Mapping[PeerID, PeerProgress]) -> dict[PeerID, float]:
-    """When each joined, as it says."""
+    """When each peer joined, as its record says."""
     return {peer: record.joined for peer, record in records.items()}

@@ -1,4 +1,4 @@
-"""A peer's record goes out and those of the others come in, again and again, in a thread of its own."""
+"""A thread that publishes this peer's progress record and reads those of the other peers, again and again."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ MIN_REFRESH_SECONDS = 0.2
 
 
 class RecordExchange(threading.Thread):
-    """Within `report_seconds` others know how far this peer is; when a round is near, sooner.
+    """Exchanges progress records at least every `report_seconds`, and more often when a round is near.
 
     Args:
-        store: where records are
-        own: this peer's record as it is now
-        take_in: gets all others' records: as they were read, and with their clocks corrected
-        seconds_to_round: how long it still takes, as far as this peer can tell
+        store: where records are kept
+        own: returns this peer's record as it is now
+        take_in: gets the records of all other peers, as they were read and with their clocks corrected
+        seconds_to_round: returns the estimated seconds until the next round
     """
 
     def __init__(
@@ -45,29 +45,29 @@ class RecordExchange(threading.Thread):
         self.refreshes = 0
         """How often the records have been read."""
         self.on_refreshed: Callable[[], None] = lambda: None
-        """Called each time that the records have been read, from this thread."""
+        """Called from this thread each time that the records have been read."""
         self._clocks, self._own_clock = Clocks(), OwnClock()
         self._telling: Future | None = None
         self._telling_since = 0.0
         self._told = own()
 
     def wake(self) -> None:
-        """There is something to tell."""
+        """Publish and read soon: the own record has changed."""
         self._wake.set()
 
     def hurry(self) -> None:
-        """Somebody waits for `refreshes`."""
+        """Exchange now, with a search of the DHT: a caller waits for `refreshes`."""
         self._has_to_search = True
         self._wake.set()
 
     def ask_refreshed(self) -> int:
-        """Have the records read again; when `refreshes` is as large as what is returned, they have come."""
-        wanted = self.refreshes + 2  # the refresh that is running may have asked before
+        """Have the records read again. They have come when `refreshes` is as large as the number returned."""
+        wanted = self.refreshes + 2  # the refresh that is running may have sent its query before this call
         self.hurry()
         return wanted
 
     def wait_refreshed(self, timeout_seconds: float) -> bool:
-        """Wait until records that were asked for after this call have come."""
+        """Wait for records that are read after this call. Returns whether they came in time."""
         with self._refreshed:
             wanted = self.ask_refreshed()
             deadline = time.monotonic() + timeout_seconds
@@ -82,28 +82,29 @@ class RecordExchange(threading.Thread):
     def run(self) -> None:
         while not self._closing.is_set():
             self.look_at_clock()
+            pause_seconds = self._timeouts.report_seconds
             try:
                 self._tell()
                 self.look()
-            except Exception as error:
-                logger.debug(f"could not exchange progress records: {error!r}")
-            else:
                 with self._refreshed:
                     self.refreshes += 1
                     self._refreshed.notify_all()
                 self.on_refreshed()
-            self._wake.wait(min(max(self._pause_seconds(), MIN_REFRESH_SECONDS), self._timeouts.report_seconds))
+                pause_seconds = min(max(self._pause_seconds(), MIN_REFRESH_SECONDS), pause_seconds)
+            except Exception as error:
+                logger.debug(f"could not exchange progress records: {error!r}")
+            self._wake.wait(pause_seconds)
             self._wake.clear()
 
     def look_at_clock(self) -> None:
-        """Say so if it was set: others would take this peer for one that is away."""
+        """Warn if this machine's clock was set: other peers could take this one for absent."""
         if seconds := self._own_clock.set_by_seconds():
             self._clocks = Clocks()
             said = "if it is some seconds off now, the others do not see this peer (`timedatectl` tells)"
             logger.warning(f"This machine's clock was just set by {seconds:+.0f} s: {said}")
 
     def _tell(self) -> None:
-        """Post this peer's record, unless the last one is still on its way; what takes too long is given up."""
+        """Post this peer's record, unless the last one is still on its way. A post that takes too long is given up."""
         now = time.monotonic()
         is_telling = self._telling is not None and not self._telling.done()
         if is_telling and now < self._telling_since + self._timeouts.record_seconds / 3:
@@ -113,9 +114,9 @@ class RecordExchange(threading.Thread):
         self._told = own
 
     def look(self) -> None:
-        """Read the others' records."""
+        """Read the records of the other peers."""
         if search := self._has_to_search:
-            self._has_to_search = False  # who asks from now on is served by the search that begins
+            self._has_to_search = False  # the search that begins now serves every caller until here
         try:
             others = self._store.look(search)
         except Exception:
@@ -128,7 +129,11 @@ class RecordExchange(threading.Thread):
         return 0.0 if (told.phase, told.round) != (own.phase, own.round) else self._seconds_to_round() / 2
 
     def close(self, says_goodbye: bool = True) -> None:
-        """Stop, and tell the others that this peer has left; not where there is nobody to tell it."""
+        """Stop the exchange.
+
+        Args:
+            says_goodbye: also tell the other peers that this one has left
+        """
         self._closing.set()
         self._wake.set()
         if not says_goodbye:

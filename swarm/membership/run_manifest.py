@@ -1,4 +1,4 @@
-"""The run manifest: a run's recipe, kept in the DHT by all who train, so that a newcomer needs only an address."""
+"""The run manifest: a run's recipe, kept in the DHT by all its peers, so that a newcomer needs only an address."""
 
 import json
 import logging
@@ -23,7 +23,7 @@ from swarm.protocol.certificates import CLOCK_SECONDS, Authority, NotSigned, Sig
 from swarm.protocol.run_names import authority_in, is_run_id, key_prefix, signed_content
 
 PROTOCOL = 25
-"""Raised when peers of two versions could no longer train together.
+"""Protocol version. It is raised when peers of two program versions could no longer train together.
 
 11: a member may listen to a round before it has the weights of its step.
 14: the size of a part follows its bytes on the wire.
@@ -34,27 +34,27 @@ PROTOCOL = 25
 records say why a round failed, and what a test found.
 19: shares follow the lines that tickets name; members compute each other's work again; records have a profile.
 20: lists of work name the weights, and the micro-batches of all processes of a member; samples need a list.
-21: who gives something else than its list says can be proven guilty.
+21: a member that gives something else than its list of work says can be proven guilty.
 22: buffers travel in parts of their own, and are averaged without regard to local steps.
 23: rounds are named after their run as well, and tickets have bytes of their own, so that nothing signed counts twice;
-who gives no samples has no vote on going back; orders are signed for one recipe.
+a member without samples has no vote on going back; orders are signed for one recipe.
 25: a manifest says when its organiser began the run, and orders are signed for that beginning.
 """
 
 MAX_MANIFEST_BYTES = 64 * 1024
 MAX_DIGEST_LENGTH = 64
 MAX_LOOKED_AT = 8 * MAX_MANIFESTS
-"""Entries of the DHT, for a word in them; each node that answers has its own thousand."""
+"""DHT entries that are searched for the organiser's key. Each node that answers can bring a thousand of its own."""
 
 logger = logging.getLogger(__name__)
 
 
 class OtherProtocolError(InputError):
-    """The run is of another version of this program, with which ours cannot train.
+    """The run uses another protocol version, with which this program cannot train.
 
     Args:
-        sentence: for a person
-        content: of the run's manifest, which anyone may have written
+        sentence: message for people
+        content: content of the run's manifest, which anyone may have written
     """
 
     def __init__(self, sentence: str, content: Mapping[str, Any]):
@@ -66,7 +66,7 @@ class OtherProtocolError(InputError):
         except Exception:  # a stranger's bytes, as in `RunManifest.from_bytes`
             authority = None
         self.organiser = b"" if authority is None else authority.organiser
-        """Public key of who has signed it; empty if nobody has."""
+        """Public key of the organiser that signed the manifest; empty if it is not signed."""
 
 
 @dataclass(frozen=True)
@@ -76,10 +76,10 @@ class RunManifest:
     Args:
         classes: digest of what all peers' data have in common: the class names of an image folder, whose order gives
             the labels, or the images of `glyphs`; empty where there is only one such data set
-        organiser: public key of who decides about its members; empty if everybody may join
-        signature: hers, over all the rest, as text; empty as long as it is not signed
-        made: when she signed it, seconds since 1970: the latest counts; 0 if it is not signed
-        begun: when she began the run at step 0, seconds since 1970; 0 if it has no organiser
+        organiser: public key of the organiser, who decides about members; empty in an open run
+        signature: the organiser's signature over all the rest, as text; empty as long as it is not signed
+        made: when it was signed, seconds since 1970; the latest manifest counts; 0 if it is not signed
+        begun: when the organiser began the run at step 0, seconds since 1970; 0 if it has no organiser
 
     Raises:
         InputError: the run id is not a plain name (it becomes a folder on every volunteer's disk).
@@ -108,18 +108,22 @@ class RunManifest:
 
     @property
     def authority(self) -> Authority | None:
-        """Whose word counts in this run; None if it is open to everybody."""
+        """The organiser's key and the names that signatures of this run are checked against; None in an open run."""
         return Authority(self.run_id, self.organiser, self.key_prefix) if self.organiser else None
 
     def signed_by(self, signer: Signer) -> "RunManifest":
-        """The manifest of a run by invitation, which begins now if it has not begun before."""
+        """Return this manifest signed, for a run by invitation. The run begins now if it has not begun before."""
         now = int(time.time())
         dated = replace(self, made=now, begun=self.begun or now)
         content = signed_content(dated._content(), signer)
         return replace(dated, organiser=signer.public_key, signature=content["signature"])
 
     def to_bytes(self) -> bytes:
-        """JSON of at most 64 KiB."""
+        """Encode as JSON of at most 64 KiB.
+
+        Raises:
+            InputError: it would be longer
+        """
         content = self._content()
         if self.organiser:
             content |= {"organiser": self.organiser.hex(), "signature": self.signature}
@@ -145,7 +149,7 @@ class RunManifest:
         """Read a manifest that anyone may have written.
 
         Raises:
-            OtherProtocolError: its writer has another version.
+            OtherProtocolError: it has another protocol version.
             InputError: anything else is wrong with it.
         """
         try:
@@ -181,13 +185,13 @@ class RunManifest:
             )
         classes = content.get("classes", "")
         if not isinstance(classes, str) or len(classes) > MAX_DIGEST_LENGTH:
-            raise InputError("The swarm holds a run manifest whose class names make no sense.")
+            raise InputError("The swarm holds a run manifest with an invalid digest of the class names.")
         try:
             authority = authority_in(content)
         except NotSigned as error:
             raise InputError(f"The swarm holds a run manifest that {error}.") from None
         if authority is None and content.keys() & {"signature", "made", "begun"}:
-            raise InputError("The swarm holds a run manifest with a signature of nobody.")
+            raise InputError("The swarm holds a run manifest that is signed and names no organiser.")
         if authority is None:
             return cls(protocol, content["run_id"], recipe, classes)
         made, begun = content["made"], content["begun"]
@@ -198,15 +202,15 @@ class RunManifest:
         return cls(protocol, content["run_id"], recipe, classes, authority.organiser, signature, made, begun)
 
     def with_classes(self, classes: str, data_dir: Path) -> "RunManifest":
-        """The manifest of a peer with these data; who starts a run fixes them.
+        """Return the manifest of a peer with these data. The peer that starts a run fixes them.
 
         Args:
             classes: their digest
             data_dir: where they are
 
         Raises:
-            InputError: the run has others, so that the same label would mean something else, or a sample held out here
-                be trained on there
+            InputError: the run has other data, so that the same label would mean something else, or a sample held out
+                here would be trained on there
         """
         if self.classes and self.classes != classes:
             raise InputError(
@@ -219,7 +223,7 @@ class RunManifest:
 def publish_manifest(
     dht: hivemind.DHT, manifest: RunManifest, expiration_seconds: float = 600, timeout_seconds: float = 30
 ) -> bool:
-    """Store the manifest under `swarm.runs`, as this peer's word; True unless nobody took it.
+    """Store the manifest under `swarm.runs` in this peer's name; True if any node took it.
 
     Raises:
         concurrent.futures.TimeoutError: the DHT process did not answer.
@@ -235,20 +239,20 @@ def read_manifests(
     organiser: bytes = b"",
     timeout_seconds: float = 20,
 ) -> dict[str, RunManifest]:
-    """The manifests of the runs in this DHT by run id, as soon as there is one; empty after the timeout.
+    """Read the manifests of the runs in this DHT, by run id.
 
-    Malformed manifests are left out (one line of log); of more than
-    1,000, those of trusted peers and the first others are looked at.
+    Returns as soon as there is one, and an empty dictionary after the timeout. Malformed manifests are left out, with
+    one line of log. Of more than 1,000, those of trusted peers and the first others are looked at.
 
     Args:
-        trusted: addresses that a person gave: what the peers behind them say counts, if they say something, and
-            otherwise what most peers say
-        run_id: the run that is asked for; of no other ones then, if there is a manifest of it
-        organiser: public key of whose runs are asked for; then nobody else's word counts
+        trusted: addresses that a person gave. The manifests of the peers behind them count, if there are any; otherwise
+            the manifest that most peers hold
+        run_id: the run that is asked for; if there is a manifest of it, no others are returned
+        organiser: public key of the organiser to search for; then only manifests with that signature count
 
     Raises:
-        OtherProtocolError: the run that is asked for, or all there is, is of another version, and a trusted peer says
-            so; where there is an organiser, she has signed it
+        OtherProtocolError: the run that is asked for, or every run there is, has another protocol version. A trusted
+            peer has to say so, if there are any, and the organiser has to have signed it, if one is given
     """
     deadline = time.monotonic() + timeout_seconds
     peers = {PeerID.from_base58(peer_of_address(address)) for address in trusted}
@@ -274,24 +278,26 @@ def read_manifests(
     votes = Counter((by_trusted or said).values())
     chosen: dict[str, RunManifest] = {}
     for manifest, _ in votes.most_common():
-        chosen.setdefault(manifest.run_id, manifest)  # of one name, what most say
+        chosen.setdefault(manifest.run_id, manifest)  # most common first: of one run id, the first one counts
     return chosen
 
 
 def choose_manifest(manifests: Mapping[str, RunManifest], run_id: str | None, organiser: bytes = b"") -> RunManifest:
-    """The run to join: the one with that id, or the only one.
+    """Choose the run to join: the one with that id, or the only one.
 
     Args:
-        organiser: public key of whose runs these are; empty where that is open
+        manifests: manifests by run id, of `read_manifests`
+        run_id: the run that is asked for, if any
+        organiser: public key of the organiser that the manifests were searched for; empty if none was given
 
     Raises:
-        InputError: there is none, or the choice is open.
+        InputError: there is no such run, or there are several and none is asked for.
     """
     names = ", ".join(sorted(manifests))
     if organiser and run_id not in manifests:
         raise InputError(
-            f"The peers there know of no run {run_id} of this organiser: ask her whether it runs, and for a new join "
-            "line."
+            f"The peers there know of no run {run_id} of this organiser: ask the organiser whether it is running, and "
+            "for a new join line."
         )
     if not manifests:
         raise InputError(
@@ -344,15 +350,19 @@ def _fetch(dht: hivemind.DHT, timeout_seconds: float) -> Any:
 def _valid_manifests(
     found: Any, trusted: Set[PeerID], organiser: bytes = b""
 ) -> tuple[dict[PeerID, RunManifest], list[InputError], list[OtherProtocolError]]:
-    """The manifests that can be used by who says so, why the others cannot, and which of these show another version.
+    """Sort what was found.
 
     Args:
-        trusted: if there are any, only they can show that
-        organiser: of whose runs; before all others are cut off
+        trusted: if there are any, only these peers can show that a run has another version
+        organiser: only manifests of this organiser are looked at, and more entries are searched for them
+
+    Returns:
+        usable manifests by the peer that stored each; why others were refused; the refusals for another version
     """
     manifests, refused, others = {}, [], []
     entries = owned_entries(found, MAX_LOOKED_AT if organiser else MAX_MANIFESTS, trusted)
     for peer, value in entries:
+        # A cheap look for the key, before JSON is parsed and signatures are checked.
         if organiser and not (isinstance(value, bytes) and organiser.hex().encode() in value):
             continue
         try:
@@ -373,5 +383,5 @@ def _no_constant(name: str) -> None:
 
 
 def _plain(value: object) -> object:
-    """Lists and tuples of the same content are the same setting."""
+    """Turn tuples into lists: a setting is the same in both forms."""
     return [_plain(item) for item in value] if isinstance(value, (list, tuple)) else value

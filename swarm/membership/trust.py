@@ -1,4 +1,4 @@
-"""What this peer has learnt of the others: who has trained with it, and who did not keep its word."""
+"""What this peer has learnt about other peers: which have trained with it, and which have failed it or lied."""
 
 from __future__ import annotations
 
@@ -13,40 +13,45 @@ from swarm.protocol.messages import MAX_GROUP_SIZE, Blame
 from swarm.runtime.timeouts import seconds_since_boot
 
 MAX_KNOWN = 2 * MAX_GROUP_SIZE
-"""Peers that this one remembers from its groups; with more it begins anew, since names cost a stranger nothing."""
+"""Peers that this one remembers from its groups. At this number it begins anew: names cost a stranger nothing."""
 
 
 class Trust:
-    """Of one peer, in the others. Sets and mappings are replaced, not changed: other threads may be reading them."""
+    """What this peer knows about the reliability of other peers.
+
+    `last_group`, `proven` and `trained_with` are replaced, not changed: other threads may be reading them.
+    """
 
     def __init__(self) -> None:
         self.has_trained = False
-        """Whether this peer has been in a group since it started: then it knows itself about where the swarm is."""
+        """Whether this peer has been in a group since it started. Then it knows itself about where the swarm is."""
         self._in_group_at = seconds_since_boot()
         self.last_group: frozenset[PeerID] = frozenset()
-        """Who finished the last step with this peer."""
+        """Peers that finished the last step with this one."""
         self.proven: dict[PeerID, float] = {}
-        """Who was in a group with this peer, and when each had joined then."""
+        """Peers that were in a group with this one since it last came back, and when each had joined then."""
         self.trained_with: frozenset[PeerID] = frozenset()
-        """The same, also from before this peer came back: who has been in a group with it is no stranger."""
+        """Peers that were in a group with this one at any time, also before it came back: they are no strangers."""
         self.distrusted = Backoff()
-        """Whose claims did not hold."""
+        """Peers that claimed something (a step, a state) that proved false."""
         self.blamed = BlameBackoff()
-        """Who has spoilt a round or held it up."""
+        """Peers that have spoilt a round or held it up."""
         self.false_donors = Backoff(MAX_BLAME_SECONDS)
-        """Who has handed over something that others do not hold."""
+        """Peers that have handed over something that other peers do not hold."""
         self.unreachable = Backoff()
-        """Who could not be asked for its state."""
+        """Peers that could not be asked for their state."""
         self.no_shows = NoShows()
-        """Who was expected and did not come."""
+        """Peers that were expected in a group and did not come."""
         self._went_alone: frozenset[PeerID] = frozenset()
+        """Peers blamed with `Blame.GOES_ON_ALONE`, until their backoff ends."""
 
     # ---- its groups -------------------------------------------------------------------------------------------------
 
     def finished_step(self, group: frozenset[PeerID], joined: Mapping[PeerID, float]) -> None:
-        """These have finished a step with this peer.
+        """Note the peers that have finished a step with this one.
 
         Args:
+            group: all members of the group, this peer included
             joined: when each had joined, as its record says
         """
         self.last_group = group
@@ -58,21 +63,21 @@ class Trust:
 
     @property
     def away_seconds(self) -> float:
-        """Since this peer was in a group, or started."""
+        """Seconds since this peer was in a group, or started. The time that a machine sleeps counts, too."""
         return seconds_since_boot() - self._in_group_at
 
     def came_back(self) -> None:
-        """This peer has been away: nobody was missed by it, and nobody has proven anything since."""
+        """Note that this peer has been away: forget which peers it missed and which are proven."""
         self.no_shows.forget()
         self.proven = {}
 
     def came(self, peers: Collection[PeerID]) -> None:
-        """These have met to end a step."""
+        """Note that these peers have come to end a step."""
         for peer in peers:
             self.no_shows.came(peer)
 
     def missed(self, peers: Collection[PeerID], step: int, joined: Mapping[PeerID, float]) -> None:
-        """These are not there to end this step."""
+        """Note that these peers have not come to end this step."""
         for peer in peers:
             since = joined.get(peer, math.nan)
             self.no_shows.note(peer, step, since, self.proven.get(peer) == since)
@@ -80,34 +85,40 @@ class Trust:
     # ---- what they did ----------------------------------------------------------------------------------------------
 
     def blame(self, peer: PeerID, what: Blame) -> None:
-        """It has spoilt a round or held it up: it is not met for a while, each further time for longer."""
+        """Leave out a peer that has spoilt a round or held it up: each time for longer, and for good if proven."""
         self.blamed.blame(peer, what)
         if what is Blame.GOES_ON_ALONE:
             self._went_alone |= {peer}
-        self.trained_with -= {peer}  # its word counts again when it has been in a group again
+        self.trained_with -= {peer}  # its claims count again after it has been in another group
         self.proven = {other: since for other, since in self.proven.items() if other != peer}
 
     def is_left_out(self, peer: PeerID) -> bool:
-        """Whether it is neither believed nor met now."""
+        """Whether the peer is neither believed nor met now."""
         return peer in self.distrusted or peer in self.blamed
 
     @property
     def left_out_leaders(self) -> frozenset[PeerID]:
-        """Who has said that the swarm has gone on, which all denied, and is left out now."""
+        """Leaders that are left out now because they said that the swarm had gone on, and all witnesses denied it."""
         self._went_alone = frozenset(peer for peer in self._went_alone if peer in self.blamed)
         return self._went_alone
 
     def handed_over(self, peer: PeerID) -> None:
-        """It has kept its word, and given its state."""
+        """Note that this peer handed over its state: it is no longer distrusted or unreachable."""
         self.distrusted.end(peer)
         self.unreachable.end(peer)
 
     def handed_over_false(self, peer: PeerID) -> None:
-        """What it gave is not what others hold: it is not asked again for a while. As a member it is met all the same,
-        since others follow it if it leads."""
+        """Note that this peer gave something that other peers do not hold: it is not asked again for a while.
+
+        It is still met as a member, since other peers follow it if it leads.
+        """
         self.false_donors.add(peer, BLAME_SECONDS)
 
     def did_not_hand_over(self, peer: PeerID, is_outbound_only: bool) -> None:
-        """It was asked for its state in vain: nothing can be said against who cannot be dialled."""
+        """Note that this peer was asked for its state in vain.
+
+        Args:
+            is_outbound_only: it cannot be dialled, so the failure is no reason to distrust it
+        """
         if peer not in self.false_donors:
             (self.unreachable if is_outbound_only else self.distrusted).add(peer)

@@ -1,4 +1,4 @@
-"""Small helpers around futures: waiting with a limit, and waiting that nobody else's end cuts short."""
+"""Small helpers for futures: waiting with a limit, and futures that several tasks can wait for."""
 
 from __future__ import annotations
 
@@ -20,7 +20,10 @@ def wait_a_little(future: Future) -> None:
 
 
 async def in_thread(function: Callable[..., Any], *arguments: Any) -> Any:
-    """Its result; a thread cannot be cancelled, so its end is waited for even then."""
+    """Run a function in a thread and return its result.
+
+    A thread cannot be cancelled. So if this task is cancelled, it still waits for the end of the function.
+    """
     running = asyncio.get_running_loop().run_in_executor(None, function, *arguments)
     try:
         return await asyncio.shield(running)
@@ -29,7 +32,16 @@ async def in_thread(function: Callable[..., Any], *arguments: Any) -> Any:
 
 
 async def unless(lost: asyncio.Future, coming: Awaitable, timeout_seconds: float) -> Any:
-    """What comes; a TimeoutError if its sender is lost first, or time is over."""
+    """Wait for a result unless its sender is lost first.
+
+    Args:
+        lost: done when the sender is lost
+        coming: gives the result
+        timeout_seconds: time limit
+
+    Raises:
+        TimeoutError: the sender is lost, or the time is over
+    """
     coming = asyncio.ensure_future(coming)
     try:
         await asyncio.wait([coming, lost], timeout=timeout_seconds, return_when=asyncio.FIRST_COMPLETED)
@@ -38,27 +50,27 @@ async def unless(lost: asyncio.Future, coming: Awaitable, timeout_seconds: float
         return coming.result()
     finally:
         coming.cancel()
-        await asyncio.wait([coming])  # who still reads a stream keeps it from being closed
+        await asyncio.wait([coming])  # a task that still reads a stream would keep it from being closed
 
 
 async def until_caller_hangs_up() -> None:
-    """The last line of a streaming RPC: wait for the caller, who knows when it has everything, to close the stream.
+    """Wait until the caller of a streaming RPC closes the stream, at most 10 s. It is the last line of the handler.
 
-    Hivemind closes a stream when its handler returns. While the caller's side is still open, p2pd turns that into a
-    reset, and a reset throws away what the caller has not read yet: under load, now and then, the last message. When
-    the caller hangs up, Hivemind cancels the handler.
+    Hivemind closes a stream when its handler returns. If the caller's side is still open, p2pd turns that into a reset.
+    A reset discards what the caller has not read yet: under load, now and then, the last message. When the caller hangs
+    up, Hivemind cancels the handler.
     """
     await asyncio.sleep(HANG_UP_SECONDS)
 
 
 class SharedFuture(asyncio.Future):
-    """Many wait for it; who is cancelled meanwhile takes it from nobody."""
+    """A future that several tasks wait for. It cannot be cancelled, so one cancelled task does not end it for all."""
 
     def cancel(self, msg: Any = None) -> bool:
         return False
 
     def give_up(self, error: Exception) -> None:
-        """Nobody waits in vain."""
+        """Set an exception if there is no result yet, so that no task waits in vain."""
         if not self.done():
             self.set_exception(error)
-            self.exception()
+            self.exception()  # marks it as retrieved: asyncio does not complain if no task waits

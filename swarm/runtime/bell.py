@@ -1,4 +1,4 @@
-"""Wakes who waits, from whatever process or thread something has happened in."""
+"""A signal that wakes a waiting thread from any process or thread."""
 
 from __future__ import annotations
 
@@ -7,17 +7,20 @@ import multiprocessing as mp
 
 
 class Bell:
-    """Rung once or several times before it is heard is the same. It has no lock that a killed process could keep."""
+    """A signal between processes. Several rings before a `wait` count as one.
+
+    It has no lock that a killed process could keep.
+    """
 
     def __init__(self) -> None:
         self._rung = mp.BoundedSemaphore(1)
         self._rung.acquire()
 
     def ring(self) -> None:
-        """Something has happened."""
+        """Wake the thread that waits, or the next one that does."""
         with contextlib.suppress(ValueError):  # it has been rung already
             self._rung.release()
 
     def wait(self, timeout_seconds: float) -> bool:
-        """Until it is rung, or has been since the last call; whether it was."""
+        """Wait for a ring, or take one since the last call. Returns whether there was one in time."""
         return self._rung.acquire(timeout=timeout_seconds)

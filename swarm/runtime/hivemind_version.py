@@ -1,4 +1,4 @@
-"""The one Hivemind that this package works with: it repairs and uses inner parts, which differ in others."""
+"""The one version of Hivemind that this package works with: it repairs and uses inner parts, which differ in others."""
 
 from importlib.metadata import version
 
@@ -8,10 +8,10 @@ HIVEMIND_VERSION = "1.1.12"
 
 
 def check_hivemind_version() -> None:
-    """To be called before anything of Hivemind is imported.
+    """Check the installed version. Call it before anything of Hivemind is imported.
 
     Raises:
-        InputError: another one is installed
+        InputError: another version is installed
     """
     if (installed := version("hivemind")) != HIVEMIND_VERSION:
         raise InputError(

@@ -1,7 +1,7 @@
 """Imports large libraries without Python's garbage collector.
 
-It would look through all modules again and again while they come in, and nobody ever throws one away: that took a fifth
-of the time that a peer needs to import torch, Lightning and timm.
+The collector would search all modules again and again during the import, although modules are never freed. That took a
+fifth of the time that a peer needs to import torch, Lightning and timm.
 """
 
 import contextlib
@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 @contextlib.contextmanager
 def quick_imports() -> Iterator[None]:
-    """Within this, nothing is collected; and what is there at its end never is."""
+    """Turn garbage collection off within this context. Objects that exist at its end are never collected."""
     collects = gc.isenabled()
     gc.disable()
     try:

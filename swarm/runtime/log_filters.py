@@ -1,4 +1,4 @@
-"""What reaches the screen: what happens again and again once a minute, and nothing that only developers can use."""
+"""Limits what is logged on the screen: repeated messages once a minute, and no messages meant for developers."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ _NUMBER = re.compile(r"\d+(?:[.,]\d+)*")
 
 
 class RepeatFilter(logging.Filter):
-    """Lets one message of a kind through a minute; the next one tells how many were left out meanwhile.
+    """Lets one message of each kind through in a minute. The next one tells how many were left out meanwhile.
 
-    Messages are of one kind when they differ in nothing but numbers, such as the step at which it happened.
+    Messages are of one kind if they differ only in numbers, such as the step.
 
     Args:
-        clock: seconds
+        clock: returns seconds
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic):
@@ -32,7 +32,7 @@ class RepeatFilter(logging.Filter):
         self.told: dict[tuple[str, str], tuple[float, int]] = {}
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Whether the record is to be shown, perhaps with a few more words."""
+        """Return whether to show the record. May add to its message how many were left out."""
         message, now = record.getMessage(), self._clock()
         kind = record.name, _NUMBER.sub("#", message)
         with self._lock:
@@ -53,16 +53,16 @@ def _ago(seconds: float) -> str:
 
 
 REPEATS = RepeatFilter()
-"""Of this process."""
+"""The filter of this process."""
 
 
 def silence_libraries() -> None:
-    """Hide what libraries tell developers in every run; warnings that a person can act on stay, each once a minute."""
-    if os.environ.setdefault("HIVEMIND_LOGLEVEL", "WARNING") == "WARNING":  # so it is also after a start in place
+    """Hide messages of libraries to developers. Warnings that a user can act on stay, each once a minute."""
+    if os.environ.setdefault("HIVEMIND_LOGLEVEL", "WARNING") == "WARNING":  # also true after a restart in place
         logging.getLogger("hivemind.p2p.p2p_daemon").setLevel(logging.ERROR)
-        # p2pd could not start, as its exception tells; asyncio complains that the loop did not wait for its end
+        # If p2pd could not start, its exception says so. asyncio also complains that the loop did not wait for its end.
         logging.getLogger("asyncio").addFilter(lambda record: "that handles pid" not in str(record.msg))
-    logging.lastResort.addFilter(REPEATS)  # where our own messages go
+    logging.lastResort.addFilter(REPEATS)  # the handler of this program's own messages
     if not sys.warnoptions:
         for category in (FutureWarning, DeprecationWarning, PendingDeprecationWarning):
             warnings.simplefilter("ignore", category)

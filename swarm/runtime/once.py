@@ -1,4 +1,4 @@
-"""What is said once, however often there is a reason to say it."""
+"""Makes sure that a message is given only once, however often there is a reason for it."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ MOST = 1024
 
 
 class Once:
-    """Remembers what has been said. What comes from the network may name things without end, so it is bounded.
+    """Remembers what messages have been given about. It is bounded, since the network may name ever new things.
 
     Args:
-        most: how many things are said at most; of further ones nothing is said
+        most: things that messages are given about; there are none about further ones
     """
 
     def __init__(self, most: int = MOST):
@@ -19,7 +19,7 @@ class Once:
         self._said: set[Hashable] = set()
 
     def first(self, about: Hashable = None) -> bool:
-        """Whether this is to be said: nothing has been said about it yet."""
+        """Whether a message is to be given: there was none about this thing yet. Remembers the thing."""
         if about in self._said or len(self._said) >= self._most:
             return False
         self._said.add(about)

@@ -1,7 +1,7 @@
-"""Pipes to the DHT process and to the averager process that take messages of any size.
+"""Pipes to the DHT process and to the averaging process that take messages of any size.
 
 Hivemind's processes watch their end of the pipe with uvloop, which makes it non-blocking. A message that is larger than
-the buffer of the pipe (208 kB) then arrives in pieces, and to read it fails after the first one; the process dies.
+the buffer of the pipe (208 kB) then arrives in pieces. Reading it fails after the first piece, and the process dies.
 """
 
 from __future__ import annotations
@@ -13,28 +13,29 @@ from typing import Any
 
 
 class WholePipe:
-    """One end of a pipe: it reads messages whole, and its threads write them one after the other.
+    """One end of a pipe that reads messages whole, and lets threads write them one after the other.
 
     Args:
-        connection: the end as it was made
+        connection: the end, as `multiprocessing.Pipe` made it
     """
 
     def __init__(self, connection: Connection):
         self._connection, self._writing, self._pid = connection, threading.Lock(), os.getpid()
 
     def recv(self) -> Any:
-        """The next message; waits for the rest of one that has begun, which its sender is writing at this moment."""
+        """Read the next message. Waits for the rest of a message that its sender is writing at this moment."""
         os.set_blocking(self._connection.fileno(), True)  # uvloop has changed it after the pipe was made
         return self._connection.recv()
 
     def recv_bytes(self) -> bytes:
-        """The same, as it was pickled: what fails is the pipe then, and not the message."""
+        """Read the next message as pickled bytes: an error then comes from the pipe, never from unpickling."""
         os.set_blocking(self._connection.fileno(), True)
         return self._connection.recv_bytes()
 
     def send(self, message: Any) -> None:
-        """Write a message; waits until there is room for it."""
-        if self._pid != os.getpid():  # forked while another thread was writing, perhaps, which is not here to end that
+        """Write a message. Waits until there is room for it."""
+        # Perhaps another thread held the lock at the fork. That thread is not in this process to release it.
+        if self._pid != os.getpid():
             self._writing, self._pid = threading.Lock(), os.getpid()
         with self._writing:
             self._connection.send(message)

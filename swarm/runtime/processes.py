@@ -1,4 +1,4 @@
-"""Children that never outlive the trainer, signal handlers that survive hivemind, and locks of one process."""
+"""Helpers for processes: children that never outlive the trainer, kept signal handlers, and locks of one process."""
 
 from __future__ import annotations
 
@@ -25,16 +25,20 @@ if TYPE_CHECKING:
     import torch  # takes seconds to import
 
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
-_CLAIMED: dict[Path, BinaryIO] = {}
-"""Locks of this process; never closed, since closing any file of that name would give the lock up."""
+_CLAIMED: dict[Path, list[BinaryIO]] = {}
+"""Open files of the locks of this process: more than one if threads claim a lock at the same time. They are never
+closed, since closing any of them would give the lock up."""
 
 
 def die_with_parent(signal_number: int = signal.SIGKILL, parent_pid: int | None = None) -> None:
     """Ask the kernel to send this process a signal as soon as its parent dies, even by kill -9. Linux only.
 
     Call it first thing in the child. The kernel watches the *thread* that forked it, so children have to be started
-    by a thread that lives as long as the trainer: the main one. `parent_pid` is needed only where multiprocessing
-    did not start the child; a parent that died before the call is noticed by it.
+    by a thread that lives as long as the trainer: the main one.
+
+    Args:
+        signal_number: the signal
+        parent_pid: needed only if multiprocessing did not start the child. It shows if the parent died before the call
     """
     if not sys.platform.startswith("linux"):
         return
@@ -47,19 +51,19 @@ def die_with_parent(signal_number: int = signal.SIGKILL, parent_pid: int | None 
 
 
 def stay_small() -> None:
-    """Let a forked process share memory with the trainer for good, and give back what it no longer uses. Call it first.
+    """Keep a forked process's memory shared with the trainer's, and free what it no longer uses. Call it first.
 
-    Collecting garbage would write to every object that it has from the trainer, and so copy all of them.
+    Garbage collection would write to every object that the process has from the trainer, and so copy all of them.
     """
     gc.freeze()
     give_back_heap()
 
 
 def forget(tensors: Iterable[torch.Tensor]) -> None:
-    """Let a forked process drop what it has inherited of these: it never reads them again.
+    """Let a forked process drop the memory of tensors that it has inherited and never reads again.
 
-    It would keep every page that the trainer changes in its old state, in all as much as these tensors take. Their
-    values are undefined here from now on. Linux only.
+    Otherwise it would keep an old copy of every page that the trainer changes, in all as much as these tensors take.
+    The values of the tensors are undefined in this process from now on. Linux only.
     """
     if not sys.platform.startswith("linux"):
         return
@@ -69,7 +73,7 @@ def forget(tensors: Iterable[torch.Tensor]) -> None:
         storage = tensor.untyped_storage()
         if tensor.device.type != "cpu" or storage.is_shared():
             continue
-        # Whole pages: the allocator's own words lie around them.
+        # Whole pages only: the allocator's own data are around the tensor.
         begin = -(-storage.data_ptr() // mmap.PAGESIZE) * mmap.PAGESIZE
         end = (storage.data_ptr() + storage.nbytes()) // mmap.PAGESIZE * mmap.PAGESIZE
         if begin < end:
@@ -77,11 +81,11 @@ def forget(tensors: Iterable[torch.Tensor]) -> None:
 
 
 def allow_many_files(most: int = 65_536) -> None:
-    """Let this process, and those that it will start, open as many files as the system lets it; a stream is a file."""
+    """Let this process, and its later children, open as many files as the system allows. A stream is a file, too."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = most if hard == resource.RLIM_INFINITY else min(hard, most)
     if soft != resource.RLIM_INFINITY and soft < wanted:
-        with contextlib.suppress(OSError, ValueError):  # macOS has a further limit
+        with contextlib.suppress(OSError, ValueError):  # macOS has a lower limit of its own
             resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
@@ -92,7 +96,7 @@ def leave_terminal() -> None:
 
 
 def descendants(pid: int) -> list[psutil.Process]:
-    """Every living child of a process, and theirs; empty if it is gone."""
+    """All living descendants of a process; empty if it is gone."""
     try:
         return psutil.Process(pid).children(recursive=True)
     except psutil.NoSuchProcess:
@@ -100,34 +104,36 @@ def descendants(pid: int) -> list[psutil.Process]:
 
 
 def kill(processes: list[psutil.Process]) -> None:
-    """Kill processes that may be gone already (psutil remembers their start, so a reused pid is safe)."""
+    """Kill processes, which may be gone already (psutil remembers their start, so a reused pid is safe)."""
     for process in processes:
         with contextlib.suppress(psutil.Error):
             process.kill()
 
 
 def reap() -> None:
-    """Take note of children that have ended: those of an earlier program in this process nobody else waits for."""
+    """Reap children that have ended. Nothing else waits for children of an earlier program in this process."""
     with contextlib.suppress(ChildProcessError):
         while os.waitpid(-1, os.WNOHANG)[0]:
             pass
 
 
 def claim(lock: Path) -> bool:
-    """Whether this process alone has this lock on this machine from now on, until it ends, however it ends.
+    """Take a lock for this process until it ends, however it ends. Returns whether it has the lock.
 
-    It is the process's own: no child that outlives it holds it. Where a file system knows no locks, or the folder may
-    only be read, everybody has it.
+    On one machine, only one process has the lock. No child that outlives the process holds it. If the file system has
+    no locks, or the folder is read-only, every process gets it.
 
     Args:
         lock: an empty file; made if it is missing
     """
     try:
-        file = _CLAIMED.get(lock) or _CLAIMED.setdefault(lock, lock.open("wb"))
+        files = _CLAIMED.setdefault(lock, [])
+        if not files:
+            files.append(lock.open("wb"))
     except OSError:
         return True
     try:
-        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.lockf(files[0], fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
         return not isinstance(error, BlockingIOError | PermissionError)
     return True
@@ -135,7 +141,7 @@ def claim(lock: Path) -> bool:
 
 @contextlib.contextmanager
 def keep_signal_handlers() -> Iterator[None]:
-    """Put back the handlers of SIGINT and SIGTERM that were there before; hivemind sets SIGINT to ignored at places."""
+    """Put back the earlier handlers of SIGINT and SIGTERM afterwards: Hivemind sets SIGINT to ignored at places."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -149,6 +155,6 @@ def keep_signal_handlers() -> Iterator[None]:
 
 
 def use_fork() -> None:
-    """Make fork the start method: hivemind's averagers hold locks that spawn (macOS) and forkserver (3.14) refuse."""
+    """Make fork the start method: Hivemind's averagers hold locks that spawn (macOS) and forkserver (3.14) refuse."""
     if multiprocessing.get_start_method() != "fork":
         multiprocessing.set_start_method("fork", force=True)

@@ -1,7 +1,7 @@
-"""The sockets by which p2pd and its callers talk.
+"""A folder for the sockets by which p2pd and its callers talk.
 
-Hivemind leaves them in /tmp, where everybody could knock. Here they lie in a folder of their own, which nobody else can
-open and which goes with the peer.
+Hivemind puts them directly into /tmp, where every user of the machine could connect to them. Here they are in a folder
+of their own. No other user can open it, and it is removed with the peer.
 """
 
 import os
@@ -9,9 +9,9 @@ import tempfile
 from pathlib import Path
 
 TEMPORARY = Path("/tmp")
-"""As Hivemind does: a socket's path may have 103 bytes (macOS), and other temporary folders have long ones."""
+"""The folder that Hivemind uses. A socket's path may have 103 bytes (macOS), and other temporary paths are long."""
 
 
 def make_socket_folder() -> Path:
-    """For the sockets of this process's p2pd."""
+    """Make a folder for the sockets of this process's p2pd."""
     return Path(tempfile.mkdtemp(prefix=f"swarm_{os.getpid()}_", dir=TEMPORARY))

@@ -1,4 +1,4 @@
-"""How long a peer waits, in one place: many of these times depend on each other."""
+"""All times that a peer waits, in one place: many of them depend on each other."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 
 
 def seconds_since_boot() -> float:
-    """Also those for which the machine slept, where the system counts them (Linux)."""
+    """Seconds since the machine started. On Linux, the time that it slept counts, too."""
     if hasattr(time, "CLOCK_BOOTTIME"):
         return time.clock_gettime(time.CLOCK_BOOTTIME)
     return time.monotonic()
@@ -15,9 +15,9 @@ def seconds_since_boot() -> float:
 
 @dataclass(frozen=True)
 class Timeouts:
-    """Seconds; nothing here has to agree with other peers, but a peer that is less patient than they are loses them.
+    """Times in seconds. They need not agree with those of other peers, but a less patient peer loses the others.
 
-    Times that follow the link (a round, a download) are not here: they are computed from bytes and measured rates.
+    Times that depend on the link (a round, a download) are not here: they are computed from bytes and measured rates.
 
     Raises:
         ValueError: two of them contradict each other
@@ -25,85 +25,85 @@ class Timeouts:
 
     # -- whether a peer is still there
     look_seconds: float = 0.5
-    """Between two looks at what has changed."""
+    """Seconds between two looks at what has changed."""
     doubt_seconds: float = 1.0
-    """Without an answer, after which it is not worthwhile to do nothing but wait."""
+    """Seconds without an answer after which it is no longer worthwhile to only wait for the peer."""
     silence_seconds: float = 2.5
-    """Without an answer, after which a peer is lost; or two usual exchanges, since the answer queues behind parts."""
+    """Seconds without an answer after which a peer is lost; or two usual exchanges: the answer queues behind parts."""
     first_silence_seconds: float = 10.0
-    """The same as long as nobody knows what is usual."""
+    """The same before the first exchange, as long as the usual time is not known."""
     longest_silence_seconds: float = 10.0
-    """The same however long exchanges are: few parts are on their way before an answer (`averaging.send_window`)."""
+    """Upper limit of this time, also after long exchanges: few parts precede an answer (`averaging.send_window`)."""
     late_seconds: float = 3.0
-    """After which a peer that was always in time delays an exchange; or three usual exchanges, if that is longer."""
+    """Seconds after which an exchange is late, with peers that were in time before; or three usual ones, if longer."""
 
     # -- progress records
     report_seconds: float = 1.0
-    """Between two records of a training peer, unless the end of the step is nearer."""
+    """Seconds between two records of a training peer, unless the end of the step is nearer."""
     search_seconds: float = 5.0
-    """Longest time between two searches in the DHT: a newcomer may have told others only."""
+    """Longest time between two searches in the DHT: a newcomer may have told only other peers."""
     record_seconds: float = 15.0
-    """Without a record, after which a peer is no longer expected."""
+    """Seconds without a record after which a peer is no longer expected."""
     call_seconds: float = 5.0
-    """For the answer to a call that asks whether a peer is there at all."""
+    """Seconds for the answer to a call that asks whether a peer is there at all."""
 
-    # -- meeting
+    # -- meeting (a knock is a join request to a possible leader)
     redirect_seconds: float = 0.2
-    """Between two knocks at a peer that still follows another one."""
+    """Seconds between two knocks at a peer that still follows another leader."""
     knock_again_seconds: float = 1.0
-    """Between two knocks at a senior peer that could not be reached and is still expected."""
+    """Seconds between two knocks at a senior peer that could not be reached and is still expected."""
     reply_seconds: float = 4.0
-    """For the answer to a knock: a peer that is alive answers at once, whatever it is doing."""
+    """Seconds for the answer to a knock: a peer that is alive answers at once, whatever it is doing."""
     hold_seconds: float = 4.0
-    """For which a leader holds its group open for a joiner that has just got the state."""
+    """Seconds for which a leader holds its group open for a joiner that has just got the state."""
 
     # -- handing over the state
     settle_seconds: float = 5.0
-    """For which a donor waits for the end of its update, before it copies its state."""
+    """Seconds for which a donor waits for the end of its update, before it copies its state."""
     making_seconds: float = 8.0
-    """For which a donor keeps a peer waiting that asks for the average of the round that is running."""
+    """Seconds for which a donor lets a peer wait that asks for the average of the running round."""
     stream_seconds: float = 10.0
-    """Silence of a donor that was asked for something, after which it counts as gone."""
+    """Seconds of silence after which a donor that was asked for something counts as gone."""
     open_seconds: float = 10.0
-    """For which a donor waits until a peer says what it has opened a stream for."""
+    """Seconds for which a donor waits until a peer says what it has opened a stream for."""
     stalled_seconds: float = 10.0
-    """Without a request, after which an upload is in nobody's way."""
+    """Seconds without a request after which an upload no longer keeps other peers waiting."""
     judge_seconds: float = 20.0
-    """Of a donor's sending, after which its rate is judged."""
+    """Seconds of sending after which a donor's rate is judged."""
     offer_seconds: float = 30.0
-    """For which a donor copies its state and computes digests, on a busy machine."""
+    """Seconds for which a donor copies its state and computes digests, on a busy machine."""
     follow_seconds: float = 30.0
-    """For which a peer that trains on follows a download at least; and as long as 2 Mbit/s need for it."""
+    """Seconds for which a peer that trains on follows a download, besides the time that 2 Mbit/s need for it."""
     kept_seconds: float = 60.0
-    """After the last request, for which a copy of the state, or half a download, is kept."""
+    """Seconds after the last request for which a copy of the state, or an incomplete download, is kept."""
 
     # -- choosing a donor
     first_donor_seconds: float = 1.0
-    """After which other donors are tried beside the first one, if that needs longer than `fast_donor_seconds`."""
+    """Seconds after which other donors are tried, if the first one needs longer than `fast_donor_seconds`."""
     fast_donor_seconds: float = 3.0
-    """A donor that needs no longer than this for the rest has no rivals."""
+    """Seconds for the rest of a state. If the first donor needs no longer, no others are tried."""
     race_seconds: float = 2.0
-    """That each donor has to show how fast it is, from its first piece on."""
+    """Seconds in which each donor has to show how fast it is, from its first piece on."""
     longest_race_seconds: float = 20.0
-    """After which the race is over, whoever has not begun."""
+    """Seconds after which the race is over, also if a donor has not begun to send."""
     alone_seconds: float = 4.0
-    """That the fastest donor has to show how fast it is alone, and then the second."""
+    """Seconds in which the fastest donor has to show how fast it is alone, and then the second."""
 
     # -- catching up
     pause_seconds: float = 0.5
-    """Before a peer that is behind, and could not catch up, tries again."""
+    """Seconds before a peer that is behind, and could not catch up, tries again."""
     retry_seconds: float = 30.0
-    """For how long it does."""
+    """Seconds for which it tries again."""
     superior_seconds: float = 20.0
-    """For which a peer looks for somebody who is ahead and has the state."""
+    """Seconds for which a peer looks for a peer that is ahead and has the state."""
 
     # -- own processes
     leave_seconds: float = 2.0
-    """For a round to end, when this peer leaves."""
+    """Seconds that a round has to end when this peer leaves."""
     dead_seconds: float = 10.0
-    """Without an averaging process, after which a peer ends: whoever can start it again has done so by then."""
+    """Seconds without an averaging process after which a peer ends: by then it would have been started again."""
     hangs_seconds: float = 30.0
-    """Without a sign of life from the averaging process, after which it is killed."""
+    """Seconds without a sign of life from the averaging process after which it is killed."""
 
     def __post_init__(self) -> None:
         for field in fields(self):

@@ -1,7 +1,7 @@
-"""A process beside the trainer, which speaks with other peers while the trainer computes.
+"""A process beside the trainer, which communicates with other peers while the trainer computes.
 
-The trainer sends it commands, which are objects of small classes; each is carried out as a task of its own. It asks the
-trainer for one thing only: the state, when somebody wants to have it.
+The trainer sends it commands, which are objects of small classes. Each is carried out as a task of its own. The process
+asks the trainer for one thing only: the state, when another peer wants to have it.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ import multiprocessing as mp
 import pickle
 import threading
 from collections.abc import Awaitable, Callable
+from concurrent.futures import InvalidStateError
 from dataclasses import dataclass
-from multiprocessing.connection import Connection
 from typing import Any, Protocol
 
 from hivemind import DHT
@@ -28,38 +28,38 @@ logger = get_logger(__name__)
 STOP_SECONDS = 2.0
 
 GetState = Callable[[], Any]
-"""Called in the trainer process; what it returns crosses to the worker process."""
+"""Returns the state. It is called in the trainer process, and its result is sent to the worker process."""
 AskForState = Callable[[], Awaitable[Any]]
-"""The same from the worker process."""
+"""Gets that result in the worker process."""
 
 
 class Service(Protocol):
-    """What a worker process does."""
+    """The work of a worker process."""
 
     async def start(self) -> None:
-        """Once, before the first command."""
+        """Start. Called once, before the first command."""
 
     async def do(self, command: Any) -> None:
         """Carry out a command."""
 
     async def stop(self) -> None:
-        """Once, after the last command."""
+        """Stop. Called once, after the last command."""
 
 
 @dataclass(frozen=True)
 class Stop:
-    """The last command."""
+    """The last command: the worker process ends."""
 
 
 class WorkerProcess(mp.get_context("fork").Process):
-    """One that has not been started yet.
+    """The worker process, not started yet.
 
     Args:
-        dht: whose connection to the network it uses
-        make_service: makes, in this process, what carries out commands; gets that connection, and how to ask the
+        dht: DHT; the worker process uses its connection to the network
+        make_service: makes the service in the worker process; gets that connection, and a function that asks the
             trainer for its state
-        get_state: answers that
-        prepare: called first in this process
+        get_state: answers that in the trainer process
+        prepare: called first in the worker process
     """
 
     def __init__(
@@ -70,63 +70,58 @@ class WorkerProcess(mp.get_context("fork").Process):
         prepare: Callable[[], None],
     ):
         super().__init__(daemon=True)
-        self._dht, self._make_service, self._prepare = dht, make_service, prepare
+        self._dht, self._make_service, self._get_state, self._prepare = dht, make_service, get_state, prepare
         inner, outer = mp.Pipe(duplex=True)
         self._inner, self._outer = WholePipe(inner), WholePipe(outer)
         self._is_ready = MPFuture()
-        threading.Thread(target=_answer_for_state, args=(self._outer, get_state), daemon=True).start()
 
     # ---- in the trainer process -----------------------------------------------------------------------------------
 
+    def start(self) -> None:
+        """Start the process, and answer its requests for the state in a thread until it ends."""
+        super().start()
+        self._inner.close()  # otherwise the thread would never notice that the process has died
+        threading.Thread(target=_answer_for_state, args=(self._outer, self._get_state), daemon=True).start()
+
     def start_and_wait(self) -> None:
-        """Start it, and wait until it answers others.
+        """Start the process, and wait until it answers other peers.
 
         Raises:
-            InputError: it died on the way
+            InputError: it died while it started
+            Exception: what its service raised while it started
         """
         self.start()
-        try:
-            self._wait_until_ready()
-        except BaseException:
-            self._end_answering()
-            raise
-
-    def _wait_until_ready(self) -> None:
         while not self._is_ready.done():
+            was_alive = self.is_alive()  # asked first: what a process says before it ends arrives a little later
             with contextlib.suppress(TimeoutError):
                 self._is_ready.exception(timeout=0.5)
-            if not self.is_alive():
+            if not was_alive and not self._is_ready.done():
                 raise InputError("The averaging process died while it started: is there enough memory? Start again.")
         self._is_ready.result()
 
     def send(self, command: Any) -> None:
-        """Let it carry out a command; it begins with them in the order in which they were sent.
+        """Let the process carry out a command. It begins commands in the order in which they were sent.
 
-        One that has died reads none: after some hundreds the pipe would be full, and this process would wait for ever.
+        A process that has died gets none.
         """
         if self.is_alive():
-            self._outer.send(command)
+            with contextlib.suppress(OSError):  # it has died meanwhile
+                self._outer.send(command)
 
     def stop(self) -> None:
-        """Let it end, or end it."""
+        """Let the process end by itself, or terminate it after `STOP_SECONDS`."""
         if self.is_alive():
-            with contextlib.suppress(OSError):
-                self.send(Stop())
+            self.send(Stop())
             self.join(STOP_SECONDS)
         if self.is_alive():
             logger.debug("the averaging process does not end by itself")
             self.terminate()
-        self._end_answering()
-
-    def _end_answering(self) -> None:
-        """End the thread that answers for the state: this process will not ask any more."""
-        self._inner.send(None)
 
     # ---- in the worker process ------------------------------------------------------------------------------------
 
     def run(self) -> None:
-        """The whole life of the process. In the main thread of a forked process torch's OpenMP may hang."""
-        self._outer.close()  # else this process would never hear that the trainer has died
+        """Run the process. It works in another thread: in a forked process's main thread, torch's OpenMP may hang."""
+        self._outer.close()  # otherwise this process would never notice that the trainer has died
         self._prepare()
         thread = threading.Thread(target=self._run_loop, daemon=True)
         thread.start()
@@ -150,7 +145,7 @@ class WorkerProcess(mp.get_context("fork").Process):
         tasks = set()
         while not isinstance(command := await commands.get(), Stop):
             task = asyncio.create_task(service.do(command))
-            tasks.add(task)  # nothing else would keep it from being forgotten before its end
+            tasks.add(task)  # without a reference, it could be collected before its end
             task.add_done_callback(tasks.discard)
         loop.remove_reader(self._inner.fileno())
         with contextlib.suppress(TimeoutError):
@@ -162,7 +157,7 @@ class WorkerProcess(mp.get_context("fork").Process):
                 message = self._inner.recv_bytes()
                 try:
                     commands.put_nowait(pickle.loads(message))
-                except Exception:  # a future's connection, for example, which takes one more open file
+                except Exception:  # for example at the limit of open files: a future's connection needs one more
                     logger.exception("the trainer's command could not be read")
         except (EOFError, OSError):  # the trainer has died
             commands.put_nowait(Stop())
@@ -170,32 +165,37 @@ class WorkerProcess(mp.get_context("fork").Process):
     async def _ask_for_state(self) -> Any:
         future = MPFuture()
         self._inner.send(future)
-        return await future
+        try:
+            return await future
+        finally:
+            future.cancel()  # if it has not come in time, the trainer need not begin with it any more
 
 
-def _answer_for_state(pipe: Connection | WholePipe, get_state: GetState) -> None:
-    """In a thread of the trainer process: as long as there is a worker process that may ask."""
+def _answer_for_state(pipe: WholePipe, get_state: GetState) -> None:
+    """Answer the worker process's requests for the state, in a thread of the trainer process, until it ends."""
     while True:
         try:
             message = pipe.recv_bytes()
-        except (EOFError, OSError):  # the worker process has died
+        except (EOFError, OSError):  # the worker process has ended
             return
         future = None
         try:
             future = pickle.loads(message)
-            if future is None:
-                return
-            future.set_result(get_state())
+            if not future.done():
+                future.set_result(get_state())
+        except InvalidStateError:  # it was cancelled meanwhile
+            pass
         except Exception as error:
             logger.warning(f"This peer cannot hand over its state: {error}")
-            with contextlib.suppress(Exception):  # nor tell that; who asks gives up after a while
+            with contextlib.suppress(Exception):  # if that fails, too, the worker process gives up after a while
                 future.set_exception(error)
 
 
 def _tell_once(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-    """How a round ended is told by its future; of each stream that broke with it asyncio would print a traceback.
+    """Log only unexpected errors of the event loop, as its exception handler.
 
-    Nor does anybody need to know that a process has ended while some of its tasks still waited for others.
+    The end of a round is told by its future. For each stream that broke with it, asyncio would print a traceback as
+    well. It would also report tasks that still waited when the process ended, which is of no interest.
     """
     is_unfinished = str(context.get("message", "")).startswith("Task was destroyed but it is pending")
     broke = isinstance(context.get("exception"), (ConnectionError, asyncio.CancelledError))

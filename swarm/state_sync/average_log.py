@@ -1,8 +1,8 @@
-"""The average of the last update, for who has missed it; and those before it while somebody downloads the state.
+"""Keeps the average of the last update for peers that missed it, and earlier ones while a peer downloads the state.
 
-Over a slow line a state takes longer than an update: when it has arrived, the swarm is further. Who then gets the
-averages of the updates that have been made meanwhile, a third of the bytes each or less, makes these updates, too.
-Of an average that is zero nearly everywhere, as with the codec topk, only the rest is kept and travels.
+Over a slow line a state takes longer than an update, so the swarm is further when the state has arrived. The joiner
+then gets the averages of the updates made meanwhile, each with a third of the bytes or less, and makes these updates,
+too. If an average is zero nearly everywhere, as with the codec topk, only the other numbers are kept and sent.
 """
 
 from __future__ import annotations
@@ -15,27 +15,28 @@ from dataclasses import dataclass
 import torch
 
 KEEP_SECONDS = 30.0
-"""Seconds after the last request for which more than the last average is kept: somebody may still have to catch up with
-one more update."""
+"""Seconds after the last request for which more than the last average is kept: a peer may have to catch up with one
+more update."""
 MAX_AVERAGES, MAX_HELD_BYTES = 64, 2**29
 """Most averages that are kept, and the most memory that they take."""
 MIN_AVERAGES = 6
-"""Kept however large they are: a peer whose link is faster than the updates has at most so many to make up for."""
+"""Averages that are kept however large they are. A peer with a link faster than the updates has no more to make up."""
 PLACE_AND_NUMBER_BYTES = 8
 FIRST_NUMBERS = 1024
+"""Numbers at the beginning of a vector that are tried before the whole vector is."""
 MAX_BATCH_BYTES = 2**24
-"""Averages that follow each other travel together up to this size: for a small model one by one takes too long."""
+"""Averages that follow each other are sent together up to this size: for a small model, one by one takes too long."""
 
 
 @dataclass(frozen=True)
 class Average:
-    """Of an update.
+    """The average of one update.
 
     Args:
-        step: that it ended
+        step: the step that it ended
         before: lineage of the weights that it belongs to
         after: lineage of the weights that come out of it
-        tensors: of which `shrunk` has made its vector
+        tensors: its vector, as `shrunk` has made it
     """
 
     step: int
@@ -45,25 +46,25 @@ class Average:
 
     @property
     def num_bytes(self) -> int:
-        """As it is kept, and travels."""
+        """Bytes in memory and on the wire."""
         return sum(tensor.nbytes for tensor in self.tensors)
 
 
 def shrunk(vector: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """The same numbers in fewer bytes, if there is a way; none is changed by a bit.
+    """Encode a vector in fewer bytes if possible, without changing a bit of any number.
 
     Args:
         vector: shape [n], fp32; is copied
 
     Returns:
-        the vector, shape [n], fp32, or fp16 if that is enough; or, where nearly all are zero, the places of the others,
-        shape [k], int32, and the others, shape [k], fp32
+        the vector, shape [n], fp32, or fp16 if that is exact; or, where nearly all numbers are zero, the places of the
+        others, shape [k], int32, and the others, shape [k], fp32
     """
-    bits = vector.view(torch.int32)  # minus zero is not zero here
+    bits = vector.view(torch.int32)  # compare bits, so that minus zero counts as not zero
     num_others = int(torch.count_nonzero(bits))
     kept, first = vector, vector[:FIRST_NUMBERS]
-    if torch.equal(first.half().float(), first):  # most averages that do not fit, do not fit from the beginning on
-        half = vector.half()  # what the codec fp16 has decoded, fits
+    if torch.equal(first.half().float(), first):  # a cheap test: averages that do not fit mostly fail it at once
+        half = vector.half()  # exact for numbers that the codec fp16 has decoded
         kept = half if torch.equal(half.float(), vector) else vector
     if num_others * PLACE_AND_NUMBER_BYTES < kept.nbytes / 2:
         places = bits.nonzero().view(-1)
@@ -75,7 +76,8 @@ def averages_in(tensors: Sequence[torch.Tensor], sizes: Iterable[int]) -> Iterat
     """Divide the tensors of several averages; the sender is not trusted.
 
     Args:
-        sizes: how many numbers the first one has, the second one, and so on without an end
+        tensors: one or two for each average, as `shrunk` returns them
+        sizes: how many numbers the first average has, the second one, and so on without an end
 
     Raises:
         ValueError: they are no averages of these sizes
@@ -101,7 +103,7 @@ def _are_places(places: torch.Tensor, numbers: torch.Tensor, size: int) -> bool:
 
 
 def whole(average: tuple[torch.Tensor, ...], size: int) -> torch.Tensor:
-    """The vector of which `shrunk` has made these, shape [size]; of some it takes far more memory than they do."""
+    """Undo `shrunk`: the vector, shape [size]. It can take far more memory than the encoded average."""
     if len(average) == 1:
         return average[0]
     places, numbers = average
@@ -109,7 +111,7 @@ def whole(average: tuple[torch.Tensor, ...], size: int) -> torch.Tensor:
 
 
 class AverageLog:
-    """What others need in order to follow."""
+    """The kept averages by step, the oldest first."""
 
     def __init__(self) -> None:
         self._averages: OrderedDict[int, Average] = OrderedDict()
@@ -117,13 +119,16 @@ class AverageLog:
         """Monotonic seconds until which more than the last average is kept."""
 
     def keep(self) -> None:
-        """Somebody is here for the state, or for an average."""
+        """Keep more than the last average for a while: a peer has asked for the state or for an average."""
         self.until = time.monotonic() + KEEP_SECONDS
 
     def add(self, step: int, before: bytes, after: bytes, vector: torch.Tensor) -> None:
-        """An update has been averaged.
+        """Add the average of an update, and drop the oldest ones that are too many.
 
         Args:
+            step: the step that it ended
+            before: lineage of the weights that it belongs to
+            after: lineage of the weights that come out of it
             vector: shape [n], fp32; is copied
         """
         average = Average(step, before, after, shrunk(vector))
@@ -135,11 +140,11 @@ class AverageLog:
             self._averages.popitem(last=False)
 
     def of(self, step: int) -> Average | None:
-        """None if this update has not been made here, or long ago."""
+        """The average of this update; None if the update was not made here, or too long ago."""
         return self._averages.get(step)
 
     def batch(self, step: int) -> list[Average]:
-        """The average of this update, and those that follow on it, as many as travel together."""
+        """The averages of this update and of the following ones: up to `MAX_BATCH_BYTES`, but the first in any case."""
         batch, num_bytes = [], 0
         while (average := self.of(step)) is not None:
             is_next = not batch or average.before == batch[-1].after

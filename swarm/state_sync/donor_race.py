@@ -1,7 +1,7 @@
-"""Which of several donors a state is taken from: the first one, unless others turn out to be faster.
+"""Chooses the donor that a state is taken from: the first one, unless others turn out to be faster.
 
-In a race all share this peer's own line. So the winner then has to show that it fills this line alone; if it does not,
-the second best has its turn, and the faster of both goes on with what has arrived from it.
+In a race all donors share this peer's own line. So the winner then has to show that it fills this line alone. If it
+does not, the second best gets the same chance. The faster of the two goes on with what has arrived from it.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from swarm.state_sync.pull import Pull
 
 MAX_RUNNING = 3
 ENOUGH = 0.85
-"""Share of the rate at which all donors sent together. One that is so fast alone is not the bottleneck."""
+"""Share of the rate at which all donors sent together. A donor that is so fast alone is not the bottleneck."""
 
 
 class DonorRace:
-    """Downloads from several donors, of which one comes to an end.
+    """Downloads from several donors until one download is complete.
 
-    A small state is here before anybody else has to be asked for it.
+    A small state is complete before a second donor has to be asked.
 
     Args:
-        downloads: the best donor first
-        pull: begins one
-        until_lost: waits until a peer is not there any more
+        downloads: one for each donor, the best first
+        pull: makes the `Pull` of a download
+        until_lost: waits until a peer is lost
     """
 
     def __init__(
@@ -51,19 +51,20 @@ class DonorRace:
         self._second: Download | None = None
         self._race_rate = 0.0
         self._alone = 0.0, 0
-        """Since when the download that runs is the only one, and how many bytes it had then."""
+        """Since when the running download is the only one, and how many bytes it had then."""
         self._alone_rates: dict[int, float] = {}
+        """Bytes per second of a download (by `id`) while it ran alone."""
         self.broken: list[Download] = []
-        """Downloads that have failed without fault of what has arrived; the one with most of it is the last."""
+        """Failed downloads with pieces that are still good; the one with the most bytes is the last."""
 
     async def run(self, look_at: Callable[[int, Download], None]) -> Download:
-        """The one that is complete.
+        """Run the race and return the complete download.
 
         Args:
-            look_at: called now and then with the one that is ahead, and its place among the donors
+            look_at: called now and then with the place of the leading donor, and its download
 
         Raises:
-            NoState: there is none
+            NoState: no download was completed
         """
         began, race_began, times = time.monotonic(), 0.0, self._timeouts
         try:
@@ -97,10 +98,10 @@ class DonorRace:
         finally:
             await self._stop([*self._running])
         busy_seconds = min(self._busy_seconds, default=0.0)
-        raise NoState(self._reasons, "nobody has it", busy_seconds, self._has_begun)
+        raise NoState(self._reasons, "no peer has it", busy_seconds, self._has_begun)
 
     def _is_decided(self, race_began: float) -> bool:
-        """Whether each has had its time; one that sends nothing is not waited for without end."""
+        """Whether each donor has had its time, or the race has lasted for too long: one may never send anything."""
         now = time.monotonic()
         had_time = [
             download.began is not None and now > download.began + self._timeouts.race_seconds
@@ -110,7 +111,7 @@ class DonorRace:
 
     @property
     def _downloads(self) -> list[Download]:
-        """Those that are under way."""
+        """The running downloads."""
         return [*self._running.values()]
 
     def _start(self) -> None:
@@ -122,7 +123,11 @@ class DonorRace:
             self._running[asyncio.ensure_future(self._watched(download))] = download
 
     async def _watched(self, download: Download) -> None:
-        """Until it is complete, its donor is not there any more, or too slow."""
+        """Pull a download until it is complete.
+
+        Raises:
+            RoundFailed: its donor is lost or too slow, or the pull has failed
+        """
         pulling = asyncio.ensure_future(self._pull(download).run())
         lost = asyncio.ensure_future(self._until_lost(download.donor))
         try:
@@ -157,7 +162,7 @@ class DonorRace:
             self.broken = sorted([*self.broken, download], key=lambda one: one.num_bytes)
 
     def _leave_only(self, ahead: Download) -> None:
-        """The others wait, the second best first."""
+        """Go on with the leading download only. The others wait, the second best first."""
         if len(self._running) == 1:
             return
         others = sorted(self._downloads, key=lambda download: download.seconds_left)
@@ -171,7 +176,7 @@ class DonorRace:
         self._alone = time.monotonic(), ahead.num_bytes
 
     def _compare_alone(self, running: Download) -> None:
-        """How fast the one that runs is alone is known now: go on with it, or with the second best."""
+        """Go on with the running download or with another one, now that its rate without rivals is known."""
         since, num_bytes = self._alone
         rate = (running.num_bytes - num_bytes) / (time.monotonic() - since)
         self._alone_rates[id(running)] = max(rate, 1.0)
@@ -199,7 +204,7 @@ class DonorRace:
         self._start()
 
     def _set_aside(self, download: Download) -> None:
-        """It may go on later, where it is now."""
+        """Stop a download for now. It can go on later with what has arrived."""
         (task,) = (task for task, one in self._running.items() if one is download)
         del self._running[task]
         task.cancel()

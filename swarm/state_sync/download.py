@@ -1,4 +1,4 @@
-"""What arrives of a state, or of an average that makes the next one: from whom, how fast, and how much of it."""
+"""A download of a state or of averages from one donor: what has arrived, how fast, and whether it is sound."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ from swarm.state_sync.serialization import Layout, unpack
 from swarm.state_sync.squeeze import unsqueeze
 
 SLOWEST_BYTES_PER_SECOND = 32_000.0
-"""A donor that sends less in the mean is given up: a line of 0.25 Mbit/s carries no training."""
+"""A donor with a lower mean rate is given up: a line of 0.25 Mbit/s carries no training."""
 USUAL_BYTES_PER_SECOND = 250_000.0
 """A peer that trains on meanwhile gives up a download that is slower than this, 2 Mbit/s, after `follow_seconds`."""
 
 
 class NoState(RoundFailed):
-    """Nobody has handed over what was asked for.
+    """No donor has handed over what was asked for.
 
     Args:
         reasons: what was wrong, for each donor that is to blame
-        why: the end of a sentence, if nobody is
-        busy_seconds: after which the first of those who are busy has time; 0.0 if none is
+        why: what was wrong, as the end of a sentence, if no donor is to blame
+        busy_seconds: seconds after which the first of the busy donors has time; 0.0 if none is busy
         has_begun: something arrived
     """
 
@@ -42,7 +42,7 @@ class NoState(RoundFailed):
         self, reasons: Mapping[PeerID, str], why: str = "", busy_seconds: float = 0.0, has_begun: bool = False
     ):
         reasons = dict(reasons)
-        super().__init__("; ".join(reasons.values()) or why or "nobody has it")
+        super().__init__("; ".join(reasons.values()) or why or "no peer has it")
         self.reasons, self.busy_seconds, self.has_begun = reasons, busy_seconds, has_begun
 
     def __reduce__(self):
@@ -50,7 +50,7 @@ class NoState(RoundFailed):
 
 
 class Busy(RoundFailed):
-    """The donor hands over its state to others first."""
+    """The donor hands over its state to other peers first."""
 
     def __init__(self, seconds: float):
         super().__init__("it hands over its state to others first")
@@ -61,10 +61,10 @@ class DownloadProgress(NamedTuple):
     """How far a download is.
 
     Args:
-        donor: its place among those that were asked
-        num_bytes: of the state that are here
-        total_bytes: 0 if nobody has offered anything yet
-        seconds_left: infinite if nobody knows
+        donor: place of its donor among the donors that were asked
+        num_bytes: bytes of the state that have arrived
+        total_bytes: bytes of the state; 0 if no donor has offered anything yet
+        seconds_left: estimated seconds until it is complete; infinite if that is not known
     """
 
     donor: int = 0
@@ -75,13 +75,13 @@ class DownloadProgress(NamedTuple):
 
 @dataclass(frozen=True)
 class DownloadRequest:
-    """What a peer wants to download: the state of another one, or averages that it has kept.
+    """What a peer wants to download: the state of another peer, or averages that a donor has kept.
 
     Args:
-        max_bytes: more than this is refused
+        max_bytes: an offer of more bytes is refused
         average_of: the step that the first average ended; None for the state
         is_awaited: this peer does nothing else meanwhile, so any progress is better than none
-        waits: for an average that the donor is making now
+        waits: if the donor is making the average now, wait for it
     """
 
     max_bytes: int
@@ -97,7 +97,7 @@ class Downloaded:
     Args:
         donor: the peer that has sent it
         description: of a state, as `StateVersion.export` makes it; of averages, (the first one's step, the lineage
-            before it, the lineages after each of them); whoever uses it checks it
+            before it, the lineages after each of them). It is not checked yet
         layout: of the tensors in `content`
         content: bytes of the tensors
     """
@@ -111,13 +111,13 @@ class Downloaded:
         """Unpack the content.
 
         Raises:
-            RoundFailed: the layout is none of the content
+            RoundFailed: the layout does not fit the content
         """
         return unpack(self.layout, self.content)
 
 
 class Download:
-    """A state that is on its way in, or averages: what has arrived of it.
+    """A state, or averages, on the way from a donor, with what has arrived.
 
     Args:
         donor: the peer that sends it
@@ -127,29 +127,32 @@ class Download:
     def __init__(self, donor: PeerID, request: DownloadRequest, timeouts: Timeouts = DEFAULT_TIMEOUTS):
         self.donor, self.request, self.timeouts = donor, request, timeouts
         self.is_sound = True
-        """Whether the donor has sent what it has offered."""
+        """Whether all that the donor has sent can be read and matches its offer."""
         self.forget()
 
     def forget(self) -> None:
-        """Nothing has arrived."""
+        """Drop all that has arrived, and the offer."""
         self.offer: Offer | None = None
         self.window = Window(PIECE_BYTES)
         self.content = torch.empty(0, dtype=torch.uint8)
         self.missing: deque[int] = deque()
         self._pieces_left: list[int] = []
-        """Of each slice."""
+        """Pieces of each slice that have not arrived."""
         self.pieces_to_come = 0
         self.on_their_way = 0
-        """Bytes that were asked for."""
+        """Bytes that were asked for and have not arrived."""
         self.wire_bytes = 0
         self.began: float | None = None
+        """Monotonic seconds when the first piece arrived."""
         self._began_with = 0
         self.heard = time.monotonic()
+        """Monotonic seconds when the donor sent something last."""
 
     def accept(self, offer: Offer) -> None:
-        """Of the first stream.
+        """Take the offer that the first stream brings.
 
         Raises:
+            Busy: the donor serves other peers first
             RoundFailed: nothing is offered
         """
         if offer.busy_seconds:
@@ -167,19 +170,19 @@ class Download:
         self._pieces_left = left
 
     def begin_again(self) -> None:
-        """With the pieces that are missing; it is judged by what comes from now on."""
+        """Go on with the pieces that are missing. The donor is judged by what comes from now on."""
         self.window, self.on_their_way = Window(PIECE_BYTES), 0
         self.began, self.wire_bytes, self._began_with = None, 0, self.num_bytes
         self.heard = time.monotonic()
 
     def put_back(self, indices: Iterable[int]) -> None:
-        """These pieces were asked for, and the line has broken down."""
+        """Mark pieces as missing again: they were asked for over a line that has broken down."""
         for index in indices:
             self.on_their_way -= self.size_of(index)
             self.missing.appendleft(index)
 
     def next_piece(self) -> int | None:
-        """To ask for now; None if enough are on their way."""
+        """The index of the piece to ask for now; None if enough are on their way, or none is missing."""
         if not self.missing or not self.window.has_room(self.on_their_way):
             return None
         index = self.missing.popleft()
@@ -192,15 +195,20 @@ class Download:
 
     @property
     def num_bytes(self) -> int:
-        """Of the state that are here."""
+        """Bytes that have arrived: a lower bound, since each missing piece counts as a full one."""
         return 0 if self.offer is None else max(0, self.offer.num_bytes - self.pieces_to_come * PIECE_BYTES)
 
     def size_of(self, index: int) -> int:
-        """Of a piece, in bytes."""
+        """Bytes of a piece."""
         return min(PIECE_BYTES, self.offer.num_bytes - index * PIECE_BYTES)
 
     def take(self, index: int, message: averaging_pb2.DownloadData, round_trip_seconds: float) -> None:
-        """A piece is here.
+        """Take in a piece that has arrived.
+
+        Args:
+            index: index of the piece
+            message: the donor's message
+            round_trip_seconds: from the request to its arrival
 
         Raises:
             RoundFailed: it cannot be read, or is not what the donor has offered
@@ -229,7 +237,11 @@ class Download:
                 raise RoundFailed(f"what arrived from {self.donor} is not what it has: the digests differ")
 
     def judge(self) -> None:
-        """Raises RoundFailed: the donor has fallen silent, or sends too slowly."""
+        """Judge the donor.
+
+        Raises:
+            RoundFailed: it has fallen silent, or sends too slowly
+        """
         now = time.monotonic()
         is_copying = self.offer is None and self.request.average_of is None
         patience = self.timeouts.offer_seconds if is_copying else self.timeouts.stream_seconds
@@ -249,12 +261,12 @@ class Download:
 
     @property
     def bytes_per_second(self) -> float:
-        """Of the state, since it began to arrive."""
+        """Bytes of the state per second since it began to arrive."""
         seconds = time.monotonic() - self.began if self.began is not None else 0.0
         return (self.num_bytes - self._began_with) / seconds if seconds > 0 else 0.0
 
     @property
     def seconds_left(self) -> float:
-        """If it goes on like this; infinite before anything has arrived."""
+        """Seconds until it is complete at the present rate; infinite before anything has arrived."""
         rate = self.bytes_per_second
         return (self.offer.num_bytes - self.num_bytes) / rate if rate > 0 else math.inf

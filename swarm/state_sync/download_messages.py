@@ -1,8 +1,8 @@
-"""What is said when a state, or an average, goes from one peer to another; each side reads it as a stranger's word.
+"""Messages by which a state or an average goes from one peer to another. Neither side trusts what it reads.
 
-A download asks for pieces, and a donor sends nothing that was not asked for: so the one who downloads decides how much
-is on its way (`download_window`). A stream begins with a *wish*, which an *offer* answers; then each message asks for
-a piece, and the pieces come in that order.
+The downloading peer asks for pieces, and a donor sends nothing that was not asked for. So the downloading peer decides
+how much is on its way (`download_window`). A stream begins with a *wish*, which an *offer* answers. Then each message
+asks for a piece, and the pieces come in that order.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from swarm.state_sync.squeeze import CHUNK_BYTES
 
 PIECE_BYTES = CHUNK_BYTES
 SLICE_BYTES = 16 * PIECE_BYTES
-"""What a digest is for."""
+"""Bytes that one digest covers."""
 DIGEST_BYTES = 32
 SNAPSHOT_BYTES = 16
 MAX_DESCRIPTION_BYTES = 2**20
-"""Names and shapes of tensors."""
+"""Bytes for names and shapes of tensors."""
 MAX_BUSY_SECONDS = 600.0
 MAX_WISH_BYTES = 64
 
@@ -40,12 +40,12 @@ _OFFER = msgspec.msgpack.Decoder(tuple[_Busy, _Snapshot, _NumBytes, bytes, _Desc
 
 @dataclass(frozen=True)
 class Wish:
-    """What a stream is opened for.
+    """The first message of a stream: what the downloading peer wants.
 
     Args:
         average_of: the step that the average ended; None for the state
-        snapshot: name of the state of which pieces have been offered already, or empty
-        waits: for an average that the donor is making now, if it is: then it answers when it has it
+        snapshot: name of the snapshot that the donor has offered already, or empty
+        waits: if the donor is making the average now, it is to answer when it has it
     """
 
     average_of: int | None = None
@@ -57,7 +57,11 @@ class Wish:
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Wish:
-        """Raises ValueError: it is none."""
+        """Decode a wish.
+
+        Raises:
+            ValueError: it is none
+        """
         average_of, snapshot, waits = from_wire(_WISH, data, MAX_WISH_BYTES)
         _check_snapshot(snapshot)
         return cls(average_of, snapshot, waits)
@@ -65,14 +69,14 @@ class Wish:
 
 @dataclass(frozen=True)
 class Offer:
-    """What the donor answers.
+    """The donor's answer to a wish.
 
     Args:
-        busy_seconds: so long others come first; then nothing else is offered
-        snapshot: name of what is offered; empty if there is nothing (any more)
-        num_bytes: of it
+        busy_seconds: seconds for which other peers come first; 0.0 if the donor is not busy, else nothing is offered
+        snapshot: name of what is offered; empty if there is nothing, or no longer
+        num_bytes: bytes of the snapshot
         digests: SHA-256 of each slice of it
-        description: what it is, for who has downloaded it; read with the averager's serializer
+        description: describes the content for the downloading peer; read with the averager's serializer
     """
 
     busy_seconds: float = 0.0
@@ -90,7 +94,11 @@ class Offer:
 
     @classmethod
     def from_bytes(cls, data: bytes, max_bytes: int) -> Offer:
-        """Raises ValueError: it is none, or more than `max_bytes` are offered."""
+        """Decode an offer.
+
+        Raises:
+            ValueError: it is none, or more than `max_bytes` are offered
+        """
         fields = from_wire(_OFFER, data, 2 * MAX_DESCRIPTION_BYTES)
         busy_seconds, snapshot, num_bytes, digests, description = fields
         _check_snapshot(snapshot)
@@ -109,7 +117,7 @@ def _check_snapshot(name: bytes) -> None:
 
 
 def piece_of(index: int) -> slice:
-    """Which bytes a piece is; the last one is shorter."""
+    """The bytes of a piece. The last piece can be shorter."""
     return slice(index * PIECE_BYTES, (index + 1) * PIECE_BYTES)
 
 
@@ -119,10 +127,10 @@ def ask_for(index: int) -> bytes:
 
 
 def asked_for(data: bytes) -> int:
-    """The piece; there may be fewer.
+    """The index of the piece that a message asks for. It may be beyond the last piece.
 
     Raises:
-        ValueError: that is none
+        ValueError: the message asks for no piece
     """
     if len(data) != 4:
         raise ValueError("no piece")
@@ -130,12 +138,12 @@ def asked_for(data: bytes) -> int:
 
 
 def digests_of(content: np.ndarray) -> tuple[bytes, ...]:
-    """Of each slice of these bytes, shape [n], uint8."""
+    """Digests of each slice of the content, shape [n], uint8."""
     return tuple(
         hashlib.sha256(content[begin : begin + SLICE_BYTES]).digest() for begin in range(0, len(content), SLICE_BYTES)
     )
 
 
 def name_of_snapshot(description: bytes, digests: Sequence[bytes]) -> bytes:
-    """The same for the same state."""
+    """The name of a snapshot: a hash, so equal states have equal names."""
     return hashlib.sha256(description + b"".join(digests)).digest()[:SNAPSHOT_BYTES]

@@ -1,8 +1,8 @@
-"""How many bytes of a download may be on their way: as many as fill the line, without a queue in front of the others.
+"""Decides how many bytes of a download may be on their way: enough to fill the line, without building a queue.
 
-What waits in a queue delays whatever comes after it: progress records, calls, the parts of a round. So bulk data
-watches how long its own pieces take, and yields when that grows. This is the idea of LEDBAT (RFC 6817), with pieces
-that are asked for in place of packets.
+Bytes that wait in a queue delay all that comes after them: progress records, calls, the parts of a round. So a download
+watches how long its own pieces take, and asks for fewer when that grows. This is the idea of LEDBAT (RFC 6817), with
+pieces that are asked for in place of packets.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ MAX_WINDOW_BYTES = 2**23
 HISTORY_SECONDS = 60.0
 """Seconds of a stretch of time. The least round trip of the last two stretches counts, since lines change."""
 GROWTH = 0.05
-"""Share by which the window may grow in a round trip, once it has been full; a piece in any case."""
+"""Share by which the window may grow in a round trip after it has been full once. It may always grow by a piece."""
 
 
 class Window:
-    """Of one download.
+    """The window of one download.
 
     Args:
-        piece_bytes: of a full piece; one may always be on its way
-        clock: seconds
+        piece_bytes: bytes of a full piece; one may always be on its way
+        clock: returns seconds
     """
 
     def __init__(self, piece_bytes: int, clock: Callable[[], float] = time.monotonic):
         self._piece_bytes, self._clock = piece_bytes, clock
         self.size_bytes = float(FIRST_PIECES * piece_bytes)
         self._least: deque[list[float]] = deque(maxlen=2)
-        """(since when, least round trip), of the present stretch of time and the one before."""
+        """(begin, least round trip) of the present stretch of time and the one before."""
         self._recent: deque[float] = deque(maxlen=3)
         self._is_new, self._cut_until = True, -math.inf
 
@@ -49,7 +49,12 @@ class Window:
         return min((least for _, least in self._least), default=0.0)
 
     def arrived(self, round_trip_seconds: float, num_bytes: int) -> None:
-        """A piece is here, so long after it was asked for."""
+        """Adapt the window to a piece that has arrived.
+
+        Args:
+            round_trip_seconds: from the request to its arrival
+            num_bytes: bytes of the piece
+        """
         now = self._clock()
         if not self._least or now > self._least[-1][0] + HISTORY_SECONDS:
             self._least.append([now, round_trip_seconds])
@@ -64,15 +69,15 @@ class Window:
         elif (shortest := min(self._recent)) - self.least_seconds > 1.5 * TARGET_SECONDS:
             self._shrink(shortest)
         elif max(self._recent) - self.least_seconds < TARGET_SECONDS / 4:
-            self.size_bytes += num_bytes  # TCP itself was slow at first, or others have gone: the line is far from full
+            self.size_bytes += num_bytes  # the line is far from full: TCP was slow at first, or other traffic has ended
         else:
             off_target = 1.0 - (shortest - self.least_seconds) / TARGET_SECONDS
             self.size_bytes += off_target * num_bytes * max(GROWTH, self._piece_bytes / self.size_bytes)
         self.size_bytes = min(max(self.size_bytes, float(self._piece_bytes)), MAX_WINDOW_BYTES)
 
     def _shrink(self, round_trip_seconds: float) -> None:
-        """To what the line carries in the shortest round trip and the time that pieces may queue."""
+        """Shrink the window to what the line carries in the shortest round trip plus `TARGET_SECONDS`."""
         now = self._clock()
         if now > self._cut_until:
-            self._cut_until = now + round_trip_seconds  # what is on its way waits in that queue yet
+            self._cut_until = now + round_trip_seconds  # pieces on their way still wait in the old queue: no second cut
             self.size_bytes *= min(1.0, (self.least_seconds + TARGET_SECONDS) / round_trip_seconds)

@@ -1,4 +1,4 @@
-"""Downloads from one donor: asks for pieces over several streams, and goes on where it was when a line breaks down."""
+"""Downloads from one donor: asks for pieces over several streams, and goes on after a line has broken down."""
 
 from __future__ import annotations
 
@@ -18,29 +18,29 @@ from swarm.state_sync.download_messages import Offer, Wish, ask_for
 from swarm.state_sync.download_window import FIRST_PIECES
 
 NUM_STREAMS = 8
-"""Side by side: one does not fill a long link, since a stream starts with a small window of its own."""
+"""Streams side by side: one does not fill a long link, since each starts with a small window of its own."""
 PIECES_PER_STREAM = 4
-"""A small download is not worth many streams."""
+"""Fewest pieces for each stream: a small download is not worth many streams."""
 MAX_ATTEMPTS, AGAIN_SECONDS = 5, 1.0
-"""Times in a row that a line breaks down before anything has arrived, and the pause after each."""
+"""Times in a row that a line may break down before a piece has arrived, and the pause after each."""
 
 OpenStream = Callable[[], Awaitable[tuple[asyncio.StreamReader, asyncio.StreamWriter]]]
 BROKEN = (P2PDaemonError, P2PHandlerError, OSError, asyncio.IncompleteReadError)
 
 
 class NotKept(Exception):  # noqa: N818
-    """The donor has made room for others: what has arrived of its state is of no use any more."""
+    """The donor no longer has the snapshot that it offered: what has arrived of it is of no use any more."""
 
 
 class Stream:
-    """One of several to the same donor, and the pieces that were asked for over it, with the time when."""
+    """One of several streams to a donor, with the pieces that were asked for over it and the time of each request."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter):
         self._reader, self._writer = reader, writer
         self.asked: deque[tuple[int, float]] = deque()
 
     def send(self, data: bytes) -> None:
-        """A wish, or a request for a piece; they are short, and few are on their way."""
+        """Send a wish or a request for a piece. Both are short and few, so this does not wait until they have left."""
         message = DownloadData(metadata=data).SerializeToString()
         self._writer.write(P2P.MESSAGE_MARKER + len(message).to_bytes(P2P.HEADER_LEN, P2P.BYTEORDER) + message)
 
@@ -59,12 +59,12 @@ class Stream:
 
 
 class Pull:
-    """One download.
+    """Pulls one download from its donor.
 
     Args:
-        download: what has arrived
-        open_stream: to its donor
-        on_message: called with what arrives
+        download: the download, with what has arrived
+        open_stream: opens a stream to its donor
+        on_message: called with each message that arrives
         show: puts this peer's certificate before a wish
     """
 
@@ -80,7 +80,7 @@ class Pull:
         self._is_complete = asyncio.Event()
 
     async def run(self) -> None:
-        """Until all pieces are here.
+        """Pull until all pieces have arrived.
 
         Raises:
             RoundFailed: the donor cannot be called, has not got it, or sends what it should not
@@ -123,7 +123,7 @@ class Pull:
             self._streams.clear()
 
     async def _begin(self) -> Stream:
-        """The first stream, over which the donor offers what it has, or goes on with what it has offered."""
+        """Open the first stream. Over it, the donor offers what it has, or goes on with what it has offered."""
         download = self.download
         is_new = download.offer is None
         stream = await self._open()
@@ -131,7 +131,7 @@ class Pull:
             snapshot = b"" if is_new else download.offer.snapshot
             stream.send(self._show(Wish(download.request.average_of, snapshot, download.request.waits).to_bytes()))
             for index in range(FIRST_PIECES if is_new else 0):
-                stream.ask(index)  # which saves a round trip; those that there are not, are not sent
+                stream.ask(index)  # saves a round trip; the donor ignores pieces that do not exist
             self._read_offer(await stream.receive())
         except BaseException:
             stream.close()
@@ -160,11 +160,11 @@ class Pull:
         download.heard = time.monotonic()
 
     async def _read_one_more(self) -> None:
-        """If it cannot be opened, the others do."""
+        """Open a further stream and read from it. If that fails or hangs, the others suffice."""
         download = self.download
         try:
             stream = await self._open()
-        except (*BROKEN, TimeoutError):
+        except (*BROKEN, RoundFailed):
             return
         with closing(stream):
             try:
@@ -189,7 +189,7 @@ class Pull:
         while True:
             message = await stream.receive()
             if not stream.asked:
-                raise RoundFailed(f"{download.donor} sent what nobody has asked for")
+                raise RoundFailed(f"{download.donor} sent a message that was not asked for")
             index, asked_at = stream.asked.popleft()
             download.take(index, message, time.monotonic() - asked_at)
             self._on_message(message)
@@ -199,6 +199,6 @@ class Pull:
             self._ask()
 
     def _ask(self) -> None:
-        """For as many pieces as may be on their way, over the streams that have the fewest."""
+        """Ask for as many pieces as may be on their way, each over the stream with the fewest."""
         while (index := self.download.next_piece()) is not None:
             min(self._streams, key=lambda stream: len(stream.asked)).ask(index)

@@ -1,4 +1,4 @@
-"""Tensors as one run of bytes and a description of it, and back."""
+"""Converts tensors to one run of bytes and a layout, and back."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Layout = Sequence[tuple[str, Sequence[int]]]
 
 
 def pack(tensors: Sequence[torch.Tensor]) -> tuple[Layout, torch.Tensor]:
-    """Returns (dtype and shape of each tensor, the bytes of all of them, shape [n], uint8; of one alone no copy)."""
+    """Return (dtype and shape of each tensor, the bytes of all, shape [n], uint8). A single tensor is not copied."""
     layout = [(str(tensor.dtype).removeprefix("torch."), list(tensor.shape)) for tensor in tensors]
     parts = [tensor.reshape(-1).view(torch.uint8) for tensor in tensors]
     return layout, parts[0] if len(parts) == 1 else torch.cat(parts)
@@ -44,4 +44,4 @@ def unpack(layout: Layout, content: torch.Tensor) -> list[torch.Tensor]:
     if sum(sizes) != len(content):
         raise RoundFailed("the state has another size than its layout")
     parts = zip(content.split(sizes), dtypes, shapes, strict=True)
-    return [part.clone().view(dtype).reshape(shape) for part, dtype, shape in parts]  # the copy is aligned
+    return [part.clone().view(dtype).reshape(shape) for part, dtype, shape in parts]  # the copy is aligned for its type

@@ -1,4 +1,4 @@
-"""Taking over the state of a swarm, or averages of its updates, from whoever has them: one download at a time."""
+"""Downloads the state of a swarm, or averages of its updates, from other peers: one download at a time."""
 
 from __future__ import annotations
 
@@ -25,21 +25,21 @@ from swarm.state_sync.transfer_status import TransferStatus
 logger = get_logger(__name__)
 
 MAX_VALUES = 2**18
-"""In a description: some 20,000 tensors, each with its shape, and what statistic it is."""
+"""Values in a description: enough for some 20,000 tensors, each with its shape and the name of its statistic."""
 
 StreamTo = Callable[[PeerID], OpenStream]
 
 
 class StateDownloader:
-    """Of the averaging process.
+    """Downloads for the trainer. Runs in the averaging process.
 
     Args:
-        stream_to: how to open a stream to a donor
+        stream_to: returns how to open a stream to a donor
         heard_from: called when a donor has sent something
-        until_lost: waits until a peer is not there any more
-        status: tells the trainer how far it is
+        until_lost: waits until a peer is lost
+        status: tells the trainer how far the download is
         line: counts what arrives
-        admission: of this peer
+        admission: supplies the certificate of this peer
     """
 
     def __init__(
@@ -57,18 +57,18 @@ class StateDownloader:
         self._status, self._line, self._timeouts = status, line or LineUse(), timeouts
         self._running: asyncio.Task | None = None
         self.broken: Download | None = None
-        """The last download that has failed with pieces that are of use."""
+        """The last download that failed and has useful pieces. It is dropped after `kept_seconds`."""
 
     def cancel(self) -> None:
-        """Nobody waits for it any more."""
+        """Cancel the running download, if there is one."""
         if self._running is not None:
             self._running.cancel()
 
     async def download(self, donors: Sequence[PeerID], request: DownloadRequest, future: MPFuture) -> None:
-        """Instead of the one that is under way.
+        """Download what is asked for, in place of the download that is under way.
 
         Args:
-            donors: who may have it, the best first; where one is slow, others are tried beside it
+            donors: peers that may have it, the best first; if one is slow, others are tried beside it
             request: what is asked for
             future: becomes a `Downloaded`, or raises a `NoState`
         """
@@ -96,7 +96,7 @@ class StateDownloader:
                 self._running = None
 
     def _begin(self, donor: PeerID, request: DownloadRequest) -> Download:
-        """Anew, or with what has arrived from this donor before its line broke down."""
+        """A new download, or the broken one of this donor with what has arrived."""
         broken = self.broken
         if broken is None or (broken.donor, broken.request.average_of) != (donor, request.average_of):
             return Download(donor, request, self._timeouts)
@@ -130,7 +130,7 @@ class StateDownloader:
             description, layout = await in_thread(loads, download.offer.description, MAX_VALUES)
         except Exception as error:
             raise NoState({donor: f"it did not send its state: {error!r}"}) from error
-        try:  # as it would be on its way to the trainer, who would wait for it for good
+        try:  # here, since a failure on the way to the trainer would leave it waiting for ever
             content = await in_thread(download.content.share_memory_)
         except RuntimeError as error:
             raise NoState({}, "there is no room for the state in shared memory: make /dev/shm larger") from error
@@ -138,7 +138,7 @@ class StateDownloader:
 
 
 def streams_of(p2p: P2P, handle_name: str) -> StreamTo:
-    """How to open a stream to a peer's handler of this name."""
+    """Return a function that gives, for a peer, a way to open a stream to its handler of this name."""
 
     def stream_to(peer_id: PeerID) -> OpenStream:
         async def open_stream() -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:

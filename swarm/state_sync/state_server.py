@@ -1,7 +1,7 @@
-"""Handing over the state of a swarm to a peer that joins or fell behind.
+"""Hands over the state to a peer that joins or fell behind.
 
-All its tensors travel as one run of bytes, in pieces that the one who downloads asks for (`pull`). So do the
-averages with which a newcomer makes the updates that it has missed meanwhile (`average_log`).
+All its tensors are sent as one run of bytes, in pieces that the downloading peer asks for (`pull`). So are the averages
+with which a joiner makes the updates that it missed meanwhile (`average_log`).
 """
 
 from __future__ import annotations
@@ -35,40 +35,48 @@ logger = get_logger(__name__)
 
 SWEEP_SECONDS = 5.0
 MAX_PACKING = 8
-"""Averages that are made ready for others at a time: to ask for them costs nothing."""
+"""Averages that are packed at the same time. There is a limit because asking for them costs a stranger nothing."""
 
 
 class Rounds(Protocol):
-    """What the hand-over of a state has to know of this peer's rounds, and what they have to know of it."""
+    """What the state server has to know about this peer's rounds, and tell them."""
 
     @property
     def step(self) -> int:
-        """That this peer works on: the state is that of its beginning."""
+        """The step that this peer works on. The state is that of its beginning."""
 
     @property
     def is_averaging(self) -> bool:
         """Whether a round is under way."""
 
     def expect_joiner(self, peer_id: PeerID) -> None:
-        """This peer has the state of the present step now, and comes to its round."""
+        """Expect a joiner in the present round: it has the state of this step now."""
 
 
 def state_to_send(metadata: Any, tensors: Sequence[torch.Tensor]) -> tuple[bytes, torch.Tensor]:
-    """In the trainer process: a description, and the bytes of all tensors, shape [n], uint8, in shared memory."""
+    """Pack a state in the trainer process.
+
+    Args:
+        metadata: description of the state
+        tensors: its tensors
+
+    Returns:
+        encoded description with the layout, and the bytes of all tensors, shape [n], uint8, in shared memory
+    """
     layout, content = pack(tensors)
-    content.share_memory_()  # if there is no room for it, the trainer hears of it, and only here
+    content.share_memory_()  # here, so that a lack of room becomes an error in the trainer
     return MSGPackSerializer.dumps((metadata, layout)), content
 
 
 class StateServer:
-    """Of the averaging process.
+    """Sends the state and kept averages to other peers. Runs in the averaging process.
 
     Args:
-        ask_for_state: what `state_to_send` returns in the trainer process
-        rounds: of this peer
-        status: tells the trainer whether somebody follows
-        line: lets what this peer sends wait for its turn, and counts
-        admission: tells who may ask
+        ask_for_state: gets what `state_to_send` returns in the trainer process
+        rounds: rounds of this peer
+        status: tells the trainer whether a peer follows
+        line: limits and counts what this peer sends
+        admission: decides which peers may ask
     """
 
     def __init__(
@@ -86,25 +94,34 @@ class StateServer:
         self.uploads = Uploads(timeouts=timeouts)
         self._state_version = 0
         self._export: Snapshot | None = None
-        """The one that the trainer is making."""
+        """The copy that was asked for last, until the trainer has made it."""
+        self._export_waits = False
+        """Whether the trainer has not begun with it."""
+        self._one_copy = asyncio.Lock()
         self._average_log = AverageLog()
         self._packed: tuple[tuple[int, bytes], Snapshot] | None = None
-        """The averages that somebody has asked for last, and what names them."""
+        """The averages that were asked for last, with their first step and last lineage."""
         self._packing: set[asyncio.Future] = set()
         self._has_kept = asyncio.Event()
         """Set, and replaced, when an average has been added."""
         self._took_state: OrderedDict[PeerID, None] = OrderedDict()
+        """Peers that have got a whole state or average, the latest last."""
         self._sweeping: asyncio.Task | None = None
         self._last_state_bytes = 0
 
     def state_changed(self) -> None:
-        """Who asks from now on gets another one."""
+        """Note that the state has changed: peers that ask from now on get a new copy."""
         self._state_version += 1
+        if self._export is not None and self._export_waits:
+            self._export.version = self._state_version  # the trainer will copy the state as it is then
 
     async def keep_average(self, step: int, before: bytes, after: bytes, vector: torch.Tensor) -> None:
-        """For others, who do without it where there is no room for a copy: this update is made.
+        """Keep the average of an update for other peers. If there is no memory for a copy, they do without it.
 
         Args:
+            step: the step that it ended
+            before: lineage of the weights that it belongs to
+            after: lineage of the weights that come out of it
             vector: shape [n], fp32; may be written again afterwards
         """
         self._packed = None
@@ -119,7 +136,7 @@ class StateServer:
         has_kept.set()
         for upload in [*self.uploads.of.values()]:
             if (other := upload.snapshot.average_of) is not None and self._average_log.of(other) is None:
-                upload.end()  # who is so far behind does not catch up by it, and it takes memory
+                upload.end()  # its average is no longer kept: a peer so far behind does not catch up by it
 
     def _keep_average_log(self) -> None:
         self._average_log.keep()
@@ -128,9 +145,10 @@ class StateServer:
     async def rpc_download_state(
         self, requests: AsyncIterator[averaging_pb2.DownloadData], context: P2PContext
     ) -> AsyncIterator[averaging_pb2.DownloadData]:
-        """Another peer takes over our state, or the average of an update that we have made since, piece by piece.
+        """Send this peer's state, or kept averages, piece by piece to a peer that asks for the pieces.
 
-        Who then asks for the average that comes next is as far as we are, and will come to its round.
+        A peer that has taken them and asks for the average of the present step is as far as this one. It will come to
+        the round of this step.
         """
         peer_id = context.remote_id
         try:
@@ -141,7 +159,7 @@ class StateServer:
             return
         if wish.waits:
             await self._until_made(wish.average_of)
-            if self._admission.is_removed(peer_id):  # meanwhile
+            if self._admission.is_removed(peer_id):  # it may have been removed during the wait
                 return
         found = await self._upload_to(peer_id, wish)
         if not isinstance(found, Upload):
@@ -155,7 +173,7 @@ class StateServer:
             yield averaging_pb2.DownloadData(metadata=found.to_bytes())
             await until_caller_hangs_up()
             return
-        upload, stream = found, asyncio.current_task()  # who is cancelled while it writes is closed by another task
+        upload, stream = found, asyncio.current_task()  # another task cancels this one to close it while it writes
         upload.streams.add(stream)
         try:
             content = await asyncio.shield(upload.snapshot.ready)
@@ -163,14 +181,14 @@ class StateServer:
             async for request in requests:
                 index = asked_for(request.metadata)
                 if index >= content.offer.num_pieces:
-                    continue  # asked for before anybody could know
+                    continue  # asked for together with the wish, before the peer knew the number of pieces
                 if upload.is_used_up:
                     return
                 piece = content.data[piece_of(index)]
                 message = averaging_pb2.DownloadData(tensor_part=squeeze(piece))
                 await self._line.send(message.ByteSize())
                 upload.send(index, len(piece))
-                self.uploads.count(peer_id, upload, len(piece))
+                self.uploads.count_sent(peer_id, upload, len(piece))
                 if upload.is_complete:
                     self._note_taken(peer_id)
                 yield message
@@ -182,12 +200,12 @@ class StateServer:
             self.uploads.sweep()
 
     def end_uploads_of_removed(self) -> None:
-        """Who was removed from the run gets nothing more, also of what has begun."""
+        """End the running uploads to peers that were removed from the run."""
         for peer_id in self._admission.removed(self.uploads.of):
             self.uploads.of.pop(peer_id).end()
 
     async def _until_made(self, step: int | None) -> None:
-        """Wait for the average that ends this step, if this peer's round is making it; not for long."""
+        """Wait for the average that ends this step, if this peer's round is making it; at most `making_seconds`."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self._timeouts.making_seconds):
                 while step == self.rounds.step and self.rounds.is_averaging and self._average_log.of(step) is None:
@@ -195,9 +213,9 @@ class StateServer:
                     await self._has_kept.wait()
 
     async def _upload_to(self, peer_id: PeerID, wish: Wish) -> Upload | Offer:
-        """The same for all streams of a download; one that begins ends that peer's earlier one.
+        """The upload that a stream belongs to, one for all streams of a download. A new one ends the peer's old one.
 
-        An offer says that there is nothing, or not yet.
+        An `Offer` in place of it says that there is nothing, or not yet.
         """
         self._keep_average_log()
         self._sweep_later()
@@ -219,32 +237,40 @@ class StateServer:
         if snapshot is None:
             return Offer()
         upload = uploads.of[peer_id] = Upload(snapshot, self._timeouts)
+        if wish.average_of is None and (before is None or before.snapshot is not snapshot or before.sent):
+            snapshot.ready.add_done_callback(lambda _: uploads.count_copy(peer_id, snapshot))
         return upload
 
     def snapshot(self) -> Snapshot | None:
-        """Of the present state; made once for all who ask for it now. None if too many others are on their way."""
+        """A copy of the present state, one for all peers that ask for it now. None if too many copies are in use.
+
+        The trainer makes one copy at a time. Further requests share the next one, however often the state changes
+        meanwhile.
+        """
         if self._export is not None and self._export.version == self._state_version:
-            return self._export  # however often somebody asks and hangs up, the trainer makes one at a time
+            return self._export
         if (snapshot := self.uploads.snapshot_of(self._state_version)) is not None:
             return snapshot
         if not self.uploads.make_room():
             return None
         ready = asyncio.ensure_future(self._copy_state())
         self._export = export = Snapshot(self._state_version, ready)
+        self._export_waits = True
         ready.add_done_callback(lambda _: self._exported(export))
         return export
 
     async def _copy_state(self) -> Content:
-        async with asyncio.timeout(self._timeouts.offer_seconds):  # nobody waits for longer
+        async with asyncio.timeout(self._timeouts.offer_seconds), self._one_copy:  # no peer waits longer than this
+            self._export_waits = False
             description, data = await self._ask_for_state()
         self._last_state_bytes = data.nbytes
         return await in_thread(content_of, description, data.numpy())
 
     def _exported(self, export: Snapshot) -> None:
         if self._export is export:
-            self._export = None  # those who read it keep it, and nobody else
+            self._export = None  # from now on only the uploads that send it hold it
         if export.content is None:
-            self.uploads.forget(export)  # whoever asks again gets another one
+            self.uploads.forget(export)  # so that the next request makes a new copy
 
     def _kept_average(self, peer_id: PeerID, step: int) -> Snapshot | None:
         batch = self._average_log.batch(step)
@@ -254,14 +280,14 @@ class StateServer:
         if self._packed is not None and self._packed[0] == key:
             return self._packed[1]
         if len(self._packing) >= MAX_PACKING:
-            return None  # somebody asks for one after the other, and takes none
+            return None  # peers ask for one average after the other and take none of them
         layout, data = pack([tensor for average in batch for tensor in average.tensors])
         lineages = [average.after for average in batch]
         description = MSGPackSerializer.dumps(((step, batch[0].before, lineages), layout))
         ready = asyncio.ensure_future(in_thread(content_of, description, data.numpy()))
         self._packing.add(ready)
         ready.add_done_callback(self._packing.discard)
-        self._packed = key, Snapshot(None, ready, step)
+        self._packed = key, Snapshot(None, ready, step, batch[0].num_bytes)
         return self._packed[1]
 
     def _note_taken(self, peer_id: PeerID) -> None:
@@ -275,7 +301,7 @@ class StateServer:
             self._sweeping = asyncio.ensure_future(self._sweep())
 
     async def _sweep(self) -> None:
-        """As long as there is something to be forgotten."""
+        """Drop finished and idle uploads again and again, as long as there are any."""
         while True:
             await asyncio.sleep(SWEEP_SECONDS)
             self._packed = None

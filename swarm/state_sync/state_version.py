@@ -1,4 +1,4 @@
-"""Which version of the swarm's weights a peer holds, how it hands them over, and whether they are those of others."""
+"""The version of the swarm's weights that a peer holds: how it hands them over and compares them with other peers'."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ logger = get_logger(__name__)
 SKETCH_EVERY = 8
 """Updates between two comparisons of the weights, the same on all peers."""
 FAR = 0.1
-"""Relative distance between weights, from which on those that are replaced are kept."""
+"""Relative distance between weights beyond which the replaced weights are saved."""
 
 
 class StateVersion:
     """The shared state with its step and its lineage.
 
-    The lineage names the history that weights came out of: the round that made them, or at step 0 a digest of them,
-    since peers that begin with the same recipe hold the same weights and have nothing to download from each other.
+    The lineage names the history of the weights: the round that made them, or at step 0 a digest of them. Peers that
+    begin with the same recipe hold the same weights, so they have the same lineage and need not download anything.
 
     Args:
         state: parameters, buffers and optimizer statistics
         step: global updates that they have seen
-        weights: those that all peers have in common
+        weights: the weights that all peers have in common
     """
 
     def __init__(
@@ -50,31 +50,32 @@ class StateVersion:
         self.changes = 0
         """How often the weights have changed: by an update, or because another peer's were taken over."""
         self.untouched = True
-        """Nothing but this peer's own start."""
+        """Whether the weights are still those with which this peer began."""
         self.is_refuted = False
-        """Others agree that what this peer has taken over is not theirs: it need not be kept."""
+        """Whether other peers agree that the state this peer took over is not theirs. Then it need not be saved."""
         self.keep_own: Callable[[int], None] = lambda step: None
-        """Called before weights that this peer has trained are replaced by others that are far from them."""
+        """Called with the step before weights that this peer has trained are replaced by others far from them."""
         self.on_change: Callable[[bool], None] = lambda is_update: None
-        """Called when the weights have changed: by an update, or because another peer's were taken over."""
+        """Called when the weights have changed: True for an update, False if another peer's were taken over."""
         self.lock = threading.Lock()
         self.settled = threading.Event()
-        """Not while the next update is on its way: who downloads then could not take part in it, nor have it."""
+        """Clear while the next update is on its way. A peer that downloads then could neither take part in that update
+        nor have it."""
         self.settled.set()
 
     def export(self):
-        """What another peer downloads; waits while an update is being made."""
+        """Copy the state for another peer. Waits for an update that is being made, at most `settle_seconds`."""
         self.settled.wait(self._timeouts.settle_seconds)
         with self.lock:
             return self.state.export(self.step, self.lineage)
 
     def attest(self, with_digest: bool = True) -> Attestation:
-        """What this state is; whoever calls holds the lock."""
+        """The attestation of this state. The caller holds the lock."""
         digest = self.state.digest_of(*self.state.held()) if with_digest else b""
         return Attestation(self.step, self.lineage, digest, self._sketch.take(self.lineage))
 
     def attest_received(self, description: dict, tensors: Sequence[torch.Tensor]) -> Attestation:
-        """The same of a downloaded state, before it is taken over.
+        """The attestation of a downloaded state, before it is taken over.
 
         Raises:
             RoundFailed: it is not a state of this model
@@ -86,19 +87,21 @@ class StateVersion:
         return Attestation(step, lineage, digest, sketch.take(lineage))
 
     def ticket(self, samples: int, loss: float, client_mode: bool) -> Ticket:
-        """For a round that begins on these weights."""
+        """The ticket for a round that begins on these weights."""
         sketch = self._sketch.take(self.lineage) if self.step % SKETCH_EVERY == 0 else ()
         return Ticket(self.step, samples, client_mode, loss, self.lineage, sketch)
 
     @staticmethod
     def strayed_from(own: Ticket, group: Group, last_donor: PeerID | None = None) -> PeerID | None:
-        """Whose state to take over, because this peer's weights are not those of most of its group.
+        """The peer whose state to take over, if this peer's weights are not those of most of its group; else None.
 
-        They came out of the same updates: other hardware rounds them otherwise, faulty memory changes them, and a donor
-        may have lied.
+        Weights of the same updates can differ: other hardware rounds otherwise, faulty memory changes them, or a donor
+        has lied.
 
         Args:
-            last_donor: whose state this peer has taken over last: asked again only where there is nobody else
+            own: this peer's ticket
+            group: its group
+            last_donor: donor of the state that this peer took over last; it is asked again only if there is no other
         """
         sketches = [ticket.sketch for ticket in group.tickets]
         if all(relative_distance(own.sketch, sketch) <= SKETCH_TOLERANCE for sketch in sketches):
@@ -113,18 +116,18 @@ class StateVersion:
         return group.peer_ids[(others or healers)[0]]
 
     def advance(self, lineage: bytes) -> None:
-        """An update has been made; `lineage` names the round that it came out of."""
+        """Note that an update has been made; `lineage` names the round that it came out of."""
         self.step, self.lineage, self.untouched = self.step + 1, lineage, False
         self.changes += 1
         self.on_change(True)
 
     def go_back(self, description: dict, tensors: Sequence[torch.Tensor], lineage: bytes) -> None:
-        """An update has been made: an earlier state of this peer counts again; whoever calls holds the lock."""
+        """Make an update that restores an earlier state of this peer. The caller holds the lock."""
         self.state.take(description, tensors)
         self.advance(lineage)
 
     def load(self, description: dict, tensors: Sequence[torch.Tensor]) -> None:
-        """Take over a downloaded state; whoever calls holds the lock.
+        """Take over a downloaded state. The caller holds the lock.
 
         Raises:
             RoundFailed: it is not a state of this model

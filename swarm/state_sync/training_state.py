@@ -1,7 +1,7 @@
 """The state that a peer needs to go on where the swarm is: parameters, buffers, optimizers' statistics and the step.
 
-It travels as a flat list of tensors with a small description. What arrives is untrusted: names, shapes and values are
-checked against this peer's own model before anything is changed.
+It is sent as a flat list of tensors with a small description. A received state is untrusted: names, shapes and values
+are checked against this peer's own model before anything is changed.
 """
 
 from __future__ import annotations
@@ -26,15 +26,16 @@ from swarm.protocol.wire import LINEAGE_BYTES, MAX_STEP
 logger = get_logger(__name__)
 
 MAX_SCALARS = 16
+"""Statistics that an optimizer may have for each parameter."""
 NEVER_NEGATIVE = {
     *("step", "exp_avg_sq", "max_exp_avg_sq", "exp_inf"),  # Adam and its kin
     *("square_avg", "sum", "exp_avg_sq_row", "exp_avg_sq_col"),  # RMSprop, Adagrad, Adafactor
 }
-"""Statistics that count or add up squares: an optimizer takes their root, or a power of them."""
+"""Statistics that count or add up squares. An optimizer takes their root, or a power of them."""
 
 
 ON_DEVICES = ("fused", "capturable", "foreach")
-"""Settings of an optimizer that say how it computes, and not what."""
+"""Settings of an optimizer that change how it computes, but not the result."""
 COUNTS = ("step", "mu_product")
 """Statistics that torch keeps on the CPU, even where the parameter is on a GPU."""
 
@@ -42,26 +43,28 @@ COUNTS = ("step", "mu_product")
 def made_statistics(
     optimizer: torch.optim.Optimizer, group: Mapping[str, Any], param: torch.Tensor
 ) -> dict[str, torch.Tensor] | None:
-    """What a step of this optimizer leaves for a small parameter of this kind; None if it does not show that.
+    """The statistics that a step of this optimizer makes for a small parameter of this kind; None if that step fails.
 
     Args:
-        group: the parameter's, with its settings
+        optimizer: the optimizer, which is not changed
+        group: the parameter's group, with its settings
+        param: a parameter; the small one has as many dimensions, each of size 2
     """
     small = nn.Parameter(torch.zeros([2] * param.dim(), dtype=param.dtype))
     small.grad = torch.zeros_like(small)
-    tried = copy(optimizer)  # without what has been hung onto its step
+    tried = copy(optimizer)  # the copy has no wrappers that a scheduler, for example, put around `step`
     tried.param_groups = [{**group, **dict.fromkeys(ON_DEVICES, False), "params": [small]}]
     tried.state = defaultdict(dict)
     try:
         tried.step()
-    except Exception as error:  # each optimizer has its own
+    except Exception as error:  # each optimizer raises its own kinds
         logger.debug(f"{type(optimizer).__name__} does not show what it remembers: {error!r}")
         return None
     return {key: value for key, value in tried.state[small].items() if isinstance(value, torch.Tensor)}
 
 
 def counts_on_device(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether such an optimizer wants its counts where its parameters are."""
+    """Whether such an optimizer needs its counts on the device of its parameters."""
     return bool(optimizer.defaults.get("fused") or optimizer.defaults.get("capturable"))
 
 
@@ -70,9 +73,9 @@ class SharedState:
     """The tensors of a model and its optimizers, seen as one list.
 
     Args:
-        model: its trained parameters and buffers travel, in the order of `state_dict`, and nothing frozen
-        optimizers: torch optimizers, whose statistics travel
-        anchors: what travels in place of some parameters; whoever loads it has it in the parameters
+        model: its trained parameters and buffers are sent, in the order of `state_dict`, and nothing frozen
+        optimizers: torch optimizers; their statistics are sent
+        anchors: tensors that are sent in place of some parameters; a peer that loads them has them in the parameters
     """
 
     model: nn.Module
@@ -83,12 +86,12 @@ class SharedState:
         return self.model.state_dict(keep_vars=True)
 
     def read(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The whole of one that is held, or that has come from elsewhere, without its history."""
+        """Return the whole of a tensor, held or received, without its autograd history."""
         return tensor.detach()
 
     @property
     def named_tensors(self) -> dict[str, torch.Tensor]:
-        """What travels of the model: each tensor once, however many names it has, and no frozen weights."""
+        """The tensors of the model that are sent: each once, however many names it has, and no frozen weights."""
         found: dict[int, tuple[str, torch.Tensor]] = {}
         for name, tensor in self._named().items():
             if not _is_frozen(tensor):
@@ -101,7 +104,7 @@ class SharedState:
 
     @cached_property
     def frozen(self) -> bytes:
-        """A digest of the frozen weights, which every peer has to have built alike; empty if there are none."""
+        """A digest of the frozen weights, which have to be the same on all peers; empty if there are none."""
         weights = {name: one for name, one in self._named().items() if _is_frozen(one)}
         digest = hashlib.sha256()
         for name, tensor in weights.items():
@@ -110,7 +113,7 @@ class SharedState:
 
     @property
     def optimized(self) -> list[tuple[torch.optim.Optimizer, torch.Tensor]]:
-        """Every tensor that has statistics, with its optimizer."""
+        """Every optimized parameter, with its optimizer; the description of a state counts them in this order."""
         return [
             (optimizer, param)
             for optimizer in self.optimizers
@@ -127,7 +130,7 @@ class SharedState:
 
     @torch.no_grad()
     def digest(self) -> bytes:
-        """Of the model's names, types, shapes and bytes: peers with the same one hold the same weights."""
+        """A digest of the model's names, types, shapes and bytes: peers with the same one hold the same weights."""
         digest = hashlib.sha256()
         for name, tensor in self._named().items():
             _add(digest, name, self.read(tensor))
@@ -135,13 +138,13 @@ class SharedState:
 
     @torch.no_grad()
     def digest_of(self, statistics: Sequence[tuple[int, str]], tensors: Sequence[torch.Tensor]) -> bytes:
-        """Of what peers have in common who have made the same updates: two with the same one differ in no bit.
+        """A digest of all that peers have in common after the same updates: with the same one, no bit differs.
 
-        That is parameters, and the statistics of their optimizer. Buffers go their own way between two updates, which
-        average them; and with local steps the optimizer that makes those is each peer's own.
+        It covers the parameters and the statistics of their optimizer. It leaves out buffers, which drift apart between
+        two updates and are averaged by them. It leaves out the optimizer of local steps, which is each peer's own.
 
         Args:
-            statistics, tensors: of `held`, or of a downloaded state that was checked
+            statistics, tensors: from `held`, or from a downloaded state that was checked
         """
         digest, model, optimized = hashlib.sha256(), self.named_tensors, self.optimized
         for (name, own), tensor in zip(model.items(), tensors, strict=False):
@@ -154,13 +157,13 @@ class SharedState:
         return digest.digest()[:DIGEST_BYTES]
 
     def places_of(self, weights: Sequence[torch.Tensor]) -> list[int]:
-        """Where these are in the list of tensors that travels."""
+        """Indices of these weights in the list of tensors that is sent."""
         own = [self.anchors.get(tensor, tensor) for tensor in self.named_tensors.values()]
         places = {id(tensor): place for place, tensor in enumerate(own)}
         return [places[id(weight)] for weight in weights]
 
     def held(self) -> tuple[list[tuple[int, str]], list[torch.Tensor]]:
-        """The names of the statistics, and all tensors, as `export` describes them: themselves, not copies."""
+        """The names of the statistics, and all tensors, in the order of `export`. The tensors are not copied."""
         tensors = [self.anchors.get(tensor, tensor).detach() for tensor in self.named_tensors.values()]
         statistics = []
         for index, (optimizer, param) in enumerate(self.optimized):
@@ -197,7 +200,11 @@ class SharedState:
 
     @torch.no_grad()
     def check(self, description: dict, tensors: Sequence[torch.Tensor]) -> None:
-        """Raises RoundFailed: it is not a state of this model, or one that would break its optimizer."""
+        """Check a received state.
+
+        Raises:
+            RoundFailed: it is not a state of this model, or it would break the optimizer
+        """
         optimized = self.optimized
         step, statistics = self._check_description(description, optimized)
         if description.get("frozen", b"") != self.frozen:
@@ -208,7 +215,7 @@ class SharedState:
         received, received_statistics = tensors[: len(model_tensors)], tensors[len(model_tensors) :]
         for own, new in zip(model_tensors, received, strict=True):
             self._check_tensor(new, (own.shape,), own.dtype)
-        # Local steps are more than global ones, and how many more depends on each peer's pace.
+        # There are more local steps than global ones. How many more depends on each peer's pace, so they have no bound.
         most_steps = MAX_STEP if self.anchors else step
         for (index, key), new in zip(statistics, received_statistics, strict=True):
             self._check_tensor(new, (optimized[index][1].shape, torch.Size(()), torch.Size((1,))), None)
@@ -216,7 +223,7 @@ class SharedState:
         self._check_kinds(statistics, received_statistics)
 
     def _check_kinds(self, statistics: Sequence[tuple[int, str]], received: Sequence[torch.Tensor]) -> None:
-        """Others would let the next step of the optimizer fail, which ends the training."""
+        """Check names, types and shapes of statistics: wrong ones would make the next optimizer step fail."""
         optimized, made = self.optimized, {}
         groups = [group for one in self.optimizers for group in one.param_groups for _ in group["params"]]
         by_index: dict[int, dict[str, torch.Tensor]] = {}
@@ -275,7 +282,7 @@ class SharedState:
 
     @staticmethod
     def _check_range(key: str, tensor: torch.Tensor, most_steps: int) -> None:
-        """A negative count or sum of squares would turn into a complex number, or NaN, in the middle of training."""
+        """Refuse a negative count or sum of squares, which would later turn into a complex number or NaN."""
         if key not in NEVER_NEGATIVE or not tensor.numel():
             return
         if float(tensor.min()) < 0:
@@ -287,7 +294,7 @@ class SharedState:
 def _are_like(found: Mapping[str, torch.Tensor], made: Mapping[str, torch.Tensor], param: torch.Tensor) -> bool:
     """Whether statistics of a parameter have the names, types and shapes of those that `made_statistics` shows."""
     for key, one in made.items():
-        # What it makes for the small parameter, whose sizes are all 2, has that one's shape or a fixed one.
+        # A statistic of the small parameter, whose sizes are all 2, has either the parameter's shape or a fixed one.
         is_whole = one.dim() == param.dim() and one.numel() == 2 ** param.dim()
         shape = param.shape if is_whole else one.shape
         if key not in found or (found[key].dtype, found[key].shape) != (one.dtype, shape):
@@ -300,6 +307,6 @@ def _is_frozen(tensor: torch.Tensor) -> bool:
 
 
 def _add(digest, name: object, tensor: torch.Tensor) -> None:
-    """To a running hash: name, type, shape and bytes."""
+    """Add name, type, shape and bytes of a tensor to a running hash."""
     digest.update(repr((name, str(tensor.dtype), tuple(tensor.shape))).encode())
     digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())

@@ -1,4 +1,4 @@
-"""How far the transfers of a state are: written by the averaging process, read by the trainer."""
+"""The progress of state transfers: written by the averaging process, read by the trainer."""
 
 from __future__ import annotations
 
@@ -10,43 +10,44 @@ from swarm.state_sync.download import Download, DownloadProgress
 
 
 class TransferStatus:
-    """Numbers in shared memory; made before the averaging process is started."""
+    """Progress numbers in shared memory. It has to be made before the averaging process is started."""
 
     def __init__(self) -> None:
-        # Each has one writer: a lock would stay taken for good if the averaging process were killed within it.
+        # Each has one writer. A lock would stay taken for good if the averaging process were killed while holding it.
         self._followed_until = mp.Value("d", 0.0, lock=False)
         self._looks = mp.Value("q", 0, lock=False)
         self._arrived = mp.Array("d", [0.0] * len(DownloadProgress._fields), lock=False)
 
     @property
     def is_followed(self) -> bool:
-        """Whether somebody takes over our state, and has to be told of the updates that are made meanwhile."""
+        """Whether a peer takes over our state, and needs the averages of the updates that are made meanwhile."""
         return time.monotonic() < self._followed_until.value
 
     @property
     def looks(self) -> int:
-        """Grows while a download is under way; if it does not, the averaging process stands still."""
+        """A counter that grows while a download is under way; if it stops, the averaging process stands still."""
         return self._looks.value
 
     @property
     def arrived(self) -> DownloadProgress:
-        """How far the download is that is under way; its numbers may be of two moments."""
+        """The progress of the running download; its numbers may come from two moments."""
         donor, num_bytes, total_bytes, seconds_left = self._arrived[:]
         return DownloadProgress(int(donor), int(num_bytes), int(total_bytes), seconds_left)
 
     def follow_until(self, monotonic_seconds: float) -> None:
-        """Somebody takes over our state, and needs averages until then."""
+        """Note that a peer takes over our state and needs averages until this time."""
         self._followed_until.value = monotonic_seconds
 
     def begin_download(self) -> None:
-        """Nothing has arrived."""
+        """Reset the progress: nothing has arrived yet."""
         self._arrived[:] = [0.0, 0.0, 0.0, math.inf]
 
     def look_at(self, place: int, download: Download) -> None:
-        """A download is under way.
+        """Note how far the running download is.
 
         Args:
-            place: of its donor among those that were asked
+            place: place of its donor among the donors that were asked
+            download: the download
         """
         self._looks.value += 1
         if download.offer is not None:

@@ -1,4 +1,4 @@
-"""States and averages on their way out: what is sent, to whom, how fast, and how much memory that may take."""
+"""States and averages that are sent: what goes to which peer, how fast, and how much memory that may take."""
 
 from __future__ import annotations
 
@@ -19,10 +19,11 @@ from swarm.state_sync.download_messages import MAX_BUSY_SECONDS, PIECE_BYTES, Of
 from swarm.state_sync.download_window import MAX_WINDOW_BYTES
 
 MAX_STATE_UPLOADS = 2
-"""At a time: whoever has the state soon hands it over as well."""
+"""States that are sent at the same time. More are not needed: a peer that has the state soon donates it as well."""
 MAX_SNAPSHOTS = 8
-"""Copies of the state that are kept for those who download it; two, if more would take too much memory."""
+"""Copies of the state that are kept for downloads; two, if more would take too much memory."""
 MAX_HELD_BYTES = 2**31
+"""Bytes of copies at which no third copy of the state is made."""
 STATES_PER_HOUR, AVERAGES_PER_HOUR = 4, 60
 """States, and averages, that a peer id gets in an hour."""
 FREE_BYTES_PER_HOUR = 2.0**28
@@ -31,7 +32,12 @@ MIN_BUSY_SECONDS = 0.5
 
 
 class Content(NamedTuple):
-    """What is sent: the offer of it, and its bytes, shape [n], uint8."""
+    """The content of a snapshot.
+
+    Args:
+        offer: its offer
+        data: its bytes, shape [n], uint8
+    """
 
     offer: Offer
     data: np.ndarray
@@ -39,28 +45,30 @@ class Content(NamedTuple):
 
 @dataclass(eq=False)
 class Snapshot:
-    """The state as it was when somebody asked for it, which all who do so until it changes share; or an average.
+    """A copy of the state, shared by all peers that ask before the state changes; or averages.
 
     Args:
-        version: of the state; None for an average
+        version: number of the state's version; None for averages
         ready: a future of its `Content`
-        average_of: the step that the average ended; None for the state
+        average_of: the step that the first average ended; None for the state
+        average_bytes: bytes of the first average; 0 for the state
     """
 
     version: int | None
     ready: asyncio.Future
     average_of: int | None = None
+    average_bytes: int = 0
 
     @property
     def content(self) -> Content | None:
-        """None while it is being made, or if it could not be."""
+        """The content; None while it is being made, or if that has failed."""
         if not self.ready.done() or self.ready.cancelled() or self.ready.exception() is not None:
             return None
         return self.ready.result()
 
     @property
     def held_bytes(self) -> int | None:
-        """None while it is being made."""
+        """Bytes of memory that it takes; None while it is being made."""
         if not self.ready.done():
             return None
         return 0 if self.content is None else self.content.data.nbytes
@@ -72,11 +80,11 @@ class Upload:
 
     Args:
         snapshot: what is sent
-        sent: its pieces that were sent
-        sent_bytes: of them
+        sent: indices of the pieces that were sent
+        sent_bytes: bytes of all pieces that were sent, repetitions included
         streams: tasks that send them
-        began: monotonic seconds
-        moved_at: monotonic seconds when something was asked for last
+        began: monotonic seconds when the upload began
+        moved_at: monotonic seconds when a piece was sent last, or the upload began
     """
 
     snapshot: Snapshot
@@ -88,7 +96,7 @@ class Upload:
     moved_at: float = field(default_factory=time.monotonic)
 
     def send(self, index: int, num_bytes: int) -> None:
-        """A piece is sent."""
+        """Note that a piece is sent."""
         self.sent.add(index)
         self.sent_bytes += num_bytes
         self.moved_at = time.monotonic()
@@ -101,13 +109,13 @@ class Upload:
 
     @property
     def is_used_up(self) -> bool:
-        """Whether pieces were asked for so often that no line can have lost them."""
+        """Whether the peer has asked for more pieces than broken lines can explain: about twice the content."""
         content = self.snapshot.content
         return content is not None and self.sent_bytes > 2 * content.data.nbytes + MAX_WINDOW_BYTES
 
     @property
     def is_in_the_way(self) -> bool:
-        """Whether others wait for it: not if its reader has everything, takes nothing, or hardly anything."""
+        """Whether it takes one of the places for uploads: not if its reader has everything, stalls, or is very slow."""
         now = time.monotonic()
         is_slow = now - self.began > self.timeouts.judge_seconds and self.bytes_per_second < SLOWEST_BYTES_PER_SECOND
         return not self.is_complete and now - self.moved_at < self.timeouts.stalled_seconds and not is_slow
@@ -118,40 +126,48 @@ class Upload:
 
     @property
     def seconds_left(self) -> float:
-        """As far as can be told."""
+        """Estimated seconds until it is complete; 1.0 before a piece was sent."""
         content = self.snapshot.content
         if content is None or not self.sent:
             return 1.0
         return (content.data.nbytes - len(self.sent) * PIECE_BYTES) / self.bytes_per_second
 
     def end(self) -> None:
-        """Nothing more is sent."""
+        """Send nothing more."""
         for stream in self.streams:
             stream.cancel()
 
 
 def content_of(description: bytes, data: np.ndarray) -> Content:
-    """Computes digests, which takes a second for each gigabyte or so."""
+    """Make the content with its offer. The digests take about a second for each gigabyte."""
     digests = digests_of(data)
     return Content(Offer(0.0, name_of_snapshot(description, digests), len(data), digests, description), data)
 
 
+def _bytes_per_hour(num_bytes: int, is_average: bool) -> float:
+    """The quota of a peer id, from the bytes of one state or of one average."""
+    return max(FREE_BYTES_PER_HOUR, num_bytes * (AVERAGES_PER_HOUR if is_average else STATES_PER_HOUR))
+
+
 class Uploads:
-    """All that this peer sends now, or has sent a moment ago."""
+    """All uploads of this peer, running or recent, and the quotas of the peers that get them."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic, timeouts: Timeouts = DEFAULT_TIMEOUTS):
         self._clock, self._timeouts = clock, timeouts
         self.of: dict[PeerID, Upload] = {}
         self._used: OrderedDict[tuple[PeerID, bool], tuple[float, float]] = OrderedDict()
-        """Bytes that a peer id has got (of averages, if so) less what it may have got since, and when that was."""
+        """For each peer id, and whether it is for averages: bytes used of the quota, and when. The quota refills."""
 
-    # ---- who gets something -----------------------------------------------------------------------------------------
+    # ---- which peer gets something ----------------------------------------------------------------------------------
 
     def busy_seconds(self, peer_id: PeerID, num_bytes: int) -> float:
-        """So long others get the state first, or this peer has had it too often; 0.0 if it gets it now.
+        """Seconds that a peer has to wait for the state; 0.0 if it gets it now.
+
+        It waits for other peers' uploads, or because it has had the state too often.
 
         Args:
-            num_bytes: of the state
+            peer_id: the peer that asks
+            num_bytes: bytes of the state
         """
         others = [upload for other, upload in self.of.items() if other != peer_id]
         before = [upload for upload in others if upload.snapshot.version is not None and upload.is_in_the_way]
@@ -161,20 +177,30 @@ class Uploads:
         return min(seconds, MAX_BUSY_SECONDS)
 
     def has_used_up(self, peer_id: PeerID, num_bytes: int) -> bool:
-        """Whether it has had enough averages, each of so many bytes."""
+        """Whether a peer has used up its quota of averages, of `num_bytes` each."""
         return self._over_quota_seconds(peer_id, num_bytes, is_average=True) > 0
 
     def _over_quota_seconds(self, peer_id: PeerID, num_bytes: int, is_average: bool) -> float:
         used, since = self._used.get((peer_id, is_average), (0.0, 0.0))
-        per_hour = max(FREE_BYTES_PER_HOUR, num_bytes * (AVERAGES_PER_HOUR if is_average else STATES_PER_HOUR))
+        per_hour = _bytes_per_hour(num_bytes, is_average)
         used -= (self._clock() - since) * per_hour / 3600
         return max(0.0, used + num_bytes - per_hour) / per_hour * 3600
 
-    def count(self, peer_id: PeerID, upload: Upload, num_bytes: int) -> None:
-        """It gets so many bytes."""
-        is_average, content = upload.snapshot.version is None, upload.snapshot.content
-        times = AVERAGES_PER_HOUR if is_average else STATES_PER_HOUR
-        per_hour = max(FREE_BYTES_PER_HOUR, content.data.nbytes * times)
+    def count_copy(self, peer_id: PeerID, snapshot: Snapshot) -> None:
+        """Count a copy of the state against the quota of a peer that asked for it, whether or not the peer takes it."""
+        if snapshot.content is not None:
+            self._count(peer_id, snapshot, snapshot.content.data.nbytes)
+
+    def count_sent(self, peer_id: PeerID, upload: Upload, num_bytes: int) -> None:
+        """Count a piece that is sent. Of a state, only repetitions count: `count_copy` has counted the rest."""
+        snapshot = upload.snapshot
+        if snapshot.version is None or upload.sent_bytes > snapshot.content.data.nbytes:
+            self._count(peer_id, snapshot, num_bytes)
+
+    def _count(self, peer_id: PeerID, snapshot: Snapshot, num_bytes: int) -> None:
+        is_average = snapshot.version is None
+        one = snapshot.average_bytes if is_average else snapshot.content.data.nbytes
+        per_hour = _bytes_per_hour(one, is_average)
         now, key = self._clock(), (peer_id, is_average)
         used, since = self._used.pop(key, (0.0, now))
         self._used[key] = max(0.0, used - (now - since) * per_hour / 3600) + num_bytes, now
@@ -184,16 +210,16 @@ class Uploads:
     # ---- memory -----------------------------------------------------------------------------------------------------
 
     def snapshot_of(self, version: int) -> Snapshot | None:
-        """The copy of this state, if there is one."""
+        """The copy of this version of the state, if there is one."""
         return next((upload.snapshot for upload in self.of.values() if upload.snapshot.version == version), None)
 
     def forget(self, snapshot: Snapshot) -> None:
-        """It could not be made: nobody gets it, and who has asked for it is in nobody's way."""
+        """Drop the uploads of a snapshot that could not be made."""
         for peer_id in [peer_id for peer_id, upload in self.of.items() if upload.snapshot is snapshot]:
             del self.of[peer_id]
 
     def sweep(self) -> None:
-        """Forget those who have everything, or have not asked for anything for long."""
+        """Drop uploads whose peers have everything, or have not asked for a piece for `kept_seconds`."""
         now = self._clock()
         for peer_id, upload in [*self.of.items()]:
             if now - upload.moved_at > self._timeouts.kept_seconds or (upload.is_complete and not upload.streams):
@@ -201,7 +227,7 @@ class Uploads:
                 del self.of[peer_id]
 
     def make_room(self) -> bool:
-        """Whether another copy of the state may be made; who does not read any more makes room for it."""
+        """Whether another copy of the state may be made. Uploads that are not read any more make room for it."""
         self.sweep()
         states = {peer_id: upload for peer_id, upload in self.of.items() if upload.snapshot.version is not None}
         idle = [peer_id for peer_id, upload in states.items() if not upload.is_in_the_way]

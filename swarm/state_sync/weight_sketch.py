@@ -1,4 +1,4 @@
-"""A few numbers that tell how far two peers' weights are apart, without sending the weights.
+"""Sketches: a few numbers that tell how far two peers' weights are apart, without sending the weights.
 
 Random projections keep distances (Johnson and Lindenstrauss 1984), and random signs suffice for them (Achlioptas 2003,
 "Database-friendly random projections").
@@ -21,13 +21,14 @@ _BLOCK = 4096
 
 
 class Sketch:
-    """Projections of weights on vectors of signs, which are the same on all peers whose weights have one lineage.
+    """Projections of weights on vectors of signs, which are the same on all peers with weights of one lineage.
 
-    Nobody can choose weights in advance that look like others: the lineage is known when the weights are.
+    The lineage is not known before the weights are. So a liar cannot choose weights in advance that have the sketch of
+    other weights.
 
     Args:
         weights: tensors, n numbers in all; the signs take n / 512 numbers
-        read: gives the whole of one of them
+        read: returns the whole of such a tensor
     """
 
     def __init__(self, weights: Sequence[torch.Tensor], read: Callable[[torch.Tensor], torch.Tensor] = torch.detach):
@@ -35,7 +36,7 @@ class Sketch:
 
     @torch.no_grad()
     def take(self, lineage: bytes) -> tuple[float, ...]:
-        """Of the present weights: `SIZE` numbers, or none if they are not finite.
+        """Take the sketch of the present weights: `SIZE` numbers, or none if they are not finite.
 
         Args:
             lineage: the seed of the signs
@@ -43,6 +44,7 @@ class Sketch:
         seed = int.from_bytes(hashlib.sha256(lineage).digest()[:7], "big")
         generator = torch.Generator().manual_seed(seed)
         device = self._weights[0].device
+        # The sign of a number is the product of the signs of its row and its column, so that few signs are drawn.
         columns = _signs(_BLOCK, generator).to(device)
         total = torch.zeros(SIZE, dtype=torch.float64)
         for tensor in self._weights:
@@ -62,10 +64,10 @@ def relative_distance(one: Sequence[float], other: Sequence[float]) -> float:
 
 
 def nearest_to_most(sketches: Sequence[Sequence[float]], candidates: Sequence[int]) -> list[int]:
-    """Candidates with the smallest median distance to all, and those whose weights are the same as theirs.
+    """The candidate with the smallest median distance to all, and the candidates with the same weights as it.
 
     Args:
-        sketches: of a group; some may be empty
+        sketches: one for each member of a group; some may be empty
         candidates: indices into them, at least one
 
     Returns:

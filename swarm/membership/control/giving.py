@@ -1,6 +1,6 @@
-"""How an order of the organiser is made and handed to a run, with all that was ordered before.
+"""Makes an order of the organiser and hands it to a run, together with all earlier orders.
 
-Any process that has a DHT and the key can do so, as the command `swarm control` does: it needs to be no peer.
+Any process with a DHT and the key can do so, as the command `swarm control` does. It need not be a peer.
 """
 
 from __future__ import annotations
@@ -32,26 +32,26 @@ if TYPE_CHECKING:
 
 ANSWER_SECONDS = 15.0
 TRIES = 3
-"""Attempts to hand over a list: who has heard of something meanwhile takes only one that has that in it, too."""
+"""Attempts to hand over a list: a peer that has a newer order meanwhile takes only a list that includes it."""
 PUSH_SECONDS = 5.0
-"""Seconds of one attempt, in which the list is handed over again while nobody takes it."""
+"""Seconds of one attempt. Within it the list is pushed again as long as no peer takes it."""
 TOO_BUSY = "The peers there are too busy to answer: look with swarm control show, and try again."
 FASTEST = 64
-"""A peer is believed to be at most so many times as fast as usual: a GPU beside laptops."""
+"""A peer is believed to be at most this many times as fast as the median: a GPU beside laptops."""
 AHEAD_SECONDS = 30.0
-"""An order counts so much later, if nothing else is said: by then all have heard of it."""
+"""Seconds until an order counts, if no step is given: by then all peers have heard of it."""
 AHEAD_STEPS = 2
-"""Fewest steps until an order counts: all have to know it a round before."""
+"""Fewest steps until an order counts: all peers have to know it a round before."""
 
 
 @dataclass(frozen=True)
 class Situation:
-    """Where a run is, and what is ordered.
+    """The step, the orders and the peers of a run at one moment.
 
     Args:
-        manifest: of the run
-        orders: the newest list
-        records: of those who train
+        manifest: the run's manifest
+        orders: the newest list of orders
+        records: progress records of the run's peers
     """
 
     manifest: RunManifest
@@ -60,10 +60,10 @@ class Situation:
 
     @property
     def step(self) -> int:
-        """For which most peers compute.
+        """The step for which most peers compute.
 
         Raises:
-            InputError: nobody trains
+            InputError: no peer trains
         """
         if not self.records:
             run_id = self.manifest.run_id
@@ -74,19 +74,19 @@ class Situation:
 
     @property
     def is_paused(self) -> bool:
-        """Whether nobody computes now."""
+        """Whether the run is paused at the present step."""
         return self.orders.is_paused(self.step)
 
     @property
     def planned_steps(self) -> int:
-        """Updates of the run, by all orders."""
+        """Updates of the whole run, with all orders."""
         return self.orders.total_steps(math.inf, self.manifest.recipe.total_steps)
 
     @cached_property
     def updates_per_second(self) -> float:
-        """At the present pace, as far as peers say it; 0 where nobody computes."""
+        """Updates per second at the present pace, by the peers' own rates; 0 where no peer computes."""
         rates = [record.rate for record in self.records.values() if record.phase in (TRAINING, AVERAGING)]
-        most = FASTEST * statistics.median_low(rates) if rates else 0.0  # one that claims millions moves no step
+        most = FASTEST * statistics.median_low(rates) if rates else 0.0  # so one false rate does not delay the order
         target = self.orders.target_batch_size(self.step, self.manifest.recipe.target_batch_size)
         return sum(min(rate, most) for rate in rates) / target
 
@@ -96,13 +96,15 @@ class Situation:
         return self.step if self.is_paused else self.step + AHEAD_STEPS
 
     def order(self, what: What, value: float = 0.0, at_step: int | None = None) -> Order:
-        """An order that makes sense now.
+        """Make an order that makes sense now.
 
         Args:
-            at_step: from which it counts; None: in about 30 s, or where the run stands, if it is paused
+            what: kind of order
+            value: its number, if this kind has one
+            at_step: step from which it counts; None: in about 30 s, or where the run stands, if it is paused
 
         Raises:
-            InputError: there is none such
+            InputError: such an order makes no sense
         """
         at_step = self._at_step(what, at_step)
         try:
@@ -118,7 +120,7 @@ class Situation:
         if what is What.RESUME:
             return self._where_it_goes_on()
         if what is What.EXTEND and (ends := self._coming(What.END)):
-            return ends[0].at_step  # which is taken back by that
+            return ends[0].at_step  # an extension at this step takes the end back
         if self.is_paused:
             return self.step
         ahead = self.step + max(AHEAD_STEPS, math.ceil(AHEAD_SECONDS * self.updates_per_second))
@@ -132,11 +134,15 @@ class Situation:
         if self.is_paused:
             return self.step
         if pauses := self._coming(What.PAUSE):
-            return pauses[0].at_step  # which is taken back by that
+            return pauses[0].at_step  # resuming at this step takes the pause back
         raise InputError("The run is not paused, and no pause is coming: there is nothing to resume.")
 
     def _check(self, order: Order) -> None:
-        """Raises InputError: it would do nothing, or not on all peers alike"""
+        """Check that the order has an effect, and the same one on all peers.
+
+        Raises:
+            InputError: it has not
+        """
         at_step, planned, least = order.at_step, self.planned_steps, self.nearest
         if order.what is What.EXTEND:
             if order.value <= planned:
@@ -175,9 +181,9 @@ class Given:
     """What became of an order.
 
     Args:
-        order: as it was signed
-        seconds: until it counts, about; 0 if it does so at once, nan if nobody knows
-        num_peers: to whom the list was handed
+        order: the order as it was signed
+        seconds: until it counts, about; 0 if it counts at once, nan if the pace is not known
+        num_peers: peers that have taken the list
     """
 
     order: Order
@@ -189,16 +195,16 @@ def newest_orders(dht: SwarmDHT, manifest: RunManifest) -> Orders:
     """All orders of a run, as far as its peers know them.
 
     Args:
-        dht: that knows the run (`SwarmDHT.take_part`)
+        dht: DHT that knows the run (`SwarmDHT.take_part`)
 
     Raises:
-        InputError: nobody answers
+        InputError: no peer answers
     """
     return newest_lists(dht, manifest).orders
 
 
 def newest_lists(dht: SwarmDHT, manifest: RunManifest) -> SignedLists:
-    """The same, as they were signed."""
+    """The newest signed lists of a run; for arguments and errors see `newest_orders`."""
     lists = Admission(manifest.authority).lists
     if manifest.authority is None:
         return lists
@@ -214,17 +220,17 @@ def newest_lists(dht: SwarmDHT, manifest: RunManifest) -> SignedLists:
 
 
 def hand_over(dht: SwarmDHT, manifest: RunManifest, signed: bytes, to: Sequence[PeerID]) -> int:
-    """Give a list to the peers of a run, together with what others have ordered meanwhile.
+    """Give a list to the peers of a run, together with orders that have been given meanwhile.
 
     Args:
         signed: the list
         to: peers that can be called
 
     Returns:
-        how many have taken it
+        number of peers that have taken it
 
     Raises:
-        InputError: nobody answers
+        InputError: no peer answers
     """
     for _ in range(TRIES):
         lists = newest_lists(dht, manifest)
@@ -240,7 +246,7 @@ def hand_over(dht: SwarmDHT, manifest: RunManifest, signed: bytes, to: Sequence[
 
 
 def situation(dht: SwarmDHT, manifest: RunManifest) -> Situation:
-    """Where the run is; the rest as `newest_orders`."""
+    """Read the orders and records of a run; for arguments and errors see `newest_orders`."""
     orders = newest_orders(dht, manifest)
     try:
         records = progress_records(dht, manifest, timeout_seconds=ANSWER_SECONDS)
@@ -252,15 +258,15 @@ def situation(dht: SwarmDHT, manifest: RunManifest) -> Situation:
 def give_order(
     dht: SwarmDHT, manifest: RunManifest, signer: Signer, what: What, value: float = 0.0, at_step: int | None = None
 ) -> Given:
-    """Order something, and hand it to the peers of the run, who pass it on.
+    """Sign an order and hand it to the peers of the run, which pass it on.
 
     Args:
-        dht: that knows the run (`SwarmDHT.take_part`)
+        dht: DHT that knows the run (`SwarmDHT.take_part`)
         signer: the organiser's key, or that of a deputy with `Right.CONTROL`
-        what, value, at_step: as of `Situation.order`
+        what, value, at_step: as in `Situation.order`
 
     Raises:
-        InputError: the key may not order, the order makes no sense now, or nobody has taken it
+        InputError: the key may not order, the order makes no sense now, or no peer has taken it
     """
     if manifest.authority is None:
         raise InputError(f"Run {manifest.run_id} has no organiser, so it takes no orders: start one with swarm start.")
@@ -278,8 +284,8 @@ def give_order(
         ) from None
     if signer.public_key in lists.orders.revoked:
         raise InputError(
-            f"This key cannot order anything in run {manifest.run_id} any more: the organiser has revoked it. Ask her "
-            "for another one (swarm deputy)."
+            f"This key cannot order anything in run {manifest.run_id} any more: the organiser has revoked it. Ask the "
+            "organiser for another one (swarm deputy)."
         )
     if left < 1:
         raise InputError(

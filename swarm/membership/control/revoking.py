@@ -1,4 +1,4 @@
-"""How the organiser takes back what a deputy may order, while its warrant has not ended."""
+"""How the organiser revokes a deputy whose warrant has not ended."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ class Revoked:
     """What became of a deputy's orders.
 
     Args:
-        kept: those that have begun, or begin within two updates: they still count
-        dropped: the others
-        num_peers: to whom the list was handed
+        kept: orders that have begun, or begin within two updates; they still count
+        dropped: the other orders
+        num_peers: peers that have taken the list
     """
 
     kept: tuple[Order, ...]
@@ -32,15 +32,18 @@ class Revoked:
 
 
 def revoke_deputy(dht: SwarmDHT, manifest: RunManifest, organiser: Signer, key: bytes) -> Revoked:
-    """This deputy orders nothing any more, and lets nobody in at the desk; the peers of the run pass that on.
+    """Revoke a deputy: it can give no more orders, and can admit no more members at the desk.
+
+    The peers of the run pass the revocation on.
 
     Args:
-        dht: that knows the run (`SwarmDHT.take_part`)
-        organiser: her own key
-        key: of the deputy
+        dht: DHT that knows the run (`SwarmDHT.take_part`)
+        organiser: the organiser's own key
+        key: public key of the deputy
 
     Raises:
-        InputError: it is not her own key, nobody trains, or nobody has taken it; or too many are revoked
+        InputError: it is not the organiser's own key, no peer trains, no peer has taken the list, or too many deputies
+            are revoked
     """
     now, book = situation(dht, manifest), newest_lists(dht, manifest).book
     given, known = book.given_by(key), [one.key for one in book.revocations]

@@ -8,6 +8,7 @@ from swarm.membership.backoff import BACKOFF_SECONDS, BLAME_SECONDS, MAX_BLAME_S
 from swarm.protocol.messages import Blame
 
 LIAR, OTHER = PeerID(b"liar"), PeerID(b"other")
+PROVEN = next(what for what in Blame if what.is_proven)
 
 
 @pytest.fixture
@@ -67,3 +68,31 @@ def test_a_peer_that_hung_first_and_lied_then_is_left_out_for_as_long_as_a_liar(
     peers.blame(LIAR, Blame.STUCK)
     peers.blame(LIAR, Blame.SENT_NONSENSE)
     assert seconds_left_out(peers, clock) == pytest.approx(BLAME_SECONDS, abs=1.0)
+
+
+def test_of_too_many_peers_the_one_is_forgotten_that_comes_back_first(clock, monkeypatch):
+    monkeypatch.setattr(backoff, "MAX_REMEMBERED", 3)
+    peers, names = BlameBackoff(), [PeerID(b"%d" % number) for number in range(10)]
+    peers.blame(names[0], Blame.SENT_NONSENSE)
+    peers.blame(names[1], PROVEN)
+    peers.blame(LIAR, Blame.STUCK)
+    clock[0] += BACKOFF_SECONDS + 1.0
+    peers.blame(LIAR, Blame.STUCK)
+    peers.blame(names[2], Blame.SENT_NONSENSE)
+    assert [name for name in (*names, LIAR) if name in peers] == names[:3], "they are left out for longer"
+    for name in names:
+        peers.blame(name, PROVEN)
+    assert [name for name in names if name in peers] == names[-3:]
+
+
+def test_a_backoff_that_is_over_still_doubles_among_many_others(clock, monkeypatch):
+    monkeypatch.setattr(backoff, "MAX_REMEMBERED", 3)
+    peers = Backoff()
+    peers.add(OTHER)
+    clock[0] += 1.0
+    peers.add(LIAR)
+    clock[0] += BACKOFF_SECONDS + 1.0
+    for name in (b"a", b"b"):
+        peers.add(PeerID(name))
+    peers.add(LIAR)
+    assert seconds_left_out(peers, clock) == pytest.approx(2 * BACKOFF_SECONDS, abs=1.0)

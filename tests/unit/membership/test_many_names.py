@@ -3,12 +3,15 @@
 import gc
 import math
 import weakref
+from dataclasses import replace
 
 from hivemind.p2p import PeerID
 
-from swarm.membership import failure_detector, no_shows
+from swarm.membership import failure_detector, liveness_probe, no_shows
 from swarm.membership.failure_detector import FailureDetector
+from swarm.membership.liveness_probe import LivenessProbe
 from swarm.membership.no_shows import NoShows
+from tests.helpers.records import RECORD
 
 
 def name(number: int) -> PeerID:
@@ -34,3 +37,25 @@ def test_of_heard_peers_the_latest_are_remembered(monkeypatch):
     del peers, peer
     gc.collect()
     assert [reference() is not None for reference in kept] == [False] * 900 + [True] * 100
+
+
+def test_of_those_who_are_there_the_latest_are_remembered(monkeypatch):
+    monkeypatch.setattr(liveness_probe, "MAX_THERE", 100)
+    probe = LivenessProbe(None, "run", lambda: None)
+    ahead = {name(number): replace(RECORD, step=RECORD.step + 1) for number in range(300)}
+    group = [name(number) for number in range(10)]
+    for number in range(10, 300):
+        probe.met([name(number)])
+        if number % 50 == 0:
+            probe.met(group)
+    assert ahead.keys() - probe.doubted(RECORD, ahead, has_trained=True) == {*group, *map(name, range(210, 300))}
+
+
+def test_of_those_who_never_call_the_latest_are_remembered(monkeypatch):
+    monkeypatch.setattr(failure_detector, "MAX_NEVER_CALL", 100)
+    detector = FailureDetector(None, "run")
+    for number in range(1000):
+        detector.did_not_call(name(number))
+        detector.did_not_call(name(0))
+    never_call = [number for number in range(1000) if detector.never_calls(name(number))]
+    assert never_call == [0, *range(901, 1000)]

@@ -76,7 +76,7 @@ def test_a_search_without_an_end_hides_nothing_that_is_here(board):
 def test_a_search_that_was_broken_off_and_found_no_peer_does_not_say_that_there_is_none(board, monkeypatch):
     board.dht.records.clear()
     monkeypatch.setattr(progress_store, "SEARCH_SECONDS", 0.0)
-    with pytest.raises(TimeoutError, match="has not answered"):
+    with pytest.raises(TimeoutError, match="have not answered"):
         board.look(search=True)
     board.says("ben")
     assert board.look(search=True).keys() == {peer_of(subkey_of("ben"))}

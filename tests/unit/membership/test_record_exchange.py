@@ -74,3 +74,23 @@ def test_a_look_that_fails_does_not_count(store, exchange):
     assert not rings
     store.is_silent = False
     assert exchange.wait_refreshed(5)
+
+
+def test_an_error_of_those_who_listen_does_not_end_the_exchange(store, exchange):
+    def fail() -> None:
+        raise OSError("too many open files")
+
+    exchange.on_refreshed = fail
+    exchange.start()
+    assert exchange.wait_refreshed(5)
+
+
+def test_an_error_of_the_estimate_does_not_end_the_exchange(store):
+    def seconds_to_round() -> float:
+        raise ZeroDivisionError
+
+    exchange = RecordExchange(store, lambda: RECORD, lambda _all, _corrected: None, seconds_to_round, DEFAULT_TIMEOUTS)
+    exchange.start()
+    assert exchange.wait_refreshed(5)
+    exchange.close(says_goodbye=False)
+    exchange.join(5)

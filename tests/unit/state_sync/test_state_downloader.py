@@ -268,6 +268,24 @@ def test_a_training_peer_has_a_deadline_that_follows_the_bytes():
     began_before(40_000, is_awaited=True).judge()
 
 
+def test_further_streams_that_hang_do_not_end_a_download(monkeypatch):
+    async def test():
+        donor, opened = Slow(1e5), []
+
+        async def open_stream():
+            opened.append(True)
+            if len(opened) > 1:
+                await asyncio.Event().wait()
+            return await donor.open_stream("me")
+
+        download = Download("the donor", DownloadRequest(10**9))
+        await Pull(download, open_stream, lambda message: None).run()
+        assert value_of(download) == 1
+        assert len(opened) > 1
+
+    run_in_virtual_time(test, monkeypatch, seconds=600)
+
+
 def test_a_faster_donor_is_found_beside_a_slow_one(monkeypatch):
     async def test():
         donors = {"anna": Slow(1e5), "ben": Slow(2e5), "cleo": Slow(1.5e6), "dan": Donor()}

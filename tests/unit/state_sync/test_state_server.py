@@ -1,6 +1,7 @@
 """A donor hands out its state in pieces that fit together, from one copy for all joiners, with a bound for each."""
 
 import asyncio
+import contextlib
 from dataclasses import replace
 
 import pytest
@@ -169,6 +170,33 @@ def test_a_stranger_cannot_have_the_same_average_packed_again_and_again(monkeypa
     run(test)
 
 
+def test_averages_that_are_sent_together_do_not_raise_the_quota(monkeypatch):
+    """A peer gets 60 averages in an hour, also if twelve of them are sent at a time."""
+    monkeypatch.setattr(uploads_module, "FREE_BYTES_PER_HOUR", 1.0)
+
+    async def test():
+        donor, now = Donor(), 0.0
+        donor.server.uploads = uploads_module.Uploads(clock=lambda: now)
+
+        async def take_all() -> int:
+            num_averages = 0
+            with contextlib.suppress(RoundFailed):  # until the quota is used up
+                while True:
+                    download = await fetch(donor, "anna", average_of=0)
+                    (_, _, lineages), _ = MSGPackSerializer.loads(download.offer.description)
+                    num_averages += len(lineages)
+            return num_averages
+
+        await fetch(donor, "anna")  # from now on averages are kept
+        for step in range(12):
+            await donor.server.keep_average(step, bytes([step]), bytes([step + 1]), torch.full((1000,), 1 / 3))
+        assert await take_all() == 60
+        now += 0.2 * 3600
+        assert await take_all() == 12, "a fifth of an hour has passed"
+
+    run(test)
+
+
 def test_a_request_for_nothing_gets_no_answer():
     async def test():
         donor = Donor()
@@ -223,19 +251,58 @@ def test_a_peer_that_hangs_up_in_the_middle_can_go_on_for_a_while_and_is_forgott
     run(test)
 
 
-def test_a_stranger_cannot_make_the_trainer_export_without_end():
-    async def test():
-        donor = Donor()
-        shared = [donor.server.snapshot() for _ in range(3)]
-        assert shared[0] is shared[1] is shared[2], "it has not been made yet"
-        donor.server.state_changed()
-        newer = donor.server.snapshot()
-        assert newer is not shared[0]
-        await asyncio.wait([shared[0].ready, newer.ready])
-        await asyncio.sleep(0)
-        assert donor.server.snapshot() is not newer
+class Slow(Donor):
+    """Its trainer needs 5 s for a copy."""
 
-    run(test)
+    at_once = most_at_once = 0
+
+    async def _export(self):
+        self.at_once += 1
+        self.most_at_once = max(self.most_at_once, self.at_once)
+        try:
+            await asyncio.sleep(5.0)
+            return await super()._export()
+        finally:
+            self.at_once -= 1
+
+
+def test_a_stranger_cannot_make_the_trainer_export_without_end(monkeypatch):
+    """It asks for each new state before the copy of an older one is made."""
+
+    async def test():
+        donor, shared = Slow(), []
+        for _ in range(14):
+            shared.append(donor.server.snapshot())
+            assert donor.server.snapshot() is shared[-1], "it has not been made yet"
+            await asyncio.sleep(1.0)
+            donor.server.state_changed()
+        await shared[-1].ready
+        assert donor.exports == len(set(shared)) == 4
+        assert donor.most_at_once == 1
+        assert donor.server.snapshot() is not shared[-1]
+
+    run_in_virtual_time(test, monkeypatch)
+
+
+def test_a_peer_that_asks_for_each_new_state_and_takes_none_has_to_wait(monkeypatch):
+    monkeypatch.setattr(uploads_module, "FREE_BYTES_PER_HOUR", 1.0)
+
+    async def test():
+        donor, writers = Slow(), []
+        for _ in range(60):
+            reader, writer = await donor.open_stream("a")
+            writers.append(writer)
+            await P2P.send_protobuf(DownloadData(metadata=Wish().to_bytes()), writer)
+            await asyncio.sleep(1.0)
+            donor.server.state_changed()
+        offer, _ = await P2P.receive_protobuf(DownloadData, reader)
+        assert Offer.from_bytes(offer.metadata, 10**9).busy_seconds > 60
+        assert donor.exports <= uploads_module.STATES_PER_HOUR + 2, "and two whose size was not known yet"
+        await fetch(donor, "another")
+        for writer in writers:
+            writer.close()
+
+    run_in_virtual_time(test, monkeypatch, seconds=600)
 
 
 def test_a_peer_that_is_too_far_behind_gets_no_average_any_more():

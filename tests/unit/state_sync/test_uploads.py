@@ -26,7 +26,7 @@ from swarm.state_sync.uploads import (
 def upload(version: int | None, num_bytes: int = 8) -> Upload:
     ready = asyncio.get_running_loop().create_future()
     ready.set_result(content_of(b"", np.zeros(num_bytes, np.uint8)))
-    return Upload(Snapshot(version, ready))
+    return Upload(Snapshot(version, ready, average_bytes=0 if version is not None else num_bytes))
 
 
 def test_an_upload_that_has_stalled_makes_room_for_others():
@@ -102,18 +102,18 @@ def test_no_peer_gets_the_state_without_end():
         one, average = upload(1, size), upload(None, size)
         for _ in range(4):
             assert quota.busy_seconds("anna", size) == 0.0
-            quota.count("anna", one, size)
+            quota.count_copy("anna", one.snapshot)
         assert quota.busy_seconds("anna", size) == MAX_BUSY_SECONDS
         assert quota.busy_seconds("ben", size) == 0.0
         assert not quota.has_used_up("anna", size)
         for _ in range(60):
-            quota.count("anna", average, size)
+            quota.count_sent("anna", average, size)
         assert quota.has_used_up("anna", size)
         now = 900.0
         assert quota.busy_seconds("anna", size) == 0.0, "one has become free again"
         small = upload(1, 1000)
         for _ in range(200):
-            quota.count("cleo", small, 1000)
+            quota.count_copy("cleo", small.snapshot)
         assert quota.busy_seconds("cleo", 1000) == 0.0, "a small model costs little"
 
     asyncio.run(run())
