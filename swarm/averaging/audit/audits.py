@@ -412,7 +412,7 @@ class Audits:
             if _hash_of_receipts(data) != name:
                 raise ValueError("other receipts than those of its ticket")
             theirs = await in_thread(_read_receipts, data, most)
-            # Whoever has the average of a round has a receipt of each of its shares.
+            # A member that has the average of a round has a receipt of each of its shares.
             if [(one.stripe, one.reducer) for one in theirs] != [(one.stripe, one.reducer) for one in own.receipts]:
                 raise ValueError("receipts of other shares than those of the round")
         except (OSError, ValueError) as error:
@@ -426,9 +426,10 @@ class Audits:
 
     async def _hear(self, accuser: PeerID, name: bytes) -> None:
         """Fetch and check the proof of a lie that another member says it has."""
-        if name not in map(short_name, self._met) and not self._unmet.take(accuser):
-            return
-        if name in map(short_name, self._proofs) and not self._known.take((accuser, name)):
+        if name in map(short_name, self._proofs):
+            if not self._known.take((accuser, name)):
+                return
+        elif name not in map(short_name, self._met) and not self._unmet.take(accuser):
             return
         try:
             proof = await self._ask(accuser, to_wire("proof", name, 0), MAX_PROOF_BYTES)
