@@ -26,6 +26,9 @@ MAX_HELD_BYTES = 2**31
 """Bytes of copies at which no third copy of the state is made."""
 STATES_PER_HOUR, AVERAGES_PER_HOUR = 4, 60
 """States, and averages, that a peer id gets in an hour."""
+COPY_SHARE = 0.1
+"""Share of a state for which a copy counts, also if the peer takes none of it. It is small, since an honest joiner takes
+nothing from a donor that another donor outruns."""
 FREE_BYTES_PER_HOUR = 2.0**28
 """Bytes that a peer id gets in an hour in any case: a small model costs little, and a peer may come back often."""
 MIN_BUSY_SECONDS = 0.5
@@ -146,7 +149,8 @@ def content_of(description: bytes, data: np.ndarray) -> Content:
 
 def _bytes_per_hour(num_bytes: int, is_average: bool) -> float:
     """The quota of a peer id, from the bytes of one state or of one average."""
-    return max(FREE_BYTES_PER_HOUR, num_bytes * (AVERAGES_PER_HOUR if is_average else STATES_PER_HOUR))
+    most = AVERAGES_PER_HOUR if is_average else STATES_PER_HOUR * (1 + COPY_SHARE)
+    return max(FREE_BYTES_PER_HOUR, num_bytes * most)
 
 
 class Uploads:
@@ -189,15 +193,13 @@ class Uploads:
     def count_copy(self, peer_id: PeerID, snapshot: Snapshot) -> None:
         """Count a copy of the state against the quota of a peer that asked for it, whether or not the peer takes it."""
         if snapshot.content is not None:
-            self._count(peer_id, snapshot, snapshot.content.data.nbytes)
+            self._count(peer_id, snapshot, COPY_SHARE * snapshot.content.data.nbytes)
 
     def count_sent(self, peer_id: PeerID, upload: Upload, num_bytes: int) -> None:
-        """Count a piece that is sent. Of a state, only repetitions count: `count_copy` has counted the rest."""
-        snapshot = upload.snapshot
-        if snapshot.version is None or upload.sent_bytes > snapshot.content.data.nbytes:
-            self._count(peer_id, snapshot, num_bytes)
+        """Count bytes that are sent against the quota of their receiver."""
+        self._count(peer_id, upload.snapshot, num_bytes)
 
-    def _count(self, peer_id: PeerID, snapshot: Snapshot, num_bytes: int) -> None:
+    def _count(self, peer_id: PeerID, snapshot: Snapshot, num_bytes: float) -> None:
         is_average = snapshot.version is None
         one = snapshot.average_bytes if is_average else snapshot.content.data.nbytes
         per_hour = _bytes_per_hour(one, is_average)

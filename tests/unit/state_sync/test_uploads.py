@@ -103,6 +103,7 @@ def test_no_peer_gets_the_state_without_end():
         for _ in range(4):
             assert quota.busy_seconds("anna", size) == 0.0
             quota.count_copy("anna", one.snapshot)
+            quota.count_sent("anna", one, size)
         assert quota.busy_seconds("anna", size) == MAX_BUSY_SECONDS
         assert quota.busy_seconds("ben", size) == 0.0
         assert not quota.has_used_up("anna", size)
@@ -113,7 +114,7 @@ def test_no_peer_gets_the_state_without_end():
         assert quota.busy_seconds("anna", size) == 0.0, "one has become free again"
         small = upload(1, 1000)
         for _ in range(200):
-            quota.count_copy("cleo", small.snapshot)
+            quota.count_sent("cleo", small, 1000)
         assert quota.busy_seconds("cleo", 1000) == 0.0, "a small model costs little"
 
     asyncio.run(run())
