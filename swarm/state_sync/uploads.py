@@ -27,8 +27,8 @@ MAX_HELD_BYTES = 2**31
 STATES_PER_HOUR, AVERAGES_PER_HOUR = 4, 60
 """States, and averages, that a peer id gets in an hour."""
 COPY_SHARE = 0.1
-"""Share of a state for which a copy counts, also if the peer takes none of it. It is small: an honest joiner takes nothing
-from a donor that another donor outruns."""
+"""Share of a state for which a copy counts, also if the peer takes none of it. It is small, as an honest joiner asks
+several donors and takes nothing from the slower ones."""
 FREE_BYTES_PER_HOUR = 2.0**28
 """Bytes that a peer id gets in an hour in any case: a small model costs little, and a peer may come back often."""
 MIN_BUSY_SECONDS = 0.5
