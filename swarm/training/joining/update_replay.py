@@ -33,11 +33,16 @@ MAX_UPDATES = 1000
 
 
 class UselessAverages(RoundFailed):
-    """A donor has sent averages that this peer cannot use; another donor may have others."""
+    """A donor has sent averages that this peer cannot use; another donor may have others.
 
-    def __init__(self, donor: PeerID):
+    Args:
+        donor: of the averages
+        lineage: name of the weights that they follow on; None if they are malformed
+    """
+
+    def __init__(self, donor: PeerID, lineage: bytes | None = None):
         super().__init__("these averages are of no use here")
-        self.donor = donor
+        self.donor, self.lineage = donor, lineage
 
 
 class UpdateReplay:
@@ -80,7 +85,7 @@ class UpdateReplay:
         if may_wait and (yield from self.replay_updates(attempt, donors[:1], waits)):
             self._tracker.came_back()
             return True
-        if (yield from self.replay_updates(attempt, donors)):
+        if (yield from self.replay_updates(attempt)):  # not of a donor that has just sent no averages
             self._tracker.came_back()
             return True
         return False
@@ -96,12 +101,16 @@ class UpdateReplay:
             waits: wait for the first average, if a donor is making that update now
         """
         donors = self._who_may_have_averages() if donors is None else donors
-        made, donor = 0, None
+        made, donor, other_weights = 0, None, set()
         while donors and self._may_replay(donor, made):
             try:
                 donor, lineages, averages = yield from self.fetch_averages(donors, attempt, waits and not made)
                 lineages = yield from self._confirmed_by_others(donor, lineages, attempt.corroboration)
             except UselessAverages as error:
+                if error.lineage in other_weights:  # two donors agree, so this peer needs the state
+                    break
+                if error.lineage is not None:
+                    other_weights.add(error.lineage)
                 donors = [peer for peer in donors if peer != error.donor]
                 continue
             except RoundFailed as error:  # no donor has made the next update yet, or all are gone
@@ -209,7 +218,7 @@ class UpdateReplay:
             self._tracker.trust.handed_over_false(fetched.donor)
             raise UselessAverages(fetched.donor) from error
         if before != version.lineage:
-            raise UselessAverages(fetched.donor)
+            raise UselessAverages(fetched.donor, before)
         return fetched.donor, lineages, averages
 
     def _read(self, fetched: Downloaded) -> tuple[bytes, list[bytes], list[tuple[torch.Tensor, ...]]]:

@@ -94,3 +94,13 @@ def test_a_donor_of_malformed_averages_is_named_and_the_next_donor_is_asked(chan
 def test_a_donor_with_other_weights_is_not_to_blame_and_the_next_donor_is_asked():
     replay = Replay("ben", "anna", ben=lambda true: (true[0], bytes(16), true[2]))
     assert (replay.version.step, replay.fetcher.asked, replay.blamed) == (7, ["ben", "anna"], [])
+
+
+def test_a_peer_with_weights_of_its_own_asks_two_donors_for_averages_and_not_all():
+    """All hold averages for other weights, each as large as the model; the peer needs the state."""
+
+    def other(true):
+        return true[0], bytes(16), true[2]
+
+    replay = Replay("ben", "cleo", "dora", ben=other, cleo=other, dora=other)
+    assert (replay.version.step, replay.fetcher.asked, replay.blamed) == (5, ["ben", "cleo"], [])
