@@ -201,6 +201,9 @@ class History:
             self.note(f"The run went back from update {self.step:,} to {step:,}.", now)
             self.step, self.lower_since, self.finite_at_step = step, None, min(self.finite_at_step, step)
             self.tests = [test for test in self.tests if test.step <= step]  # later weights exist no longer
+            for peer in self.peers.values():
+                if peer.tested is not None and peer.tested.step > step:
+                    peer.tested = None
             self._advances.clear()
 
     def _rest(self, now: float, is_paused: bool) -> None:

@@ -222,6 +222,16 @@ def test_a_run_that_goes_back_is_tested_anew(seen):
     assert [(test.step, test.accuracy) for test in seen.history.tests] == [(20, 0.5), (30, 0.6)]
 
 
+def test_a_test_of_lost_weights_does_not_come_back(seen):
+    """Its peer has left, so that its last record still tells of the test when the run reaches that step again."""
+    seen.look(seen.record("ada", 52), seen.record("ben", 52, tested=Score(52, 0.5, 1.0)))
+    seen.train("ada", steps=range(20, 25), seconds=20)
+    assert seen.history.step == 24
+    seen.train("ada", steps=range(25, 54))
+    assert seen.history.step == 53
+    assert not seen.history.tests
+
+
 def test_a_peer_that_reports_many_tests_loses_its_own(seen, monkeypatch):
     monkeypatch.setattr("swarm.desk.history.MAX_TESTS", 10)
     seen.look(seen.record("ada", 1, tested=Score(1, 0.5, 1.0)), seen.record("zoe", 1))
