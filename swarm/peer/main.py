@@ -181,7 +181,8 @@ class Interrupts:
         Raises:
             KeyboardInterrupt: the peer is joining, or its training has ended
         """
-        if self.first_signal is not None or self.state is State.IMPORTING:
+        has_left = self.state is State.ENDED and self.stop_requested.is_set()  # by itself: its checkpoint is written
+        if self.first_signal is not None or has_left or self.state is State.IMPORTING:
             self._leave_at_once(signal_number)
         self.first_signal = signal_number
         self.stop_requested.set()

@@ -53,3 +53,10 @@ def test_a_peer_that_leaves_by_itself_goes_on_leaving_in_order_at_the_first_sign
     interrupts.interrupt(signal.SIGINT)
     with pytest.raises(EndedAtOnce):
         interrupts.interrupt(signal.SIGINT)
+
+
+def test_a_peer_that_has_left_by_itself_ends_at_the_first_signal(interrupts):
+    interrupts.stop_requested.set()
+    interrupts.state = State.ENDED
+    with pytest.raises(EndedAtOnce):
+        interrupts.interrupt(signal.SIGINT)
