@@ -31,7 +31,7 @@ RESTARTS = 9
 
 def is_island() -> bool:
     """Whether torchrun has started other processes with this one."""
-    return {"RANK", "MASTER_ADDR"} <= os.environ.keys() and int(os.environ.get("WORLD_SIZE", 1)) > 1
+    return {"RANK", "MASTER_ADDR"} <= os.environ.keys() and os.environ.get("WORLD_SIZE", "1") != "1"
 
 
 def speaks() -> bool:
