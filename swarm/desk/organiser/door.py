@@ -109,7 +109,7 @@ class Door:
         """
         if self._authority is None:
             raise Refused("This run has no organiser, so it takes no orders.")
-        if self.page_url is not None and host.lower() == urlsplit(self.page_url).netloc:
+        if self.page_url is not None and host.lower().removesuffix(":443") == urlsplit(self.page_url).netloc:
             return self.page_url
         try:
             name = urlsplit(f"//{host}").hostname
