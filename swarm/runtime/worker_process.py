@@ -105,7 +105,7 @@ class WorkerProcess(mp.get_context("fork").Process):
         A process that has died gets none.
         """
         if self.is_alive():
-            with contextlib.suppress(OSError):  # it has died meanwhile
+            with contextlib.suppress(ConnectionError):  # it has died meanwhile
                 self._outer.send(command)
 
     def stop(self) -> None:
