@@ -82,9 +82,11 @@ class LivenessProbe:
 
     def met(self, peers: Iterable[PeerID]) -> None:
         """Note that these peers are there: they were in a group with this peer, or have answered it."""
-        latest = dict.fromkeys(peers)
-        there = [peer for peer in self._there if peer not in latest] + [*latest]
-        self._there = dict.fromkeys(there[-MAX_THERE:])
+        for peer in peers:
+            self._there.pop(peer, None)
+            self._there[peer] = None
+        while len(self._there) > MAX_THERE:
+            self._there.pop(next(iter(self._there)), None)
 
     def doubted(self, own: PeerProgress, others: dict[PeerID, PeerProgress], has_trained: bool) -> set[PeerID]:
         """Return the peers that claim to be ahead and have not answered yet.
