@@ -33,6 +33,7 @@ CLOCK_SHARE = 0.05
 PARTS = ("compute_seconds", "meeting_seconds", "exchange_seconds", "waiting_seconds")
 """Parts of an update; a system may report only some of them."""
 OF_THE_MACHINE = re.compile(
+    r"nobody watched|"  # as earlier versions said it
     r"the machine was (not watched|saturated)|\d+ peers computed on|other programs|"
     r"the router (was not watched|was late|missed)|it ended without a result|by its own account"
 )
