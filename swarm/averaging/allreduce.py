@@ -57,6 +57,8 @@ DIAL_AGAIN_SECONDS = 0.2
 """Seconds between two attempts to open a stream to a reducer."""
 LATE_SECONDS = 0.005
 """A part that comes no later than this, after it is awaited, counts as one that no member has waited for."""
+MAX_HEADER_BYTES = 128
+"""Most bytes of a message besides the encoded numbers; honest peers' messages have fewer than 64."""
 
 
 @dataclass(frozen=True)
@@ -526,9 +528,12 @@ class AllReduce:
         return self._decode_part(message)
 
     def _decode_part(self, message: averaging_pb2.AveragingData) -> ArrivedPart:
-        numbers, tensor = decode(message.tensor_part, self.codec, self._largest_part), message.tensor_part
+        tensor, num_bytes = message.tensor_part, message.ByteSize()
+        # No hash covers fields that no peer reads. A reducer would keep them, and show more than auditors take.
+        is_padded = num_bytes > len(tensor.buffer) + MAX_HEADER_BYTES
+        numbers = None if is_padded else decode(tensor, self.codec, self._largest_part)
         tensor_hash = hash_of(tensor) if self._seals is not None else b""
-        return ArrivedPart(numbers, message.ByteSize(), tensor, tensor_hash, bool(message.weight))
+        return ArrivedPart(numbers, num_bytes, tensor, tensor_hash, bool(message.weight))
 
     @staticmethod
     def _without_content(message: averaging_pb2.AveragingData) -> ArrivedPart:

@@ -30,6 +30,10 @@ MEMBERS = (0, 1, 2, 3)
 ROUNDS = int(os.environ.get("HONEST_ROUNDS", "12"))
 """Number of random rounds. For a longer check by hand, set HONEST_ROUNDS=200."""
 NUMBERS = {peer(number): number for number in MEMBERS}
+PADDING_BYTES = 2**23
+"""With a part or two of so many bytes, evidence is too large."""
+PADDING = b"\xfa\x01" + b"\x80\x80\x80\x04" + bytes(PADDING_BYTES)
+"""Field 31, of that length: neither a part nor its message has one of this number."""
 
 
 def seals_of(me, stripe):
@@ -231,6 +235,43 @@ def test_a_member_that_does_not_sign_for_its_parts_is_named_and_the_others_go_on
         assert exchange.members[peer(number)].blamed == {peer(0): Blame.SENT_A_BAD_COMMITMENT}
         assert torch.equal(outcomes[peer(number)], outcomes[peer(1)])
     assert isinstance(outcomes[peer(0)], RoundFailed), "it gets no receipts"
+
+
+class PadsItsTensors(AllReduce):
+    """A sender that adds a field to its parts which no peer reads, and which no hash covers."""
+
+    async def inputs_for(self, reducer):
+        async for message in super().inputs_for(reducer):
+            message.tensor_part.MergeFromString(PADDING)
+            yield message
+
+
+class PadsItsMessages(AllReduce):
+    """A sender that adds the same field beside its parts, and so to what its reducer has to hold in memory."""
+
+    async def inputs_for(self, reducer):
+        async for message in super().inputs_for(reducer):
+            message.MergeFromString(PADDING)
+            yield message
+
+
+@pytest.mark.parametrize("kind", [PadsItsTensors, PadsItsMessages])
+def test_a_member_that_pads_its_parts_is_named_and_its_reducers_can_show_what_they_have_averaged(kind):
+    """Otherwise what a reducer shows would be too large for its auditors, and they would suspect the reducer."""
+    made = {}
+
+    def keep(me, stripe):
+        made[me] = seals_of(me, stripe)
+        return made[me]
+
+    exchange, outcomes = outcome_of(GROUPS["all alike"], "fp16", keep, kinds={peer(0): kind})
+    for number in MEMBERS[1:]:
+        reducer, witness = peer(number), made[peer(number % 3 + 1)]
+        assert witness.num_averages(reducer)
+        for index in range(witness.num_averages(reducer)):
+            Evidence.from_bytes(made[reducer].show(index))
+        assert exchange.members[reducer].blamed == {peer(0): Blame.SENT_NONSENSE}
+        assert torch.equal(outcomes[reducer], outcomes[peer(1)])
 
 
 class Audited:
