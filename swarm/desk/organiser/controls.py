@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from recipe.errors import InputError
-from swarm.membership.control.giving import give_order, newest_orders, situation
+from swarm.membership.control.giving import give_order, newest_lists, situation
 from swarm.protocol.certificates import Signer
 from swarm.protocol.orders import MAX_EVERY, MAX_FACTOR, MAX_TARGET, MAX_TOTAL_STEPS, MIN_FACTOR, Order, Orders, What
+from swarm.protocol.signed_lists import SignedLists
 
 if TYPE_CHECKING:
     from swarm.membership.run_manifest import RunManifest
@@ -79,10 +80,14 @@ class SwarmControls:
 
     def __init__(self, dht: SwarmDHT, manifest: RunManifest, signer: Signer | None = None):
         self._dht, self._manifest, self._signer = dht, manifest, signer
-        self.orders = Orders(manifest.key_prefix)
-        """The newest list of orders that is known."""
+        self._lists = SignedLists(manifest.authority)
         self._looked_at = -LOOK_SECONDS
         dht.take_part(manifest.key_prefix, manifest.authority, b"")
+
+    @property
+    def orders(self) -> Orders:
+        """The orders that are known, and count."""
+        return self._lists.orders
 
     @property
     def can_order(self) -> bool:
@@ -92,11 +97,10 @@ class SwarmControls:
         return self._signer.public_key not in self.orders.revoked
 
     def look(self) -> Orders:
-        """The newest list of orders that is known. Asks the swarm for it every 4 s at most."""
+        """The orders that are known, and count. Asks the swarm for new ones every 4 s at most."""
         if time.monotonic() - self._looked_at >= LOOK_SECONDS:
             self._looked_at = time.monotonic()
-            with contextlib.suppress(InputError):  # the swarm does not answer: what was ordered still counts
-                self._take(newest_orders(self._dht, self._manifest))
+            self._ask_the_swarm()
         return self.orders
 
     def plan(self, what: What, value: float) -> Order:
@@ -105,9 +109,7 @@ class SwarmControls:
         Raises:
             InputError: this cannot be ordered now
         """
-        now = situation(self._dht, self._manifest)
-        self._take(now.orders)
-        return now.order(what, value)
+        return situation(self._dht, self._manifest).order(what, value)
 
     def give(self, what: What, value: float, at_step: int) -> Order:
         """Give an order. This may take seconds.
@@ -125,10 +127,9 @@ class SwarmControls:
             raise InputError("This desk has no key to sign orders with: start it with --deputy FILE.")
         nearest = situation(self._dht, self._manifest).nearest
         given = give_order(self._dht, self._manifest, self._signer, what, value, max(at_step, nearest))
-        with contextlib.suppress(InputError):  # if this fails, a later look shows the order
-            self._take(newest_orders(self._dht, self._manifest))
+        self._ask_the_swarm()
         return given.order
 
-    def _take(self, orders: Orders) -> None:
-        if orders.number > self.orders.number:
-            self.orders = orders
+    def _ask_the_swarm(self) -> None:
+        with contextlib.suppress(InputError):  # the swarm does not answer: a later look asks it again
+            self._lists.take_all(newest_lists(self._dht, self._manifest).all_signed)

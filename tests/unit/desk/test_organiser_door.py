@@ -19,7 +19,9 @@ from swarm.desk.organiser.login import LOGIN_SECONDS, Login
 from swarm.desk.organiser.web import TRIES_AT_ONCE
 from swarm.network.home.interfaces import has_ipv6
 from swarm.protocol.certificates import CERTIFICATE, Authority, Right, Signer, warrant
+from swarm.protocol.order_book import MAX_DEPUTIES
 from swarm.protocol.orders import Order, Orders, What
+from swarm.protocol.signed_lists import ORDERS, SignedLists
 
 ORGANISER = Signer(Ed25519PrivateKey.generate())
 AUTHORITY = Authority("letters", ORGANISER.public_key)
@@ -343,6 +345,27 @@ def test_a_deputy_whose_time_is_over_cannot_order(monkeypatch):
     monkeypatch.setattr("swarm.desk.organiser.controls.time.time", lambda: NOW + 3601.0)
     assert not controls.can_order
     assert not SwarmControls(dht, manifest).can_order
+
+
+def test_a_new_list_of_orders_with_a_smaller_number_is_shown(monkeypatch):
+    """As where a ninth deputy, with an earlier warrant, takes the place of one that has given more orders."""
+    monkeypatch.setattr("swarm.desk.organiser.controls.LOOK_SECONDS", 0.0)
+    told = SignedLists(AUTHORITY)
+    dht = SimpleNamespace(
+        take_part=lambda *_: None,
+        get=lambda *_, **__: SimpleNamespace(result=lambda timeout: None),
+        newest_list=lambda kind, timeout: told.signed(kind),
+    )
+    controls = SwarmControls(dht, SimpleNamespace(key_prefix="run", authority=AUTHORITY))
+    some = Orders(AUTHORITY.run).with_order(Order(7, What.PAUSE))
+    many = some.with_order(Order(8, What.RESUME)).with_order(Order(9, What.PAUSE))
+    for number in range(MAX_DEPUTIES):
+        orders = many if number == MAX_DEPUTIES - 1 else some
+        told.take(ORDERS, orders.signed_by(deputy(Right.CONTROL, begin=NOW - 60 + number)))
+    assert (before := controls.look()) == told.orders
+    told.take(ORDERS, some.signed_by(deputy(Right.CONTROL, begin=NOW - 600)))
+    assert told.orders.number < before.number
+    assert controls.look() == told.orders
 
 
 def test_a_visitor_that_tries_again_and_again_has_to_wait(house):
