@@ -242,7 +242,8 @@ def _check_clock(certificate: bytes) -> None:
         raise InputError(
             f"It is {now:%Y-%m-%d} on this machine, and the enrolment server's certificate counts from "
             f"{begin:%Y-%m-%d} to {end:%Y-%m-%d}: set this clock right (NTP); if it is right, the organiser's was off "
-            "when the certificate was made, so ask her to set hers, delete tls.pem and send a new join line."
+            "when the certificate was made, so ask her to set hers, delete tls.pem, start her peer again and send a "
+            "new join line."
         )
 
 

@@ -22,12 +22,14 @@ class Contact:
         addresses: of a peer that newcomers can call
         enrolment_port: TCP port of the enrolment server on the host of that peer
         public_ip: host that others can call whatever its range, as the organiser gave it; None if none was given
+        fingerprint: of the enrolment server's TLS certificate; empty in a file of an earlier version
     """
 
     organiser: bytes
     addresses: tuple[str, ...]
     enrolment_port: int
     public_ip: str | None = None
+    fingerprint: bytes = b""
 
     @classmethod
     def read(cls, folder: Path) -> Contact:
@@ -44,7 +46,8 @@ class Contact:
             noted = json.loads(path.read_text())
             organiser, addresses = bytes.fromhex(noted["organiser"]), tuple(map(str, noted["addresses"]))
             if len(organiser) == 32 and addresses and (port := int(noted["enrolment_port"])):
-                return cls(organiser, addresses, port, noted.get("public_ip"))
+                fingerprint = bytes.fromhex(noted.get("fingerprint", ""))
+                return cls(organiser, addresses, port, noted.get("public_ip"), fingerprint)
         except (OSError, ValueError, TypeError, KeyError, RecursionError):
             pass
         raise InputError(

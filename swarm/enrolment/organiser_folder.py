@@ -13,7 +13,7 @@ from swarm.enrolment.contact import CONTACT_FILE, FOLDER, Contact
 from swarm.enrolment.join_line import MAX_ADDRESSES, JoinLine
 from swarm.enrolment.organiser_key import VARIABLE, make_key, passphrase_from, read_key, warrant_path
 from swarm.enrolment.registry import Registry
-from swarm.enrolment.tls import fingerprint_in
+from swarm.enrolment.tls import TLS_FILE, fingerprint_in
 from swarm.network.addresses import check_reachable, is_loopback, is_public
 from swarm.network.home.interfaces import own_addresses
 from swarm.network.known_peers import MAX_REMEMBERED, books_of, peer_of_address, read_book
@@ -126,6 +126,7 @@ class OrganiserFolder:
             "addresses": list(addresses),
             "enrolment_port": enrolment_port,
             "public_ip": public_ip,
+            "fingerprint": fingerprint_in(self.path).hex(),
         }
         try:
             write_json(self._contact, kept)
@@ -260,11 +261,13 @@ class OrganiserFolder:
             InputError: as `authority`
         """
         contact = Contact.read(self.path)
+        # A deputy's copy of this folder is without the TLS key. A key that is made there would be another server's.
+        is_noted = contact.fingerprint and not (self.path / TLS_FILE).exists()
         return JoinLine(
             self.run_id,
             contact.organiser,
             (*contact.addresses[: MAX_ADDRESSES - len(others)], *others),
             token,
             contact.enrolment_port,
-            fingerprint_in(self.path),
+            contact.fingerprint if is_noted else fingerprint_in(self.path),
         )

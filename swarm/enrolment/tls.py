@@ -20,7 +20,7 @@ from swarm.enrolment.join_line import FINGERPRINT_BYTES
 
 SERVER_NAME = "swarm-enrolment"
 """Host name in the certificate, whatever the address of the server is."""
-FILE_NAME = "tls.pem"
+TLS_FILE = "tls.pem"
 MAX_FILE_BYTES = 2**14
 VALID_FOR = timedelta(days=3650)
 LOCK_SECONDS = 10.0
@@ -35,10 +35,10 @@ def ensure_tls(folder: Path) -> tuple[bytes, bytes]:
     Raises:
         InputError: the file cannot be written, read or understood
     """
-    path = folder / FILE_NAME
+    path = folder / TLS_FILE
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with FileLock(folder / f"{FILE_NAME}.lock", timeout=LOCK_SECONDS, mode=0o600):
+        with FileLock(folder / f"{TLS_FILE}.lock", timeout=LOCK_SECONDS, mode=0o600):
             if not path.exists():
                 write_private(path, _make(), overwrite=True)
             with open(path, "rb") as file:

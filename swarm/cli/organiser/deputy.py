@@ -5,10 +5,10 @@
     swarm deputy desk.key --revoke                    # from now on it orders nothing, and opens no desk
 
 Give Ben ben.key, ben.key.warrant, and a copy of the folder of the run in OUTPUT_DIR/organiser. Leave out of the copy
-your own key, and first_line.json, which holds an invitation. Ben adds --organiser-key ben.key to his commands. On a
-machine of his own he can remove members, steer the run, and make certificates (swarm invite --peer-id), as far as his
-rights go. Join lines of swarm invite count only if they are made at the machine that enrols, whose books have their
-invitations.
+your own key, first_line.json, which holds an invitation, and tls.pem, with which a machine could pass for the one where
+people enrol. Ben adds --organiser-key ben.key to his commands. On a machine of his own he can remove members, steer the
+run, and make certificates (swarm invite --peer-id), as far as his rights go. Join lines of swarm invite count only if
+they are made at the machine that enrols, whose books have their invitations.
 """
 
 from __future__ import annotations
@@ -68,7 +68,9 @@ def main(arguments: list[str], say: Callable[[str], None] = print) -> int:
 
 
 def _make(options: DeputyOptions, folder: OrganiserFolder, say: Callable[[str], None]) -> None:
+    from swarm.enrolment.organiser_folder import FIRST_LINE_FILE
     from swarm.enrolment.organiser_key import VARIABLE, make_deputy, warrant_path
+    from swarm.enrolment.tls import TLS_FILE
     from swarm.protocol.certificates import Right
 
     members = Right.ENROL | Right.REMOVE
@@ -78,7 +80,8 @@ def _make(options: DeputyOptions, folder: OrganiserFolder, say: Callable[[str], 
     folder.keep_warrant(path.name, deputy)
     say(
         f"{path} may sign in your place for run {folder.run_id}, for {options.days:g} days. Give it away with "
-        f"{warrant_path(path)} and a copy of {folder.path} without your own key."
+        f"{warrant_path(path)} and a copy of {folder.path} without your own key, "
+        f"{FIRST_LINE_FILE} and {TLS_FILE}."
     )
     if passphrase is None:
         say(f"It has no passphrase: set {VARIABLE} to make a key with one.")

@@ -4,6 +4,7 @@ import base64
 import contextlib
 import errno
 import os
+import shutil
 import socket
 import sys
 import threading
@@ -16,6 +17,7 @@ import pytest
 from hivemind.p2p import PeerID
 
 from recipe.run_folder import RunFolder
+from swarm.cli.organiser.deputy import main as deputy
 from swarm.cli.organiser.invite import main
 from swarm.cli.organiser.organiser_options import date, roles_shown
 from swarm.enrolment import organiser_folder
@@ -151,6 +153,21 @@ def test_a_certificate_is_made_for_a_peer_that_cannot_reach_the_enrolment_server
     again = Certificate.read(base64.b64decode(text), her_run.folder.authority)
     assert (again.serial, again.name, again.roles) == (certificate.serial, "ada", EVERYTHING), "the books count"
     assert sentence.startswith("ada (…7DWjhx5N) is a member of run digits (roles: everything)")
+
+
+def test_a_deputys_copy_is_without_the_tls_key_and_its_lines_name_the_organisers_machine(her_run, tmp_path, capsys):
+    key = tmp_path / "ben.key"
+    assert deputy([str(key), *her_run.options()]) == 0
+    left_out = ("organiser.key", "first_line.json", "tls.pem")
+    assert (
+        f"a copy of {her_run.folder.path} without your own key, first_line.json and tls.pem." in capsys.readouterr().out
+    )
+    bens = tmp_path / "bens"
+    shutil.copytree(her_run.folder.path, bens / "organiser" / "digits", ignore=shutil.ignore_patterns(*left_out))
+    arguments = ["--peer-id", PEER, "--organiser-key", str(key), "--output-dir", str(bens)]
+    (line, _, _), _ = invited(arguments)
+    assert JoinLine.parse(line) == her_run.folder.join_line()
+    assert not (bens / "organiser" / "digits" / "tls.pem").exists()
 
 
 def test_a_certificate_of_a_deputy_ends_with_the_warrant(her_run, tmp_path):

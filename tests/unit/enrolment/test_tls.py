@@ -8,14 +8,14 @@ import pytest
 from cryptography import x509
 
 from recipe.errors import InputError
-from swarm.enrolment.tls import FILE_NAME, SERVER_NAME, ensure_tls, fingerprint_in, fingerprint_of
+from swarm.enrolment.tls import SERVER_NAME, TLS_FILE, ensure_tls, fingerprint_in, fingerprint_of
 
 
 def test_it_is_made_once(tmp_path):
     folder = tmp_path / "organiser" / "run"
     key, certificate = ensure_tls(folder)
     assert ensure_tls(folder) == (key, certificate)
-    assert stat.S_IMODE((folder / FILE_NAME).stat().st_mode) == 0o600
+    assert stat.S_IMODE((folder / TLS_FILE).stat().st_mode) == 0o600
     der = ssl.PEM_cert_to_DER_cert(certificate.decode())
     assert fingerprint_in(folder) == fingerprint_of(der)
     assert len(fingerprint_of(der)) == 16
@@ -26,12 +26,12 @@ def test_it_is_made_once(tmp_path):
 def test_all_processes_that_come_first_get_the_same_certificate(tmp_path):
     with ThreadPoolExecutor(8) as threads:
         assert len(set(threads.map(ensure_tls, [tmp_path] * 8))) == 1
-    assert {path.name for path in tmp_path.iterdir()} <= {FILE_NAME, f"{FILE_NAME}.lock"}
+    assert {path.name for path in tmp_path.iterdir()} <= {TLS_FILE, f"{TLS_FILE}.lock"}
 
 
 @pytest.mark.parametrize("content", [b"", b"hello", b"-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n"])
 def test_a_damaged_file(tmp_path, content):
-    (tmp_path / FILE_NAME).write_bytes(content)
+    (tmp_path / TLS_FILE).write_bytes(content)
     with pytest.raises(InputError, match="does not hold a key and a certificate: restore it"):
         ensure_tls(tmp_path)
 
