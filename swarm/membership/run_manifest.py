@@ -45,6 +45,7 @@ MAX_MANIFEST_BYTES = 64 * 1024
 MAX_DIGEST_LENGTH = 64
 MAX_LOOKED_AT = 8 * MAX_MANIFESTS
 """DHT entries that are searched for the organiser's key. Each node that answers can bring a thousand of its own."""
+NO_ANSWER = object()
 
 logger = logging.getLogger(__name__)
 
@@ -238,6 +239,7 @@ def read_manifests(
     run_id: str | None = None,
     organiser: bytes = b"",
     timeout_seconds: float = 20,
+    may_begin: bool = False,
 ) -> dict[str, RunManifest]:
     """Read the manifests of the runs in this DHT, by run id.
 
@@ -249,23 +251,33 @@ def read_manifests(
             the manifest that most peers hold
         run_id: the run that is asked for; if there is a manifest of it, no others are returned
         organiser: public key of the organiser to search for; then only manifests with that signature count
+        may_begin: whether the caller begins the run if there is no manifest; no stranger can keep it from that
 
     Raises:
         OtherProtocolError: the run that is asked for, or every run there is, has another protocol version. A trusted
-            peer has to say so, if there are any, and the organiser has to have signed it, if one is given
+            peer has to say so, if there are any, unless there is no manifest to use and `may_begin` is False. The
+            organiser has to have signed it, if one is given
+        InputError: the DHT does not answer, and `may_begin` is False
     """
     deadline = time.monotonic() + timeout_seconds
     peers = {PeerID.from_base58(peer_of_address(address)) for address in trusted}
+    has_answered = False
     while True:
-        said, refused, others = _valid_manifests(_fetch(dht, deadline - time.monotonic()), peers, organiser)
+        found = _fetch(dht, deadline - time.monotonic())
+        has_answered |= found is not NO_ANSWER
+        said, refused, others = _valid_manifests(found, peers, organiser)
         pause_seconds = min(0.5, deadline - time.monotonic())
         if said or pause_seconds <= 0:
             break
         time.sleep(pause_seconds)
+    if not has_answered and not may_begin:
+        raise InputError("The peers there do not answer: try again, or ask for another address.")
     known = {manifest.run_id for manifest in said.values()}
-    asked = [error for error in others if error.run_id == run_id]
+    if peers and (known or may_begin):
+        others = {peer: error for peer, error in others.items() if peer in peers}
+    asked = [error for error in others.values() if error.run_id == run_id]
     if others and not known:
-        raise (asked or others)[0]
+        raise next(iter(asked or others.values()))
     if asked and run_id not in known:
         raise asked[0]
     if refused:
@@ -339,27 +351,28 @@ def check_overrides(manifest: RunManifest, wanted: Mapping[str, object]) -> None
 
 
 def _fetch(dht: hivemind.DHT, timeout_seconds: float) -> Any:
-    """What is under `swarm.runs`; None when there is no answer."""
+    """What is under `swarm.runs`; None if there is nothing, `NO_ANSWER` if the DHT does not answer."""
     try:
         return dht.get(RUNS_KEY, latest=True, return_future=True).result(max(1, timeout_seconds))
     except Exception as error:
         logger.debug("Reading the run manifests failed: %r", error)
-        return None
+        return NO_ANSWER
 
 
 def _valid_manifests(
     found: Any, trusted: Set[PeerID], organiser: bytes = b""
-) -> tuple[dict[PeerID, RunManifest], list[InputError], list[OtherProtocolError]]:
+) -> tuple[dict[PeerID, RunManifest], list[InputError], dict[PeerID, OtherProtocolError]]:
     """Sort what was found.
 
     Args:
-        trusted: if there are any, only these peers can show that a run has another version
+        trusted: peers whose entries are looked at however many there are
         organiser: only manifests of this organiser are looked at, and more entries are searched for them
 
     Returns:
-        usable manifests by the peer that stored each; why others were refused; the refusals for another version
+        usable manifests by the peer that stored each; why others were refused; the refusals for another version, by
+        peer
     """
-    manifests, refused, others = {}, [], []
+    manifests, refused, others = {}, [], {}
     entries = owned_entries(found, MAX_LOOKED_AT if organiser else MAX_MANIFESTS, trusted)
     for peer, value in entries:
         # A cheap look for the key, before JSON is parsed and signatures are checked.
@@ -369,9 +382,8 @@ def _valid_manifests(
             manifest = RunManifest.from_bytes(value)
         except InputError as error:
             refused.append(error)
-            counts = (not trusted or peer in trusted) and isinstance(error, OtherProtocolError)
-            if counts and (not organiser or error.organiser == organiser):
-                others.append(error)
+            if isinstance(error, OtherProtocolError) and (not organiser or error.organiser == organiser):
+                others[peer] = error
             continue
         if not organiser or manifest.organiser == organiser:
             manifests[peer] = manifest

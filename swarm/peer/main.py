@@ -307,8 +307,9 @@ class Peer:
 
         recipe, run_id = self.bootstrap.new_recipe, self.options.run_id
         organiser = self._entry.organiser
-        manifests = read_manifests(dht, asked, run_id, organiser) if asked else {}
-        if recipe is not None and run_id not in manifests:
+        may_begin = recipe is not None
+        manifests = read_manifests(dht, asked, run_id, organiser, may_begin=may_begin) if asked else {}
+        if may_begin and run_id not in manifests:
             if self.bootstrap.joins:
                 print(f"No peer trains run {run_id} there yet: this peer starts it.", flush=True)
             return self._entry.new_manifest(PROTOCOL, recipe), False

@@ -245,14 +245,35 @@ FRIEND = [f"/ip4/203.0.113.5/tcp/31337/p2p/{peer_of(subkey_of('friend'))}"]
 
 
 @pytest.mark.parametrize("protocol", [PROTOCOL - 1, PROTOCOL + 1])
-def test_a_stranger_cannot_claim_that_the_run_is_of_another_protocol(protocol, caplog):
+def test_a_stranger_keeps_no_peer_from_a_run_by_claiming_that_it_is_of_another_protocol(protocol, caplog):
     other, theirs = rewritten(protocol=protocol), manifest("theirs")
-    assert read_manifests(said_by(stranger=other, another=other), FRIEND, "mine", timeout_seconds=0) == {}
+    strangers = said_by(stranger=other, another=other)
+    assert read_manifests(strangers, FRIEND, "mine", timeout_seconds=0, may_begin=True) == {}
     assert caplog.messages[-1].startswith("2 run manifests are left out, the first because: The run speaks protocol")
     assert read_manifests(said_by(stranger=other, friend=manifest().to_bytes()), FRIEND, "mine") == {"mine": manifest()}
     assert read_manifests(said_by(stranger=other, peer=manifest().to_bytes()), FRIEND, "mine") == {"mine": manifest()}
     assert read_manifests(said_by(stranger=other, peer=theirs.to_bytes()), FRIEND, "mine") == {"theirs": theirs}
     assert read_manifests(said_by(stranger=other, peer=theirs.to_bytes()), FRIEND) == {"theirs": theirs}
+
+
+@pytest.mark.parametrize("protocol", [PROTOCOL - 1, PROTOCOL + 1])
+def test_a_newcomer_that_could_only_join_hears_of_another_protocol_from_any_peer(protocol):
+    """Otherwise it would read that there is no run, as where the address is that of a neutral node of the DHT."""
+    with pytest.raises(OtherProtocolError, match=f"The run speaks protocol {protocol}, this program {PROTOCOL}: "):
+        read_manifests(said_by(peer=rewritten(protocol=protocol)), FRIEND, "mine", timeout_seconds=0)
+
+
+class SilentDHT(BrokenDHT):
+    """Gives no answer in time."""
+
+    def result(self, *_):
+        raise TimeoutError
+
+
+def test_a_dht_that_does_not_answer_is_not_taken_for_one_without_runs():
+    with pytest.raises(InputError, match=r"The peers there do not answer: try again, or ask for another address\."):
+        read_manifests(SilentDHT(), FRIEND, "mine", timeout_seconds=0)
+    assert read_manifests(SilentDHT(), FRIEND, "mine", timeout_seconds=0, may_begin=True) == {}
 
 
 def test_a_trusted_peers_manifest_ends_a_join_only_where_the_run_cannot_be_joined():
