@@ -176,7 +176,10 @@ class StateTakeover:
         tracker, version = self._tracker, self._version
         said = f"The swarm's state could not be downloaded in {search.seconds:.0f} s ({search.reason})"
         if attempt.joins and version.untouched:
-            raise InputError(f"{said}: check that the peers of --initial-peers can be reached and start again.")
+            raise InputError(
+                f"{said}: check that the peers of --initial-peers can be reached, and that torch and timm have the "
+                "same versions here as there, and start again."
+            )
         logger.warning(f"{said}: this peer trains on without the peers that are ahead, and tries again later")
         for peer_id in set(tracker.swarm.superiors) & tracker.others.keys():
             if tracker.others[peer_id].step > version.step:

@@ -15,6 +15,7 @@ from swarm.runtime.timeouts import DEFAULT_TIMEOUTS
 from swarm.state_sync.download import Downloaded, DownloadProgress, DownloadRequest, NoState
 from swarm.state_sync.serialization import pack
 from swarm.state_sync.state_version import StateVersion
+from swarm.state_sync.training_state import SharedState
 from swarm.training.joining import fetch, state_takeover
 from swarm.training.joining.attempt import Progress
 from swarm.training.joining.follower import Follower
@@ -193,6 +194,15 @@ def test_a_peer_that_has_trained_does_not_end_because_no_donor_hands_over_a_stat
     assert member.step == 6
     with pytest.raises(InputError, match=r"could not be downloaded in [0-9]+ s \(its line is dead\)"):
         catch_up(newcomer, Stalling(), donor, timeout_seconds=0.2)
+
+
+def test_a_newcomer_whose_model_is_built_otherwise_reads_that_versions_may_differ():
+    """Another timm can build another model of the same name. No message says with which one a run is trained."""
+    model = torch.nn.Linear(3, 1)
+    state = SharedState(model, [torch.optim.SGD(model.parameters(), lr=0.1)])
+    donor = Donor(StateVersion(state, 7, list(model.parameters())), failures=0)
+    with pytest.raises(InputError, match=r"does not fit this model\): .* torch and timm have the same versions here"):
+        catch_up(version_at(0), Stalling(), donor, timeout_seconds=0.2)
 
 
 class Pending(Donor):
