@@ -94,7 +94,7 @@ class SwarmAverager:
         """Seconds after which a round is given up: at least those that a slow line needs for a member's bytes."""
         members = [member for member in members if member.awaited]
         num_reducers = sum(not member.client_mode for member in members)
-        num_bytes = bytes_to_allow_for(self.vector, self._codec, len(members), 1 / max(1, num_reducers))
+        num_bytes = bytes_to_allow_for(self.vector.numel(), self._codec, len(members), 1 / max(1, num_reducers))
         return max(timeout_seconds, num_bytes / SLOW_BYTES_PER_SECOND)
 
     def run_round(self, order: RunRound) -> MPFuture:

@@ -493,11 +493,11 @@ class Rounds:
         """Blame members that have spoilt this exchange or held it up, and measure this peer's own line."""
         others, num_members, shares = self._others(group), len(group.peer_ids), fractions_of(group)
         num_bytes = sum(runner.bytes_sent for runner in stripes.runners)
-        equal_bytes = bytes_to_allow_for(self._vector, self._codec, num_members, 1 / max(1, len(shares_of(group))))
+        # PowerSGD sends far fewer numbers than the vector has: a slow line would pass for a fast one.
+        numbers = self._vector.numel() if self._low_rank is None else self._low_rank.numbers
+        equal_bytes = bytes_to_allow_for(numbers, self._codec, num_members, 1 / max(1, len(shares_of(group))))
         self._line_meter.end(num_bytes, exchange_seconds, num_members, equal_bytes, is_whole=not stripes.lost)
-        to_send = {
-            peer: bytes_of_member(self._vector, self._codec, num_members, share) for peer, share in shares.items()
-        }
+        to_send = {peer: bytes_of_member(numbers, self._codec, num_members, share) for peer, share in shares.items()}
         slow = self._slow_members.note(others, stripes.waited_seconds, exchange_seconds, compute_seconds, to_send)
         self._blame(dict.fromkeys(slow, Blame.TOO_SLOW) | stripes.blamed, trouble)
 

@@ -1,14 +1,20 @@
-"""Rounds between real processes on loopback: what the peers of a test do, and what the test tells them."""
+"""Rounds on loopback, between processes or in one: what the peers of a test do, and what the test tells them."""
 
 import math
+from concurrent.futures import Future
+from pathlib import Path
 
 import torch
+from hivemind.p2p import P2P
+from hivemind.utils.crypto import RSAPrivateKey
 
 from swarm.averaging.averager import SwarmAverager
 from swarm.averaging.commands import RunRound
 from swarm.averaging.compression.codec import Codec
 from swarm.averaging.compression.fragments import Fragments
-from swarm.averaging.rounds import AveragingOptions
+from swarm.averaging.rounds import AveragingOptions, Rounds, RoundSignals
+from swarm.network.peer_service import PeerService
+from swarm.network.signed_records import prepare_identity
 from swarm.protocol.batch_target import BatchTarget
 from swarm.protocol.messages import Member, RoundFailed, Ticket
 from swarm.protocol.round_report import RoundReport
@@ -108,3 +114,39 @@ def run_one_round(contributions: dict, function=one_round) -> dict:
             peers.start(name, function, *arguments)
         introduce(peers)
         return dismiss(peers)
+
+
+# ---- in one process -------------------------------------------------------------------------------------------------
+
+
+async def nothing(*_) -> None:
+    """What a peer does that keeps no averages for others, and shows none."""
+
+
+async def network(identity: Path, *others: P2P) -> P2P:
+    """A connection to the network, and to these others."""
+    prepare_identity(identity)
+    addresses = [address for other in others for address in await other.get_visible_maddrs()]
+    return await P2P.create(host_maddrs=["/ip4/127.0.0.1/tcp/0"], identity_path=str(identity), initial_peers=addresses)
+
+
+async def rounds_on(p2p: P2P, options: AveragingOptions) -> Rounds:
+    """The rounds of a peer that answers others."""
+    rounds = Rounds(p2p, RSAPrivateKey(), options, RoundSignals())
+    join, aggregate = rounds.rpc_join_group, rounds.groups.rpc_aggregate_part
+    service = PeerService(options.namespace, join, aggregate, nothing, nothing, rounds.rpc_show_evidence)
+    await service.answer(p2p)
+    await rounds.detector.answer()
+    return rounds
+
+
+def order_for(members: list[P2P]) -> RunRound:
+    """A member's order for a round of all these members."""
+    return RunRound(
+        Ticket(0, 8, False, 1.0, bytes(LINEAGE_BYTES)),
+        [Member(p2p.peer_id, float(place), False) for place, p2p in enumerate(members)],
+        NO_TARGET,
+        patience_seconds=PATIENCE_SECONDS,
+        timeout_seconds=TIMEOUT_SECONDS,
+        future=Future(),
+    )

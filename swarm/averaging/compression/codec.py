@@ -85,8 +85,7 @@ class Codec:
         """Size of one encoded gradient, in bytes."""
         size = sum(map(math.prod, shapes))
         low_rank = self.low_rank(shapes, size)
-        ratio = self.make().estimate_compression_ratio(CompressionInfo.from_tensor(torch.zeros(1)))
-        return 4 * ratio * (size if low_rank is None else low_rank.numbers)
+        return _encoded_bytes(size if low_rank is None else low_rank.numbers, self.make())
 
 
 def largest_number(codec: CompressionBase) -> float:
@@ -94,20 +93,21 @@ def largest_number(codec: CompressionBase) -> float:
     return torch.finfo(torch.float16).max if isinstance(codec, Float16) else math.inf
 
 
-def bytes_of_member(vector: torch.Tensor, codec: CompressionBase, num_members: int, share: float) -> float:
+def bytes_of_member(numbers: int, codec: CompressionBase, num_members: int, share: float) -> float:
     """Bytes that one of N members sends in an exchange, and receives: 1 + x (N - 2) vectors, if it reduces a share x.
 
     Args:
-        vector: shape [n], fp32
+        numbers: how many numbers travel for one vector; with PowerSGD, those of both passes
     """
-    return (1 + (num_members - 2) * share) * _encoded_bytes(vector, codec)
+    return (1 + (num_members - 2) * share) * _encoded_bytes(numbers, codec)
 
 
-def bytes_to_allow_for(vector: torch.Tensor, codec: CompressionBase, num_members: int, share: float) -> float:
+def bytes_to_allow_for(numbers: int, codec: CompressionBase, num_members: int, share: float) -> float:
     """The bytes of `bytes_of_member`, but at least 2 and at most `MAX_VECTORS` vectors."""
-    one = _encoded_bytes(vector, codec)
-    return min(max(2 * one, bytes_of_member(vector, codec, num_members, share)), MAX_VECTORS * one)
+    one = _encoded_bytes(numbers, codec)
+    return min(max(2 * one, bytes_of_member(numbers, codec, num_members, share)), MAX_VECTORS * one)
 
 
-def _encoded_bytes(vector: torch.Tensor, codec: CompressionBase) -> float:
-    return codec.estimate_compression_ratio(CompressionInfo.from_tensor(vector)) * vector.nbytes
+def _encoded_bytes(numbers: int, codec: CompressionBase) -> float:
+    one_number = torch.zeros(1)
+    return numbers * one_number.nbytes * codec.estimate_compression_ratio(CompressionInfo.from_tensor(one_number))

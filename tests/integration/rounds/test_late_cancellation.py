@@ -6,39 +6,16 @@ from pathlib import Path
 
 import torch
 from hivemind.p2p import P2P
-from hivemind.utils.crypto import RSAPrivateKey
 
-from swarm.averaging.commands import RunRound
-from swarm.averaging.rounds import Rounds, RoundSignals
-from swarm.network.peer_service import PeerService
-from swarm.network.signed_records import prepare_identity
-from swarm.protocol.messages import Member, Ticket
-from swarm.protocol.wire import LINEAGE_BYTES
-from tests.helpers.averaging_rounds import NO_TARGET, PATIENCE_SECONDS, TIMEOUT_SECONDS, options_for
-
-NAMESPACE = "run"
-
-
-async def nothing(*_) -> None:
-    """What a peer does that keeps no averages for others, and shows none."""
+from swarm.averaging.rounds import Rounds
+from tests.helpers.averaging_rounds import network, nothing, options_for, order_for, rounds_on
 
 
 async def peer_on(p2p: P2P, value: float) -> tuple[Rounds, torch.Tensor]:
     """A peer that answers others, and its vector."""
-    options = options_for(torch.zeros(1000), NAMESPACE)
+    options = options_for(torch.zeros(1000))
     options.vector.fill_(value)
-    rounds = Rounds(p2p, RSAPrivateKey(), options, RoundSignals())
-    join, aggregate = rounds.rpc_join_group, rounds.groups.rpc_aggregate_part
-    await PeerService(NAMESPACE, join, aggregate, nothing, nothing, rounds.rpc_show_evidence).answer(p2p)
-    await rounds.detector.answer()
-    return rounds, options.vector
-
-
-async def network(identity: Path, *others: P2P) -> P2P:
-    """A connection to the network, and to these others."""
-    prepare_identity(identity)
-    addresses = [address for other in others for address in await other.get_visible_maddrs()]
-    return await P2P.create(host_maddrs=["/ip4/127.0.0.1/tcp/0"], identity_path=str(identity), initial_peers=addresses)
+    return await rounds_on(p2p, options), options.vector
 
 
 async def average_and_give_up(folder: Path) -> tuple[Future, torch.Tensor]:
@@ -48,18 +25,7 @@ async def average_and_give_up(folder: Path) -> tuple[Future, torch.Tensor]:
     try:
         peers = [await peer_on(p2p, value) for p2p, value in ((here, 1.0), (there, 3.0))]
         (first, vector), (second, _) = peers
-        members = [Member(p2p.peer_id, float(place), False) for place, p2p in enumerate((here, there))]
-        orders = [
-            RunRound(
-                Ticket(0, 8, False, 1.0, bytes(LINEAGE_BYTES)),
-                members,
-                NO_TARGET,
-                patience_seconds=PATIENCE_SECONDS,
-                timeout_seconds=TIMEOUT_SECONDS,
-                future=Future(),
-            )
-            for _ in peers
-        ]
+        orders = [order_for([here, there]) for _ in peers]
 
         async def keep(*_) -> None:
             first.cancel()

@@ -43,7 +43,7 @@ def test_a_member_without_a_share_is_measured_by_the_vector_that_it_sends(mbps, 
     """It sends one vector. It was credited with two, and left out only below 2 Mbit/s."""
     vector, members = torch.zeros(2_500_000), SlowMembers()
     seconds = 8 * vector.nbytes / (mbps * 1e6)
-    num_bytes = dict.fromkeys(MEMBERS, bytes_of_member(vector, Codec().make(), num_members=3, share=0.0))
+    num_bytes = dict.fromkeys(MEMBERS, bytes_of_member(vector.numel(), Codec().make(), num_members=3, share=0.0))
     for _ in range(MAX_SLOW_ROUNDS):
         found = members.note(MEMBERS, {"slow": seconds - 1}, seconds, 0.4, num_bytes)
     assert ("slow" in found) == is_left_out
