@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Collection
+from collections.abc import Collection, Container
 
 from hivemind.p2p import PeerID
 
@@ -20,12 +20,17 @@ class JoinerGrace:
     """Remembers for which peers a leader keeps its next group open.
 
     In a swarm of short steps a joiner would find every group closed, if the leader did not wait for it. No peer can
-    keep groups open for good: they are held `MAX_HOLDS` times a minute for a peer, some seconds each time. For
-    strangers the leader has a limited allowance of time (`swarm.averaging.meeting.matchmaking`).
+    keep groups open for good: they are held `MAX_HOLDS` times a minute for a peer, some seconds each time. They are
+    held for `MAX_GROUP_SIZE` known peers a minute, and for as many strangers: strangers take no place of a known peer.
+    For strangers the leader has a limited allowance of time (`swarm.averaging.meeting.matchmaking`).
+
+    Args:
+        known: peers that have averaged with the leader; all others are strangers
+        timeouts: for how long a group is held open
     """
 
-    def __init__(self, timeouts: Timeouts = DEFAULT_TIMEOUTS):
-        self._timeouts = timeouts
+    def __init__(self, known: Container[PeerID] = (), timeouts: Timeouts = DEFAULT_TIMEOUTS):
+        self._known, self._timeouts = known, timeouts
         self._until: dict[PeerID, float] = {}
         self._holds: dict[PeerID, deque[float]] = {}
         self.open_until = 0.0
@@ -39,12 +44,16 @@ class JoinerGrace:
         self._holds = {other: holds for other, holds in self._holds.items() if holds[-1] > now - WITHIN_SECONDS}
         holds = self._holds.get(peer, deque(maxlen=MAX_HOLDS))
         used_up = len(holds) == MAX_HOLDS and holds[0] > now - WITHIN_SECONDS
-        if used_up or (not holds and len(self._holds) >= MAX_GROUP_SIZE):
+        if used_up or (not holds and self._num_like(peer) >= MAX_GROUP_SIZE):
             return
         holds.append(now)
         self._holds[peer] = holds
         self._until[peer] = max(now + seconds, self._until.get(peer, 0.0))
         self.open_until = max(self.open_until, now + seconds)
+
+    def _num_like(self, peer: PeerID) -> int:
+        """For how many peers that are known, or strangers, as this one is, a group was held in the last minute."""
+        return sum((other in self._known) == (peer in self._known) for other in self._holds)
 
     def awaited(self, arrived: Collection[PeerID]) -> set[PeerID]:
         """The peers for which the group is held, without those that have arrived."""

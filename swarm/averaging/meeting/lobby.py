@@ -108,7 +108,7 @@ class Lobby:
         """The leader that this peer follows and waits for."""
         self._pursuers: set[PeerID] = set()
         """Peers with this one's weights that came after the group closed. They need its average to join the next."""
-        self.grace = JoinerGrace(timeouts)
+        self.grace = JoinerGrace(known, timeouts)
 
     # ---- before a meeting -------------------------------------------------------------------------------------------
 

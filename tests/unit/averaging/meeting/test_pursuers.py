@@ -17,7 +17,7 @@ from swarm.averaging.meeting.matchmaking import STRANGER_SECONDS, STRANGER_SHARE
 from swarm.averaging.meeting.matchmaking_messages import to_knock
 from swarm.membership.backoff import Backoff
 from swarm.protocol.batch_target import BatchTarget
-from swarm.protocol.messages import Group, Member, Ticket
+from swarm.protocol.messages import MAX_GROUP_SIZE, Group, Member, Ticket
 from swarm.protocol.wire import LINEAGE_BYTES
 from swarm.runtime.timeouts import DEFAULT_TIMEOUTS
 from swarm.runtime.token_bucket import TokenBucket
@@ -31,6 +31,11 @@ HOLD_SECONDS = DEFAULT_TIMEOUTS.hold_seconds
 def ticket(step: int, samples: int = 64) -> Ticket:
     """The ticket of a peer with the weights that the swarm has at this step."""
     return Ticket(step, samples, False, 1.0, step.to_bytes(LINEAGE_BYTES, "big"))
+
+
+def stranger(number: int) -> PeerID:
+    """One of as many names as there are numbers."""
+    return PeerID(bytes([18, 32]) + number.to_bytes(32, "big"))
 
 
 @pytest.fixture(autouse=True)
@@ -152,6 +157,25 @@ def test_strangers_that_come_too_late_take_no_place_of_a_known_peer(monkeypatch)
     run_in_virtual_time(steps, monkeypatch)
 
 
+@pytest.mark.parametrize("behind", [0, 1, 2])
+def test_strangers_that_use_up_all_holds_take_none_of_a_known_peer(behind, monkeypatch):
+    """Names cost nothing: each of more than a thousand comes once, an update behind."""
+
+    async def steps() -> None:
+        leader, lobby = (leader := Leader()), leader.meeting.lobby
+        await leader.lead(6)
+        for number in range(MAX_GROUP_SIZE + 1):
+            last = stranger(number)
+            await leader.knock(last, 5)
+        await leader.knock(JOINER, 6 - behind)
+        lobby.set_step(7, ticket(7).lineage)
+        awaited = lobby.grace.awaited(())
+        assert JOINER in awaited
+        assert last not in awaited, "strangers have a limit of their own"
+
+    run_in_virtual_time(steps, monkeypatch)
+
+
 @pytest.mark.parametrize("behind", [0, 1], ids=["as a pursuer", "as one who is behind"])
 def test_a_member_that_comes_too_late_again_and_again_is_waited_for_a_few_times(behind, monkeypatch):
     async def steps() -> None:
@@ -177,7 +201,7 @@ def test_strangers_hold_a_swarm_up_for_a_small_share_of_its_time(monkeypatch):
         began = loop.time()
         for number in range(600):
             held_seconds += (await leader.lead(step))[1]
-            await leader.knock(PeerID(bytes([18, 32]) + number.to_bytes(32, "big")), step)
+            await leader.knock(stranger(number), step)
             await asyncio.sleep(COMPUTE_SECONDS)
             step += 1
         allowed_seconds = STRANGER_SECONDS + STRANGER_SHARE * (loop.time() - began)
