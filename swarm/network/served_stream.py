@@ -23,6 +23,8 @@ PREFETCHED = 5
 class ServedStream:
     """One stream. It ends with its handler, when its caller hangs up, or when a request takes too long.
 
+    A stranger's stream also ends if it has to make room for another stranger's.
+
     Args:
         limits: limits of all streams of this process
         context: the caller, and the name of the call
@@ -52,7 +54,13 @@ class ServedStream:
             has_many_requests: whether the caller sends a stream of requests
         """
         caller = self._context.remote_id
-        if not self._limits.open_stream(caller):
+
+        def end() -> None:
+            answering.cancel()
+            # Not closed: a caller that does not read what is on its way could keep the file open for good.
+            self._writer.transport.abort()
+
+        if not self._limits.open_stream(caller, end):
             return await self._fail("too many streams at a time")
         receiving = asyncio.ensure_future(self._receive_many() if has_many_requests else self._receive_one())
         answering = asyncio.ensure_future(self._answer(handler, has_many_requests))
@@ -66,7 +74,7 @@ class ServedStream:
             receiving.cancel()
             answering.cancel()
             await asyncio.gather(receiving, answering, return_exceptions=True)
-            self._limits.close_stream(caller)
+            self._limits.close_stream(caller, end)
             self._limits.give_bytes(caller, self._held_bytes)
 
     async def _fail(self, message: str) -> None:

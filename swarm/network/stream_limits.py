@@ -1,7 +1,8 @@
 """Limits of the streams, and of their buffered bytes, that each caller may have open with a process of this peer.
 
 An open stream costs a file, and a message that is being read costs its size. A name costs a stranger nothing, so all
-strangers together have limits as well. A peer that has been in a group with this process is no stranger.
+strangers together have limits as well. If they have all their streams open, the stranger that has most gives one up for
+a stranger that has fewer. A peer that has been in a group with this process is no stranger.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import resource
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from weakref import WeakKeyDictionary
 
 from hivemind.p2p import P2P, PeerID
@@ -48,7 +49,8 @@ class StreamLimits:
         files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         self.strangers_streams = min(STRANGERS_STREAMS, files // 4) if files > 0 else STRANGERS_STREAMS
         self._met = Acquaintances()
-        self._streams: Counter[PeerID] = Counter()
+        self._streams: dict[PeerID, list[Callable[[], None]]] = {}
+        """For each peer, what ends each of its open streams, the oldest first."""
         self._bytes: Counter[PeerID] = Counter()
         self._freed = asyncio.Event()
         self._complained: set[PeerID | None] = set()
@@ -71,16 +73,34 @@ class StreamLimits:
         """Whether this peer has been in a group with this process."""
         return peer in self._met
 
-    def open_stream(self, peer: PeerID) -> bool:
-        """Whether one more stream of this peer may be served. If so, `close_stream` has to be called when it ends."""
-        is_stranger = peer not in self._met
-        if self._streams[peer] >= STREAMS:
+    def open_stream(self, peer: PeerID, end: Callable[[], None]) -> bool:
+        """Whether one more stream of this peer may be served. If so, `close_stream` has to be called when it ends.
+
+        Args:
+            end: ends this stream; called if it has to make room for another stranger
+        """
+        if len(self._streams.get(peer, ())) >= STREAMS:
             self._complain_once(peer, f"{peer} has {STREAMS} streams open")
             return False
-        if is_stranger and self._of_strangers(self._streams) >= self.strangers_streams:
+        if peer not in self._met and self._num_of_strangers() >= self.strangers_streams and not self._make_room(peer):
             self._complain_once(None, f"Strangers have {self.strangers_streams} streams open")
             return False
-        self._streams[peer] += 1
+        self._streams.setdefault(peer, []).append(end)
+        return True
+
+    def _num_of_strangers(self) -> int:
+        return sum(len(streams) for peer, streams in self._streams.items() if peer not in self._met)
+
+    def _make_room(self, peer: PeerID) -> bool:
+        """End the oldest stream of the stranger that has most, if this stranger does not have more then.
+
+        So a few names cannot keep other strangers out by holding all streams.
+        """
+        of_strangers = [streams for other, streams in self._streams.items() if other not in self._met]
+        most = max(of_strangers, key=len, default=[])
+        if len(most) - 1 < len(self._streams.get(peer, ())) + 1:
+            return False
+        most.pop(0)()
         return True
 
     def _complain_once(self, about: PeerID | None, what: str) -> None:
@@ -88,9 +108,13 @@ class StreamLimits:
             self._complained.add(about)
             logger.warning(f"{what}: further ones are refused")
 
-    def close_stream(self, peer: PeerID) -> None:
-        """Note that a stream for which `open_stream` returned True has ended."""
-        self._take(self._streams, peer, 1)
+    def close_stream(self, peer: PeerID, end: Callable[[], None]) -> None:
+        """Note that a stream for which `open_stream` returned True has ended, also if it had to make room."""
+        streams = self._streams.get(peer, [])
+        if end in streams:
+            streams.remove(end)
+        if not streams:
+            self._streams.pop(peer, None)
 
     async def take_bytes(self, peer: PeerID, num_bytes: int) -> None:
         """Wait until so many bytes of this peer may be buffered; `give_bytes` gives them back."""
@@ -100,27 +124,21 @@ class StreamLimits:
 
     def give_bytes(self, peer: PeerID, num_bytes: int) -> None:
         """Note that so many bytes of this peer are not buffered any more."""
-        self._take(self._bytes, peer, num_bytes)
+        self._bytes[peer] -= num_bytes
+        if self._bytes[peer] <= 0:
+            del self._bytes[peer]
         self._wake()
 
     def _has_room(self, peer: PeerID, num_bytes: int) -> bool:
         if self._bytes[peer] + num_bytes > BUFFERED_BYTES:
             return False
-        return peer in self._met or self._of_strangers(self._bytes) + num_bytes <= STRANGERS_BYTES
-
-    def _of_strangers(self, used: Counter[PeerID]) -> int:
-        return sum(number for peer, number in used.items() if peer not in self._met)
+        of_strangers = sum(number for other, number in self._bytes.items() if other not in self._met)
+        return peer in self._met or of_strangers + num_bytes <= STRANGERS_BYTES
 
     def _wake(self) -> None:
         # A new event for the next wait: the callers that this one wakes look again, and some wait again.
         freed, self._freed = self._freed, asyncio.Event()
         freed.set()
-
-    @staticmethod
-    def _take(used: Counter[PeerID], peer: PeerID, number: int) -> None:
-        used[peer] -= number
-        if used[peer] <= 0:
-            del used[peer]
 
 
 _limits: WeakKeyDictionary[P2P, StreamLimits] = WeakKeyDictionary()

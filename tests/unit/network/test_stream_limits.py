@@ -1,12 +1,23 @@
 """How busy callers may keep a process: known peers, strangers, and peers that were removed since."""
 
 import asyncio
+import socket
+from contextlib import closing
+from functools import partial
+from types import SimpleNamespace
 
-from hivemind.p2p import PeerID
+from hivemind.p2p import P2P, PeerID
+from hivemind.proto.averaging_pb2 import DownloadData
 
-from swarm.network.stream_limits import BUFFERED_BYTES, STRANGERS_BYTES, StreamLimits
+from swarm.network.served_stream import ServedStream
+from swarm.network.stream_limits import BUFFERED_BYTES, STRANGERS_BYTES, STREAMS, StreamLimits
 
 MEMBERS = [PeerID(bytes([18, 32, *[number] * 32])) for number in range(4)]
+ANNA, BEN, CLEO, NEWCOMER = MEMBERS
+
+
+def end() -> None:
+    """What ends a stream that nothing has to end."""
 
 
 def test_members_that_were_removed_share_the_limits_of_strangers():
@@ -34,8 +45,115 @@ def test_removed_members_share_the_streams_of_strangers_too():
         limits = StreamLimits()
         limits.strangers_streams = 3
         limits.met(MEMBERS)
-        as_members = sum(limits.open_stream(member) for member in MEMBERS for _ in range(2))
+        as_members = sum(limits.open_stream(member, end) for member in MEMBERS for _ in range(2))
         limits.forget(MEMBERS)
-        return as_members, sum(limits.open_stream(member) for member in MEMBERS)
+        return as_members, sum(limits.open_stream(member, end) for member in MEMBERS)
 
     assert asyncio.run(run()) == (8, 0)
+
+
+def test_strangers_that_hold_all_streams_give_some_up_for_one_that_has_fewer():
+    """Two dozen names held the streams of all strangers: each asked for a piece of the state every minute."""
+    limits, ended = StreamLimits(), []
+    limits.strangers_streams = 2 * STREAMS
+    limits.met([CLEO])
+    for peer in (ANNA, BEN, CLEO):
+        assert all(limits.open_stream(peer, partial(ended.append, (peer, number))) for number in range(STREAMS))
+    got = [limits.open_stream(NEWCOMER, end) for _ in range(STREAMS)]
+    fair = 2 * STREAMS // 3
+    assert got == [True] * fair + [False] * (STREAMS - fair)
+    assert sorted(ended) == sorted((peer, number) for peer in (ANNA, BEN) for number in range(STREAMS - fair))
+    assert not limits.open_stream(ANNA, end), "it takes none back"
+    limits.close_stream(NEWCOMER, end)
+    assert limits.open_stream(ANNA, end), "but one that is free"
+
+
+class Caller:
+    """A stranger's end of a stream that one process serves, as `hivemind_patches` does.
+
+    Args:
+        limits: those of the process
+        peer: the stranger
+        handler: answers the stream
+    """
+
+    def __init__(self, limits: StreamLimits, peer: PeerID, handler):
+        self._limits, self._peer, self._handler = limits, peer, handler
+
+    async def __aenter__(self):
+        ours, theirs = socket.socketpair()
+        self.served = asyncio.ensure_future(self._serve(*await asyncio.open_connection(sock=theirs)))
+        self.reader, self._writer = await asyncio.open_connection(sock=ours)
+        return self
+
+    async def __aexit__(self, *_) -> None:
+        self._writer.close()
+        self.served.cancel()
+        await asyncio.gather(self.served, return_exceptions=True)
+
+    async def _serve(self, reader, writer) -> int:
+        """Serve the stream. Return how many bytes its caller has not taken when it ends."""
+        with closing(writer):
+            context = SimpleNamespace(remote_id=self._peer, handle_name="rpc")
+            await ServedStream(self._limits, context, reader, writer, DownloadData).serve(self._handler, True)
+            return writer.transport.get_write_buffer_size()
+
+    async def ask(self) -> None:
+        await P2P.send_protobuf(DownloadData(metadata=b"x"), self._writer)
+
+    async def answer(self) -> DownloadData:
+        answer, error = await P2P.receive_protobuf(DownloadData, self.reader)
+        assert error is None, error
+        return answer
+
+
+def test_a_stream_that_makes_room_ends_at_once_although_its_caller_reads_nothing():
+    async def without_end(requests, context):
+        while True:
+            yield DownloadData(metadata=bytes(2**16))
+
+    async def run() -> None:
+        limits = StreamLimits()
+        limits.strangers_streams = 2
+        async with Caller(limits, ANNA, without_end) as first, Caller(limits, ANNA, without_end) as second:
+            await first.answer()
+            await second.answer()
+            async with Caller(limits, BEN, without_end) as other:
+                await other.answer()
+                assert await first.served == 0, "none are kept for a caller that may never read them"
+                assert not second.served.done()
+                async with Caller(limits, CLEO, without_end) as one_more:
+                    await one_more.served, "each of two strangers has one stream"
+
+    asyncio.run(asyncio.wait_for(run(), 30))
+
+
+def test_a_stream_that_makes_room_ends_at_once_although_its_request_waits_for_room():
+    class NoRoom(StreamLimits):
+        """Limits that let no request be read."""
+
+        asks = 0
+
+        async def take_bytes(self, peer, num_bytes) -> None:
+            self.asks += 1
+            if self.asks == 2:
+                both_ask.set()
+            await asyncio.Event().wait()
+
+    async def waiting(requests, context):
+        async for request in requests:
+            yield request
+
+    async def run() -> None:
+        limits = NoRoom()
+        limits.strangers_streams = 2
+        async with Caller(limits, ANNA, waiting) as first, Caller(limits, ANNA, waiting) as second:
+            await first.ask()
+            await second.ask()
+            await both_ask.wait()
+            async with Caller(limits, BEN, waiting):
+                done, _ = await asyncio.wait([first.served, second.served], timeout=5, return_when="FIRST_COMPLETED")
+                assert len(done) == 1
+
+    both_ask = asyncio.Event()
+    asyncio.run(asyncio.wait_for(run(), 30))
