@@ -1,8 +1,10 @@
 """Low-rank passes without a network: what they keep, what they leave for later, and what they send."""
 
+import math
 import os
 
 import pytest
+import timm
 import torch
 
 from recipe.errors import InputError
@@ -11,6 +13,7 @@ from swarm.averaging.compression.powersgd import LowRank
 from swarm.averaging.unsettled import Unsettled
 from swarm.protocol.messages import Group, Ticket
 from swarm.protocol.wire import LINEAGE_BYTES
+from tests.helpers.paths import ROOT
 
 SHAPES, SIZE = [(40, 30), (7,), (16, 4, 3, 3), (5, 5)], 40 * 30 + 7 + 16 * 36 + 25 + 3
 """Two matrices large enough for rank 4, a vector, a matrix that is too small, and three numbers of buffers."""
@@ -157,6 +160,16 @@ def test_bytes_on_the_wire():
     assert low_rank.numbers == 4 * (40 + 30) + 4 * (16 + 36) + 7 + 25 + 3
     assert Codec("powersgd", 4).payload_bytes([(40, 30)]) == 4 * 4 * 70
     assert Codec("powersgd", 4).payload_bytes([(5, 5), (9,)]) == 4 * 34
+
+
+@pytest.mark.parametrize(
+    ("model", "name", "part"), [("vit_small_patch16_224", "ViT-S", 7), ("vit_base_patch16_224", "ViT-B", 15)]
+)
+def test_the_documents_say_how_many_bytes_a_parameter_takes(model, name, part):
+    with torch.device("meta"):
+        shapes = [parameter.shape for parameter in timm.create_model(model).parameters()]
+    assert round(sum(map(math.prod, shapes)) / Codec("powersgd").payload_bytes(shapes)) == part
+    assert f"1/{part} for a {name}" in (ROOT / "docs" / "howto" / "choose-averaging.md").read_text()
 
 
 @pytest.mark.parametrize("arguments", [("jpeg",), ("powersgd", 0)])
