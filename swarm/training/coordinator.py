@@ -21,29 +21,21 @@ from hivemind.utils import get_logger
 
 from recipe.errors import InputError
 from recipe.training.replay import Replay
-from swarm.averaging.averager import SwarmAverager
-from swarm.averaging.rounds import AveragingOptions
 from swarm.membership.progress_record import PAUSED, TRAINING, VALIDATING, WAITING
-from swarm.membership.progress_tracker import ProgressTracker
 from swarm.protocol.auto_mode import Plan
 from swarm.protocol.batch_target import BatchTarget
 from swarm.protocol.messages import Behind, OtherOrders, Refused, RoundEnded, RoundFailed, ShortBatch, WentBack
 from swarm.protocol.round_report import RoundEvent, StepReport
 from swarm.runtime.async_utils import POLL_SECONDS
-from swarm.runtime.line_use import LineUse
-from swarm.state_sync.state_version import StateVersion
 from swarm.state_sync.training_state import SharedState
 from swarm.training.audit.work_log import Loss
-from swarm.training.auto_averaging import AutoAveraging
 from swarm.training.averaging_mode import Averaging
-from swarm.training.contribution import Contribution
-from swarm.training.gradient_buffer import GradientVector, averaged_tensors, has_float_buffers
+from swarm.training.gradient_buffer import GradientVector, averaged_tensors
 from swarm.training.island.lead import Island
-from swarm.training.island.sharded.pieces import local_of
 from swarm.training.joining.attempt import Progress
 from swarm.training.joining.attester import Attester
 from swarm.training.joining.catch_up import CatchUp
-from swarm.training.joining.corroboration import Attendance, Corroboration
+from swarm.training.joining.corroboration import Corroboration
 from swarm.training.joining.follower import Follower
 from swarm.training.joining.healers import Healers
 from swarm.training.joining.listener import Listener
@@ -53,7 +45,6 @@ from swarm.training.own_peer import OwnPeer
 from swarm.training.rounds.own_round import OwnRound
 from swarm.training.rounds.own_update import OwnUpdate
 from swarm.training.rounds.step_orders import StepOrders
-from swarm.training.run_control import RunControl
 from swarm.training.undo.going_back import GoingBack
 
 IF_IT_RISES_AGAIN = (
@@ -106,16 +97,7 @@ class Coordinator:
         max_step: int,
         plan: Plan | None,
     ):
-        self.options, self.averaging = options, averaging
-        auto = AutoAveraging(has_float_buffers(model), plan) if self.averaging.auto else None
-        self.control = RunControl(self.options.admission, target_batch_size, max_step, auto)
-        self._should_stop, self._apply = should_stop, apply
-        # The peer's state, and what it computes.
-        self._gradients, state = self._share(model, optimizer)
-        self.version = StateVersion(state, step, self._gradients.weights, self.options.timeouts)
-        self._contribution = Contribution(self._gradients, self.version, self.averaging.codec.largest_number)
-        self._going_back = GoingBack(self.version, self.averaging.rule.clips, self.options.state_folder)
-        self._attendance = Attendance(options.matchmaking_seconds)
+        self.options, self.averaging, self._apply = options, averaging, apply
         self.waited_seconds = 0.0  # for other peers, before this peer began to train
         self.on_round: Callable[[RoundEvent], None] = lambda event: None
         """Called for each round that has ended, with an average or without."""
@@ -123,44 +105,27 @@ class Coordinator:
         """Called for each average that is applied."""
         self.is_to_leave: Callable[[], bool] = lambda: False
         """Called while the peer joins, or waits without computing: whether its owner's limits make it leave."""
-        # The other peers.
-        self.tracker = ProgressTracker(
-            dht=dht,
-            namespace=namespace,
-            target=self.control.target(step),
-            name=name,
+        own = OwnPeer.of(
+            *(dht, namespace, name),
+            *self._share(model, optimizer),
+            step=step,
+            target_batch_size=target_batch_size,
             max_step=max_step,
-            timeouts=options.timeouts,
-            admission=options.admission,
-        )
-        self.tracker.report(helps=self.options.helps, profile=self.options.profile)
-        self._attester = Attester(self.version, self._gradients.weights[0].device)
-        self._probation = Probation(self.version, self.tracker, self._attester)
-        self.averager = SwarmAverager(
-            dht=dht,
-            options=self._averaging_options(namespace, BatchTarget(target_batch_size)),
-            get_state=self.version.export,
-            of_trainer=[*map(local_of, model.parameters()), *model.buffers(), *self._gradients.own_tensors],
-        )
-        own = OwnPeer(
-            version=self.version,
-            gradients=self._gradients,
-            tracker=self.tracker,
-            averager=self.averager,
-            control=self.control,
             options=options,
-            overlaps=averaging.overlaps,
+            averaging=averaging,
+            plan=plan,
             should_stop=should_stop,
         )
-        self._step_orders = StepOrders(own)
+        self.version, self.tracker, self.averager, self.control = own.version, own.tracker, own.averager, own.control
+        self._gradients, self._contribution, self._attendance = own.gradients, own.contribution, own.attendance
+        self._should_stop = should_stop
+        self._attester = Attester(self.version, self._gradients.weights[0].device)
+        self._probation = Probation(self.version, self.tracker, self._attester)
         # The peer's rounds, and the updates that come out of them.
+        self._step_orders = StepOrders(own)
+        self._going_back = GoingBack(self.version, averaging.rule.clips, options.state_folder)
         self._round = OwnRound(
-            own,
-            step_orders=self._step_orders,
-            contribution=self._contribution,
-            going_back=self._going_back,
-            attendance=self._attendance,
-            tell=lambda event: self.on_round(event),
+            own, step_orders=self._step_orders, going_back=self._going_back, tell=lambda event: self.on_round(event)
         )
         self._update = OwnUpdate(
             own, breaker=self._going_back.breaker, probation=self._probation, tell=self._tell_of_update
@@ -175,23 +140,6 @@ class Coordinator:
         """The vector that rounds average, and the state that joiners download."""
         vector = GradientVector(*averaged_tensors(model, optimizer), self.averaging.overlaps)
         return vector, SharedState(model, [optimizer])
-
-    def _averaging_options(self, namespace: str, target: BatchTarget) -> AveragingOptions:
-        return AveragingOptions(
-            namespace=namespace,
-            vector=self._gradients.wire,
-            fragments=self._gradients.fragments,
-            target=target,
-            codec=self.averaging.codec,
-            rule=self.averaging.rule,
-            auto=self.averaging.auto,
-            shapes=[param.shape for param in self._gradients.params],
-            line=self.options.line or LineUse(),
-            timeouts=self.options.timeouts,
-            admission=self.options.admission,
-            ledger=self.options.ledger,
-            slowest_line_mbps=self.options.slowest_line_mbps,
-        )
 
     @property
     def step(self) -> int:

@@ -37,7 +37,7 @@ class CatchUp:
 
     def __init__(self, own: OwnPeer, follower: Follower, may_wait: Callable[[], bool]):
         self._follower, self._version, self._tracker = follower, own.version, own.tracker
-        self._options, self._overlaps, self._may_wait = own.options, own.overlaps, may_wait
+        self._options, self._overlaps, self._may_wait = own.options, own.averaging.overlaps, may_wait
         self._behind_since: float | None = None
         self._polled_at = -math.inf
 

@@ -36,7 +36,8 @@ class Listener:
     def __init__(self, own: OwnPeer):
         self._control = own.control
         self._averager, self._tracker, self._options = own.averager, own.tracker, own.options
-        self._is_able = own.overlaps and own.averager.can_listen and own.averager.vector.nbytes >= LISTEN_BYTES
+        is_large = own.averager.vector.nbytes >= LISTEN_BYTES
+        self._is_able = own.averaging.overlaps and own.averager.can_listen and is_large
         self._round: InflightRound | None = None
         self._least_step = 0
 

@@ -13,8 +13,6 @@ from swarm.membership.progress_record import AVERAGING
 from swarm.protocol.messages import Behind, OtherOrders, Refused, RoundEnded, RoundFailed, ShortBatch, Ticket, WentBack
 from swarm.protocol.round_report import RoundEvent, RoundReport
 from swarm.training.audit.work_log import with_work_name
-from swarm.training.contribution import Contribution
-from swarm.training.joining.corroboration import Attendance
 from swarm.training.own_peer import OwnPeer
 from swarm.training.rounds.inflight_round import InflightRound
 from swarm.training.rounds.step_orders import StepOrders
@@ -49,9 +47,7 @@ class OwnRound:
     Args:
         own: this peer
         step_orders: the organiser's orders for the step for which the peer computes
-        contribution: what the peer has computed
         going_back: says whether the peer wants to go back to an earlier state, and to which states it could
-        attendance: notes whether the peer comes in time
         tell: called with each round that has failed
     """
 
@@ -60,15 +56,13 @@ class OwnRound:
         own: OwnPeer,
         *,
         step_orders: StepOrders,
-        contribution: Contribution,
         going_back: GoingBack,
-        attendance: Attendance,
         tell: Callable[[RoundEvent], None],
     ):
         self._averager, self._tracker, self._version = own.averager, own.tracker, own.version
         self._control, self._step_orders = own.control, step_orders
-        self._contribution, self._going_back, self._attendance = contribution, going_back, attendance
-        self._options, self._overlaps, self._should_stop = own.options, own.overlaps, own.should_stop
+        self._contribution, self._attendance, self._going_back = own.contribution, own.attendance, going_back
+        self._options, self._overlaps, self._should_stop = own.options, own.averaging.overlaps, own.should_stop
         self._tell = tell
         self._far_members = FarMembers()
         self._inflight: InflightRound | None = None

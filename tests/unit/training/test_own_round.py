@@ -51,14 +51,15 @@ class Peer:
     def __init__(self, end: RoundReport | Exception):
         self.parts = Mock()
         self.parts.version.step, self.parts.version.lineage = STEP, LINEAGE
+        shared = ("averager", "tracker", "version", "control", "contribution", "attendance")
         own = SimpleNamespace(
-            **{name: getattr(self.parts, name) for name in ("averager", "tracker", "version", "control")},
+            **{name: getattr(self.parts, name) for name in shared},
             options=SimpleNamespace(),
-            overlaps=True,
+            averaging=SimpleNamespace(overlaps=True),
             should_stop=lambda: False,
         )
-        parts = ("contribution", "going_back", "attendance", "tell")
-        self.round = OwnRound(own, step_orders=self.parts.orders, **{name: getattr(self.parts, name) for name in parts})
+        parts = {"step_orders": self.parts.orders, "going_back": self.parts.going_back, "tell": self.parts.tell}
+        self.round = OwnRound(own, **parts)
         self.round.take_over(Listened(end))
         self.parts.reset_mock()
 

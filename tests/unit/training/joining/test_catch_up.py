@@ -39,7 +39,7 @@ def test_a_joiner_waits_for_the_state_until_its_owner_wants_it_to_leave(asked_of
         version=SimpleNamespace(changes=0),
         tracker=None,
         options=SimpleNamespace(join_timeout_seconds=60.0),
-        overlaps=False,
+        averaging=SimpleNamespace(overlaps=False),
     )
     CatchUp(own, attempt, may_wait).join()
     assert (len(asked), attempt.waits) == (asked_often, asked_often - 1)

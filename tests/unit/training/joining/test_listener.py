@@ -45,8 +45,13 @@ def listener(averager: Averager, next_round: int = 7, overlaps: bool = True, bla
     members = [Member(ME, 0.0, False), Member(OTHER, 1.0, False)]
     swarm = SimpleNamespace(members=members, next_round=next_round)
     tracker = SimpleNamespace(swarm=swarm, peer_id=ME, own=SimpleNamespace(client_mode=False), blame=blame)
-    options, control = CoordinatorOptions(), RunControl(OPEN, 64, 100)
-    own = SimpleNamespace(averager=averager, tracker=tracker, options=options, control=control, overlaps=overlaps)
+    own = SimpleNamespace(
+        averager=averager,
+        tracker=tracker,
+        options=CoordinatorOptions(),
+        control=RunControl(OPEN, 64, 100),
+        averaging=SimpleNamespace(overlaps=overlaps),
+    )
     return Listener(own)
 
 
