@@ -205,11 +205,11 @@ class Coordinator:
             self._wait_for_state()
         else:
             self.control.begin(self.step)
-            self._begin_step()
+            self._round.begin_step()
         self._attester.begin()
         self._wait_for_peers()
         self._going_back.begin()
-        self.resume()
+        self._round.resume()
         self._go_on_with_the_round()
 
     def _wait_for_peers(self) -> None:
@@ -233,7 +233,7 @@ class Coordinator:
         """
         self.control.join()
         self._catching_up.join()
-        self._begin_step()
+        self._round.begin_step()
 
     def catch_up(
         self, donor: PeerID | None = None, is_told: bool = False, corroboration: Corroboration | None = None
@@ -256,11 +256,11 @@ class Coordinator:
     def _apply_progress(self, progress: Progress) -> bool:
         """Act on the progress of catching up; return whether this peer holds other weights now."""
         if progress is Progress.OTHER_WEIGHTS:
-            self._begin_step()
+            self._round.begin_step()
             self._go_on_with_the_round()
         elif progress is Progress.IN_VAIN:
             self.tracker.report(samples=self.samples)  # nothing has changed: what was accumulated still counts
-            self.resume()
+            self._round.resume()
             self._go_on_with_the_round()
         elif self._catching_up.is_behind:
             self._contribution.resume()
@@ -423,7 +423,7 @@ class Coordinator:
             self._step_orders.follow()
         if self._step_orders.is_over:
             self._let_others_hear()
-        self.resume()
+        self._round.resume()
 
     def _let_others_hear(self) -> None:
         """Stay for a while after a paused run was ended: client-mode peers learn of the end only by calling a peer."""
@@ -440,7 +440,7 @@ class Coordinator:
 
     def after_validation(self) -> None:
         """Go on training."""
-        self.resume()
+        self._round.resume()
 
     def shared(self, state_dict: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """The model's state as a checkpoint keeps it: with the weights of the swarm."""
@@ -452,11 +452,6 @@ class Coordinator:
 
     def load_outer_state(self, state: dict[str, Any]) -> None:
         """Go on with this state of the outer optimizer; this comes before the peer joins."""
-
-    def resume(self) -> None:
-        """End a pause (validation, a checkpoint), which counts for no peer's pace."""
-        self._contribution.resume()
-        self.tracker.resume()
 
     # ---- how a round ends -------------------------------------------------------------------------------------------
 
@@ -489,7 +484,7 @@ class Coordinator:
         self._round.note_failure(short)
         self._round.take_back()
         self.tracker.recount(short.group)
-        self.resume()
+        self._round.resume()
 
     def _go_on_without_others(self) -> bool:
         """Act on a round to which no other peer came; return True if this peer makes the update alone.
@@ -517,7 +512,7 @@ class Coordinator:
         # If other peers agree with each other on other weights, this peer must not advance: it would look furthest.
         may_not = self.tracker.is_odd_one_out or self._follower.waits_for_others
         if may_not or not self._step_orders.target.is_reached_by(self.samples) or not self._contribution.is_finite:
-            self.resume()
+            self._round.resume()
             return False
         ticket = self._round.ticket()
         computed_seconds = self._contribution.give_alone()
@@ -549,7 +544,7 @@ class Coordinator:
             return
         advice = "" if back.liars else IF_IT_RISES_AGAIN
         logger.warning(f"Step {self.step}: the group {self.tracker.why(back)}{advice}")
-        self._begin_step(frozenset(back.group.peer_ids))
+        self._round.begin_step(frozenset(back.group.peer_ids))
 
     def _give_up(self, error: RoundEnded) -> None:
         self._round.note_failure(error)
@@ -605,22 +600,9 @@ class Coordinator:
             self.tracker.end_ahead(self.step, self.version.lineage, self.samples, self._update.group)
             self._step_orders.follow()
         else:
-            self._begin_step(self._update.group)
+            self._round.begin_step(self._update.group)
         if self._update.healer is not None:
             self.catch_up(self._update.healer)
-
-    def _begin_step(self, group: frozenset[PeerID] = frozenset()) -> None:
-        """Begin a step on weights that this peer has just got; drop everything computed before.
-
-        Args:
-            group: the peers that made the update, this one among them; empty if it made none
-        """
-        self._contribution.begin()
-        self._attendance.begin_step()
-        self._attendance.note_update()
-        self._round.forget()
-        self.tracker.begin_step(self.step, self.version.lineage, group)
-        self._step_orders.follow()
 
     def _make_up(self) -> None:
         """Make an update that other peers have made, by the orders that they had: look at the newest orders first."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+from hivemind.p2p import PeerID
 from hivemind.utils import get_logger
 
 from swarm.averaging.commands import RunRound
@@ -169,6 +170,24 @@ class OwnRound:
         self._version.settled.set()
         self._tracker.end_ahead(self._version.step, self._version.lineage, self._contribution.samples)
         self._step_orders.follow()
+
+    def begin_step(self, group: frozenset[PeerID] = frozenset()) -> None:
+        """Begin a step on weights that this peer has just got; drop everything computed before.
+
+        Args:
+            group: the peers that made the update, this one among them; empty if it made none
+        """
+        self._contribution.begin()
+        self._attendance.begin_step()
+        self._attendance.note_update()
+        self.forget()
+        self._tracker.begin_step(self._version.step, self._version.lineage, group)
+        self._step_orders.follow()
+
+    def resume(self) -> None:
+        """Go on with the step after a pause (validation, a checkpoint), which counts for no peer's pace."""
+        self._contribution.resume()
+        self._tracker.resume()
 
     def forget(self) -> None:
         """Forget the round, because its average is in the weights or other weights are here: the state is settled."""
