@@ -16,7 +16,6 @@ from typing import Any
 
 import torch
 from hivemind import DHT
-from hivemind.p2p import PeerID
 from hivemind.utils import get_logger
 
 from recipe.errors import InputError
@@ -32,10 +31,8 @@ from swarm.training.audit.work_log import Loss
 from swarm.training.averaging_mode import Averaging
 from swarm.training.gradient_buffer import GradientVector, averaged_tensors
 from swarm.training.island.lead import Island
-from swarm.training.joining.attempt import Progress
 from swarm.training.joining.attester import Attester
 from swarm.training.joining.catch_up import CatchUp
-from swarm.training.joining.corroboration import Corroboration
 from swarm.training.joining.follower import Follower
 from swarm.training.joining.healers import Healers
 from swarm.training.joining.listener import Listener
@@ -134,7 +131,9 @@ class Coordinator:
         self._listener = Listener(own)
         self._follower = Follower(own, apply=self._make_up, listener=self._listener, probation=self._probation)
         self._healers = Healers(own, self._probation)
-        self._catching_up = CatchUp(own, self._follower, self._may_wait)
+        self.catching_up = CatchUp(
+            own, self._round, self._listener, self._follower, self._healers, self._probation, self._may_wait
+        )
 
     def _share(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> tuple[GradientVector, SharedState]:
         """The vector that rounds average, and the state that joiners download."""
@@ -150,11 +149,6 @@ class Coordinator:
     def is_averaging(self) -> bool:
         """Whether a round is under way."""
         return self._round.is_running
-
-    @property
-    def is_catching_up(self) -> bool:
-        """Whether the peer is taking over a state or averages that it has missed."""
-        return self._catching_up.is_running
 
     @property
     def last_step(self) -> StepReport | None:
@@ -202,7 +196,7 @@ class Coordinator:
         if not self.tracker.exchange.wait_refreshed(FIRST_RECORDS_SECONDS):
             raise InputError("The DHT does not answer: check the connection to --initial-peers and try again.")
         if self.tracker.swarm.superiors:
-            self._wait_for_state()
+            self.catching_up.join()
         else:
             self.control.begin(self.step)
             self._round.begin_step()
@@ -210,7 +204,7 @@ class Coordinator:
         self._wait_for_peers()
         self._going_back.begin()
         self._round.resume()
-        self._go_on_with_the_round()
+        self.catching_up.go_on_with_the_round()
 
     def _wait_for_peers(self) -> None:
         """Wait until `min_peers` peers that train are there. If one of them is ahead, take over its state meanwhile."""
@@ -219,89 +213,11 @@ class Coordinator:
             self.tracker.report(urgent=True, phase=WAITING)
             self.tracker.exchange.wait_refreshed(1.0)
             if self.tracker.swarm.latest_step > self.step:
-                self._wait_for_state()
+                self.catching_up.join()
             self.waited_seconds = time.perf_counter() - began
 
     def _may_wait(self) -> bool:
         return not (self._should_stop() or self.is_to_leave())
-
-    def _wait_for_state(self) -> None:
-        """Take over the swarm's state before anything is computed.
-
-        Raises:
-            InputError: no peer hands it over
-        """
-        self.control.join()
-        self._catching_up.join()
-        self._round.begin_step()
-
-    def catch_up(
-        self, donor: PeerID | None = None, is_told: bool = False, corroboration: Corroboration | None = None
-    ) -> bool:
-        """Begin to take over the swarm's state, or that of a donor. Once it is here, earlier computing is dropped.
-
-        Args:
-            donor: the peer whose state is wanted; None for any whose state counts more than this peer's
-            is_told: a leader said that the swarm has gone on: until this peer has the state, it takes part in no round
-            corroboration: which witnesses must confirm the leader's claim that the swarm has gone on; None: believe the
-                leader
-
-        Returns:
-            whether this peer holds other weights already
-        """
-        has_changed = self._apply_progress(self._catching_up.begin(donor, is_told, corroboration))
-        self._attendance.resume()
-        return has_changed
-
-    def _apply_progress(self, progress: Progress) -> bool:
-        """Act on the progress of catching up; return whether this peer holds other weights now."""
-        if progress is Progress.OTHER_WEIGHTS:
-            self._round.begin_step()
-            self._go_on_with_the_round()
-        elif progress is Progress.IN_VAIN:
-            self.tracker.report(samples=self.samples)  # nothing has changed: what was accumulated still counts
-            self._round.resume()
-            self._go_on_with_the_round()
-        elif self._catching_up.is_behind:
-            self._contribution.resume()
-        return progress is Progress.OTHER_WEIGHTS
-
-    def _go_on_with_the_round(self) -> None:
-        """Take over the round to which this peer listens, if the peer holds the weights of that round; else leave it.
-
-        Do nothing while the peer still catches up: it may still get those weights, and the round would fail without
-        the share that this peer reduces.
-        """
-        if self._catching_up.is_running:
-            return
-        listened = self._listener.take(self.step, self.version.lineage)
-        if listened is not None:
-            self._gradients.depart()
-            if self.averaging.local_steps is None:  # with local steps, what it has computed is in its weights
-                self._contribution.forget_samples()
-            self._round.take_over(listened)
-
-    def _catch_up_if_behind(self) -> bool:
-        """Begin to catch up if a peer is ahead or this peer's weights are refuted, or go on with catching up.
-
-        Returns:
-            whether no round may begin now
-        """
-        return self._has_caught_up() or self._catching_up.is_behind
-
-    def _has_caught_up(self) -> bool:
-        """Begin to catch up if there is a reason, or go on with it; return whether the peer holds other weights now."""
-        if self._catching_up.is_running:
-            has_changed = self._apply_progress(self._catching_up.go_on())
-            self._attendance.resume()  # this peer has waited for an answer: it has not made other peers wait
-            return has_changed
-        if self._probation.refuters:
-            donor = self._healers.find_healer_of_refuted()
-            if donor is not None:
-                return self.catch_up(donor)
-        if self.tracker.swarm.seconded_step > self.step:
-            return self.catch_up()
-        return False
 
     # ---- every micro-batch ------------------------------------------------------------------------------------------
 
@@ -335,8 +251,8 @@ class Coordinator:
             event
         """
         self._probation.review()
-        if self._catching_up.is_behind:
-            self._catching_up.report()
+        if self.catching_up.is_behind:
+            self.catching_up.report()
         else:
             self.tracker.report(phase=TRAINING)
         return self._synchronise()
@@ -348,8 +264,8 @@ class Coordinator:
         self._probation.review()
         if self._probation.gives_nothing:
             self._contribution.withhold()
-        if self._catching_up.is_behind:
-            self._catching_up.report()
+        if self.catching_up.is_behind:
+            self.catching_up.report()
         elif self._probation.gives_nothing:
             self.tracker.report(samples=0, rate=0.0, phase=TRAINING)
         else:
@@ -363,7 +279,7 @@ class Coordinator:
             if self._round.is_done or self._is_over or self._step_orders.has_nothing_to_compute:
                 return self._end_round()
             return False
-        if self._catch_up_if_behind():
+        if self.catching_up.keep_up():
             return False
         if self._step_orders.has_nothing_to_compute or not self._is_over:
             return False
@@ -397,7 +313,7 @@ class Coordinator:
         donor = self._healers.find_healer(self._follower.last_donor) if is_often else None
         if donor is None:
             return False
-        self.catch_up(donor)
+        self.catching_up.begin(donor)
         return True
 
     # ---- pauses, validation, checkpoints ----------------------------------------------------------------------------
@@ -412,12 +328,12 @@ class Coordinator:
         if not self._round.is_running:
             donor = self._step_orders.donor_of_missed()
             if donor is not None:
-                self.catch_up(donor)
+                self.catching_up.begin(donor)
         if not self._step_orders.is_paused:
             return
         while self._step_orders.is_paused and not self._round.is_running and self._may_wait():
             self.tracker.report(urgent=self.tracker.own.phase != PAUSED, phase=PAUSED, samples=self.samples)
-            self._catch_up_if_behind()
+            self.catching_up.keep_up()
             self._step_orders.compare()
             time.sleep(POLL_SECONDS)
             self._step_orders.follow()
@@ -495,7 +411,7 @@ class Coordinator:
         self.tracker.exchange.wait_refreshed(NEWS_SECONDS)
         self._contribution.resume()  # this wait was no computing
         if self.tracker.swarm.latest_step > self.step:
-            self.catch_up(is_told=True)
+            self.catching_up.begin(is_told=True)
             return False
         self._contribution.finish()  # also what other processes of this peer have computed meanwhile
         return self._update_alone()
@@ -540,7 +456,7 @@ class Coordinator:
                 self._attester.note_update()
         if not has_gone:
             self._round.take_back()
-            self.catch_up(is_told=True)
+            self.catching_up.begin(is_told=True)
             return
         advice = "" if back.liars else IF_IT_RISES_AGAIN
         logger.warning(f"Step {self.step}: the group {self.tracker.why(back)}{advice}")
@@ -566,7 +482,8 @@ class Coordinator:
         if not (isinstance(error, RoundFailed) and error.lost):
             self.tracker.exchange.wait_refreshed(NEWS_SECONDS)
         if isinstance(error, Behind):
-            self.catch_up(is_told=True, corroboration=self._attendance.corroboration_for(error.leader, self.tracker))
+            corroboration = self._attendance.corroboration_for(error.leader, self.tracker)
+            self.catching_up.begin(is_told=True, corroboration=corroboration)
 
     # ---- updates ----------------------------------------------------------------------------------------------------
 
@@ -602,7 +519,7 @@ class Coordinator:
         else:
             self._round.begin_step(self._update.group)
         if self._update.healer is not None:
-            self.catch_up(self._update.healer)
+            self.catching_up.begin(self._update.healer)
 
     def _make_up(self) -> None:
         """Make an update that other peers have made, by the orders that they had: look at the newest orders first."""
@@ -613,7 +530,7 @@ class Coordinator:
     def leave(self) -> None:
         """Leave the swarm and stop; the other peers train on."""
         self._contribution.leave()
-        self._catching_up.cancel()
+        self.catching_up.cancel()
         self._attester.close()
         self._listener.leave()
         self._round.leave()

@@ -55,6 +55,6 @@ class HelperStrategy(SwarmStrategy):
         coordinator = self.coordinator
         # The bell rings when a peer came, a round ended or records were read. It does not ring for a download, so that
         # is polled.
-        seconds = POLL_SECONDS if coordinator.is_catching_up else coordinator.options.timeouts.report_seconds
+        seconds = POLL_SECONDS if coordinator.catching_up.is_running else coordinator.options.timeouts.report_seconds
         coordinator.averager.signals.bell.wait(seconds)
         return coordinator.attend()

@@ -275,7 +275,7 @@ class LocalCoordinator(Coordinator):
             return False
         vector = self._gradients
         vector.samples += samples
-        may_begin = not self._round.is_running and not self._catching_up.is_behind
+        may_begin = not self._round.is_running and not self.catching_up.is_behind
         is_last = may_begin and self._is_over  # a round begins with all that has been computed
         is_due = is_last or vector.samples >= self.local_batch_size
         if is_due:
@@ -286,7 +286,7 @@ class LocalCoordinator(Coordinator):
             if self._round.is_running:
                 self._synchronise_all()
             else:
-                self._catch_up_if_behind()
+                self.catching_up.keep_up()
             return False
         self._contribution.keep()
         self._weights_may_be_why = False
@@ -309,7 +309,7 @@ class LocalCoordinator(Coordinator):
             # Without a donor now, try again after the next bad step: the other peers may be making an update.
             self._weights_may_be_why = donor is None and bool(self.tracker.others)
             if donor is not None:
-                self.catch_up(donor)
+                self.catching_up.begin(donor)
                 return False
             self._gradients.drop()  # back to the weights of the last global update
             self._contribution.forget_samples()

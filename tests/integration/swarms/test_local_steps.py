@@ -284,15 +284,15 @@ class Told(L.Callback):
         self._line = line
 
     def on_train_start(self, trainer, pl_module):
-        coordinator = trainer.strategy.coordinator
-        catch_up = coordinator.catch_up
+        catching_up = trainer.strategy.coordinator.catching_up
+        begin = catching_up.begin
 
         def tell(donor=None, **told):
-            has_changed = catch_up(donor, **told)
+            has_changed = begin(donor, **told)
             self._line.put("replaced" if donor and has_changed else "caught up")
             return has_changed
 
-        coordinator.catch_up = tell
+        catching_up.begin = tell
 
 
 def train_locally(name, initial_peers, line, plan, target, steps, local, min_peers, overlap, codec, data=loader):

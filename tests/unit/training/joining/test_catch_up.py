@@ -1,6 +1,7 @@
 """How long a peer that catches up waits."""
 
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 
@@ -35,11 +36,6 @@ def test_a_joiner_waits_for_the_state_until_its_owner_wants_it_to_leave(asked_of
         asked.append(True)
         return len(asked) < asked_often
 
-    own = SimpleNamespace(
-        version=SimpleNamespace(changes=0),
-        tracker=None,
-        options=SimpleNamespace(join_timeout_seconds=60.0),
-        averaging=SimpleNamespace(overlaps=False),
-    )
-    CatchUp(own, attempt, may_wait).join()
+    own = Mock(version=SimpleNamespace(changes=0), options=SimpleNamespace(join_timeout_seconds=60.0))
+    CatchUp(own, Mock(), Mock(), attempt, Mock(), Mock(), may_wait).join()
     assert (len(asked), attempt.waits) == (asked_often, asked_often - 1)
