@@ -20,7 +20,7 @@ from hivemind.utils import get_logger
 
 from recipe.errors import InputError
 from recipe.training.replay import Replay
-from swarm.membership.progress_record import PAUSED, TRAINING, VALIDATING, WAITING
+from swarm.membership.progress_record import TRAINING, VALIDATING, WAITING
 from swarm.protocol.auto_mode import Plan
 from swarm.protocol.batch_target import BatchTarget
 from swarm.protocol.messages import Behind, OtherOrders, Refused, RoundEnded, RoundFailed, ShortBatch, WentBack
@@ -41,6 +41,7 @@ from swarm.training.options import CoordinatorOptions
 from swarm.training.own_peer import OwnPeer
 from swarm.training.rounds.own_round import OwnRound
 from swarm.training.rounds.own_update import OwnUpdate
+from swarm.training.rounds.pause import Pause
 from swarm.training.rounds.step_orders import StepOrders
 from swarm.training.undo.going_back import GoingBack
 
@@ -50,8 +51,6 @@ IF_IT_RISES_AGAIN = (
 )
 FIRST_RECORDS_SECONDS = 60
 """Longest wait for the first records of other peers. A DHT node that names a dozen silent ones costs more than 30 s."""
-END_SECONDS = 30.0
-"""Time for other peers to learn that a paused run has ended. A client-mode peer looks for orders every 15 s."""
 NEWS_SECONDS = 5 * POLL_SECONDS
 """Longest wait for records that were written after a round ended."""
 
@@ -134,6 +133,7 @@ class Coordinator:
         self.catching_up = CatchUp(
             own, self._round, self._listener, self._follower, self._healers, self._probation, self._may_wait
         )
+        self._pause = Pause(own, self._step_orders, self._round, self.catching_up, self._may_wait)
 
     def _share(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> tuple[GradientVector, SharedState]:
         """The vector that rounds average, and the state that joiners download."""
@@ -329,26 +329,8 @@ class Coordinator:
             donor = self._step_orders.donor_of_missed()
             if donor is not None:
                 self.catching_up.begin(donor)
-        if not self._step_orders.is_paused:
-            return
-        while self._step_orders.is_paused and not self._round.is_running and self._may_wait():
-            self.tracker.report(urgent=self.tracker.own.phase != PAUSED, phase=PAUSED, samples=self.samples)
-            self.catching_up.keep_up()
-            self._step_orders.compare()
-            time.sleep(POLL_SECONDS)
-            self._step_orders.follow()
-        if self._step_orders.is_over:
-            self._let_others_hear()
-        self._round.resume()
-
-    def _let_others_hear(self) -> None:
-        """Stay for a while after a paused run was ended: client-mode peers learn of the end only by calling a peer."""
-        until = time.monotonic() + END_SECONDS
-        while time.monotonic() < until and self._may_wait():
-            self.tracker.report(urgent=self.tracker.own.phase != TRAINING, phase=TRAINING)
-            self.tracker.exchange.wait_refreshed(1.0)
-            if not self._step_orders.num_paused:
-                break
+        if self._step_orders.is_paused:
+            self._pause.wait()
 
     def before_validation(self) -> None:
         """Report that this peer validates. The model holds the swarm's weights until `after_validation`."""

@@ -37,5 +37,6 @@ def test_a_joiner_waits_for_the_state_until_its_owner_wants_it_to_leave(asked_of
         return len(asked) < asked_often
 
     own = Mock(version=SimpleNamespace(changes=0), options=SimpleNamespace(join_timeout_seconds=60.0))
-    CatchUp(own, Mock(), Mock(), attempt, Mock(), Mock(), may_wait).join()
+    parts = {name: Mock() for name in ("own_round", "listener", "healers", "probation")}
+    CatchUp(own, follower=attempt, may_wait=may_wait, **parts).join()
     assert (len(asked), attempt.waits) == (asked_often, asked_often - 1)
