@@ -23,9 +23,7 @@ from recipe.training.replay import Replay
 from swarm.membership.progress_record import TRAINING, VALIDATING, WAITING
 from swarm.protocol.auto_mode import Plan
 from swarm.protocol.batch_target import BatchTarget
-from swarm.protocol.messages import Behind, OtherOrders, Refused, RoundEnded, RoundFailed, ShortBatch, WentBack
 from swarm.protocol.round_report import RoundEvent, StepReport
-from swarm.runtime.async_utils import POLL_SECONDS
 from swarm.state_sync.training_state import SharedState
 from swarm.training.audit.work_log import Loss
 from swarm.training.averaging_mode import Averaging
@@ -42,17 +40,12 @@ from swarm.training.own_peer import OwnPeer
 from swarm.training.rounds.own_round import OwnRound
 from swarm.training.rounds.own_update import OwnUpdate
 from swarm.training.rounds.pause import Pause
+from swarm.training.rounds.recovery import NEWS_SECONDS, Recovery
 from swarm.training.rounds.step_orders import StepOrders
 from swarm.training.undo.going_back import GoingBack
 
-IF_IT_RISES_AGAIN = (
-    ". If it rises again, lower the learning rate (swarm control learning-rate 0.5), or remove the member whose "
-    "gradients are far from those of the other members"
-)
 FIRST_RECORDS_SECONDS = 60
 """Longest wait for the first records of other peers. A DHT node that names a dozen silent ones costs more than 30 s."""
-NEWS_SECONDS = 5 * POLL_SECONDS
-"""Longest wait for records that were written after a round ended."""
 
 logger = get_logger(__name__)
 
@@ -93,7 +86,7 @@ class Coordinator:
         max_step: int,
         plan: Plan | None,
     ):
-        self.options, self.averaging, self._apply = options, averaging, apply
+        self.options, self.averaging, self._should_stop, self._apply = options, averaging, should_stop, apply
         self.waited_seconds = 0.0  # for other peers, before this peer began to train
         self.on_round: Callable[[RoundEvent], None] = lambda event: None
         """Called for each round that has ended, with an average or without."""
@@ -114,7 +107,6 @@ class Coordinator:
         )
         self.version, self.tracker, self.averager, self.control = own.version, own.tracker, own.averager, own.control
         self._gradients, self._contribution, self._attendance = own.gradients, own.contribution, own.attendance
-        self._should_stop = should_stop
         self._attester = Attester(self.version, self._gradients.weights[0].device)
         self._probation = Probation(self.version, self.tracker, self._attester)
         # The peer's rounds, and the updates that come out of them.
@@ -134,6 +126,9 @@ class Coordinator:
             own, self._round, self._listener, self._follower, self._healers, self._probation, self._may_wait
         )
         self._pause = Pause(own, self._step_orders, self._round, self.catching_up, self._may_wait)
+        self._recovery = Recovery(
+            own, self._round, self._step_orders, self._going_back, self._attester, self.catching_up, self._healers
+        )
 
     def _share(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> tuple[GradientVector, SharedState]:
         """The vector that rounds average, and the state that joiners download."""
@@ -357,13 +352,8 @@ class Coordinator:
         """Wait for the round to end; return True if there is an average to apply."""
         try:
             ended = self._round.wait()
-            match ended.error:
-                case ShortBatch() as short:
-                    self._compute_on(short)
-                case WentBack() as back:
-                    self._go_back_if_convinced(back)
-                case RoundEnded() as error:
-                    self._give_up(error)
+            if ended.error is not None:
+                self._recovery.recover(ended.error)
         finally:  # this time was no computing, and no peer has waited for this one
             self._contribution.resume()
             self._attendance.resume()
@@ -376,13 +366,6 @@ class Coordinator:
         own = ended.round
         self._update.prepare(own.ticket, own.work.seconds, own.blocked_seconds, ended.report, self._follower.last_donor)
         return True
-
-    def _compute_on(self, short: ShortBatch) -> None:
-        """Go on with the step: the group had too few samples, because a pace was overestimated or samples were lost."""
-        self._round.note_failure(short)
-        self._round.take_back()
-        self.tracker.recount(short.group)
-        self._round.resume()
 
     def _go_on_without_others(self) -> bool:
         """Act on a round to which no other peer came; return True if this peer makes the update alone.
@@ -417,55 +400,6 @@ class Coordinator:
         self._update.show()
         self._update.prepare(ticket, computed_seconds, 0.0, None, self._follower.last_donor)
         return True
-
-    def _go_back_if_convinced(self, back: WentBack) -> None:
-        """Go back to an earlier state with the group, if this peer has a reason as well."""
-        if self._going_back.is_convinced(back):
-            self._round.note_failure(back)
-            self._go_back(back)
-        else:  # if the others do go back, they are ahead then, and this peer catches up
-            self.tracker.blame(back.blamed)
-            self._give_up(RoundFailed(f"most of the group goes back to step {back.step} without showing a reason"))
-
-    def _go_back(self, back: WentBack) -> None:
-        """Make an earlier state that of the next step, as the group does; drop what was computed on the spoilt one."""
-        self.tracker.met(back.group.peer_ids, ())
-        self.control.met(back.group)
-        with self.version.lock:
-            has_gone = self._going_back.go(back)
-            if has_gone:
-                self._gradients.adopt()  # with local steps, this sets the anchors, which others download and compare
-                self._attester.note_update()
-        if not has_gone:
-            self._round.take_back()
-            self.catching_up.begin(is_told=True)
-            return
-        advice = "" if back.liars else IF_IT_RISES_AGAIN
-        logger.warning(f"Step {self.step}: the group {self.tracker.why(back)}{advice}")
-        self._round.begin_step(frozenset(back.group.peer_ids))
-
-    def _give_up(self, error: RoundEnded) -> None:
-        self._round.note_failure(error)
-        self._attendance.note_failed(error.group_id)
-        self._round.take_back()
-        self._recover(error)
-
-    def _recover(self, error: RoundEnded) -> None:
-        """Recover from a round that failed: try again with the next micro-batch, or take over the swarm's state."""
-        if isinstance(error, OtherOrders):
-            self.control.take(error.signed)
-            return self._step_orders.follow()
-        if isinstance(error, Refused):
-            return self._healers.refused_by(error.leader)
-        if isinstance(error, RoundFailed) and not self._should_stop():
-            self.tracker.missed(error.lost)
-            logger.warning(f"The round of step {self.step} failed and is tried again: {self.tracker.why(error)}")
-        # With lost members, the rest of the group is still there and tries again at once: no records are needed.
-        if not (isinstance(error, RoundFailed) and error.lost):
-            self.tracker.exchange.wait_refreshed(NEWS_SECONDS)
-        if isinstance(error, Behind):
-            corroboration = self._attendance.corroboration_for(error.leader, self.tracker)
-            self.catching_up.begin(is_told=True, corroboration=corroboration)
 
     # ---- updates ----------------------------------------------------------------------------------------------------
 
