@@ -94,9 +94,13 @@ class Coordinator:
         """Called for each average that is applied."""
         self.is_to_leave: Callable[[], bool] = lambda: False
         """Called while the peer joins, or waits without computing: whether its owner's limits make it leave."""
+        vector, state = self._share(model, optimizer)
         own = OwnPeer.of(
-            *(dht, namespace, name),
-            *self._share(model, optimizer),
+            dht,
+            namespace,
+            name,
+            vector,
+            state,
             step=step,
             target_batch_size=target_batch_size,
             max_step=max_step,
