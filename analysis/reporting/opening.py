@@ -132,7 +132,7 @@ def details_section(experiments: Sequence[Experiment]) -> Section:
         "out, which takes three repetitions. Limits, in figures and tables, are what is left when nothing but "
         "computing and the bytes of an fp16 average takes time. DDP sends gradients while it computes others, so it "
         "can exceed the synchronous one where it is not paced. An update of several local steps has several times the "
-        "samples, so the table below does not compare such updates."
+        "samples, so no updates per second are given for it."
     )
     every = [(system, row) for system in HEADLINES for row in comparisons(experiments, system)]
     rest = [_row(system, row) for system, row in every if not row.is_counted]

@@ -131,7 +131,8 @@ def _by_name(sources: Sequence[Path]) -> dict[str, Records]:
 def experiment_section(experiment: Experiment, output: Path) -> Section:
     """The section of an experiment: answer, throughput, parts of an update, bytes, quality, and what was left out."""
     section = Section(experiment.question)
-    section.text += filter(None, (time_to_accuracy(experiment), answer(experiment)))
+    section.text += filter(None, [time_to_accuracy(experiment)])
+    section.text += answer(experiment)
     section.text += _how_measured(experiment)
     if not experiment.valid.empty:
         mark = ", paced" if paced_rates(experiment) else ""

@@ -223,8 +223,8 @@ def time_reached(cells: pd.DataFrame) -> str:
     mean, half_width, n = interval(of_seeds(cells, "seconds_to_accuracy"))
     if not n:
         return "not reached"
-    spread = "" if math.isnan(half_width) else f" ± {half_width:.1f}"
-    return f"{mean:.1f}{spread} ({cells['seconds_to_accuracy'].notna().sum()} of {len(cells)} reached it)"
+    reached = cells["seconds_to_accuracy"].notna().sum()
+    return f"{plus_minus(mean, half_width, 1)} ({reached} of {len(cells)} reached it)"
 
 
 COMMON = "ddp"
@@ -269,9 +269,13 @@ def agreement_table(experiment: Experiment, earlier: Experiment) -> pd.DataFrame
 
 
 def with_interval(mean: float, half_width: float, n: int, digits: int = 1) -> str:
-    """A mean with its interval, as in all tables."""
-    spread = "" if math.isnan(half_width) else f" ± {half_width:.{digits}f}"
-    return f"{mean:.{digits}f}{spread} (n = {n})"
+    """A mean with its interval and n, as in all tables."""
+    return f"{plus_minus(mean, half_width, digits)} (n = {n})"
+
+
+def plus_minus(mean: float, half_width: float, digits: int) -> str:
+    """A mean with its interval, which fewer than three values do not have."""
+    return f"{mean:.{digits}f}" + ("" if math.isnan(half_width) else f" ± {half_width:.{digits}f}")
 
 
 def number(value: float, digits: int) -> str | None:

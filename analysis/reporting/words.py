@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from itertools import combinations, product
@@ -13,7 +14,7 @@ from analysis.campaigns.cells import load_grid, shipped_grids
 from analysis.campaigns.systems import SYSTEMS, have_equal_updates, samples_between_validations
 from analysis.reporting import figures
 from analysis.reporting.results import RATES, REPETITIONS, Experiment, interval, of_seeds, ratios
-from analysis.reporting.tables import quality_table, time_reached, with_interval
+from analysis.reporting.tables import plus_minus, quality_table, time_reached, with_interval
 from recipe.training.pacing import BACKWARD_OVER_FORWARD
 
 FAIR = ("ddp", "ddp-fp16")
@@ -158,22 +159,23 @@ def _own_warmup_steps(experiment: Experiment) -> Iterable[int]:
         yield cell.full_recipe().warmup_steps // max(1, local) if pd.isna(own) else int(own)
 
 
-def answer(experiment: Experiment) -> str:
-    """A paragraph on the speed of each system, at the first and the last value of the axis."""
+def answer(experiment: Experiment) -> list[str]:
+    """Paragraphs on the speed of each system, and over that of `FAIR`, at the first and the last value of the axis."""
     summary = experiment.summary("samples_per_second").dropna(subset=["mean"])
     if summary.empty:
-        return " ".join(["No cell was valid: see the reasons below.", *_failures(experiment)])
+        return [" ".join(["No cell was valid: see the reasons below.", *_failures(experiment)])]
     values = summary[experiment.axis].drop_duplicates().sort_values()
     label = figures.LABELS.get(experiment.axis, experiment.axis)
-    sentences = []
+    paragraphs = []
     for value in dict.fromkeys((values.iloc[0], values.iloc[-1])):
-        begin = f"At {label} = {value}, in" if experiment.axes else "In"
-        sentences.append(f"{begin} samples per second: {_rates(summary[summary[experiment.axis] == value])}.")
-        sentences += _comparisons(experiment, value)
-    sentences += _failures(experiment)
+        begin = f"At {label} = {value}" if experiment.axes else "Speed"
+        paragraphs.append(f"{begin}: {_rates(experiment, value)}.")
+        if found := _comparisons(experiment, value):
+            paragraphs.append(" ".join(found))
+    paragraphs += _failures(experiment)
     if summary["n"].max() < 3:
-        sentences.append("Fewer than three repetitions: a first impression, no result.")
-    return ("" if experiment.axes else learned(experiment)) + " ".join(sentences)
+        paragraphs.append("Fewer than three repetitions: a first impression, no result.")
+    return paragraphs if experiment.axes else [*filter(None, [learned(experiment)]), *paragraphs]
 
 
 def _failures(experiment: Experiment) -> list[str]:
@@ -291,27 +293,45 @@ def _uneven_validations(experiment: Experiment) -> str:
     return f"Validations came {'; '.join(often)}. Compare times of different intervals with care." if often else ""
 
 
-def _rates(rows: pd.DataFrame) -> str:
-    rows = rows.sort_values("mean", ascending=False)
-    return "; ".join(
-        f"{SYSTEMS[row.system].label} {with_interval(row.mean, row.half_width, row.n)}" for row in rows.itertuples()
+def _rates(experiment: Experiment, value: object) -> str:
+    """The rates of every system at a value of the axis, the fastest first.
+
+    Updates per second are left out where an update is asked to have another number of samples than one of `FAIR`.
+    """
+    samples, updates = (
+        (rows := experiment.summary(rate))[rows[experiment.axis] == value].set_index("system")
+        for rate in ("samples_per_second", "updates_per_second")
     )
+    said = []
+    for row in samples.dropna(subset=["mean"]).sort_values("mean", ascending=False).itertuples():
+        rates = f"{plus_minus(row.mean, row.half_width, 1)} samples/s"
+        if have_equal_updates(row.Index, FAIR[0]):
+            mean, half_width = updates.loc[row.Index, ["mean", "half_width"]]
+            digits = max(0, 2 - math.floor(math.log10(mean)))  # three figures: an update may take a minute
+            rates += f", {plus_minus(mean, half_width, digits)} updates/s"
+        said.append(f"{SYSTEMS[row.Index].label} {rates} (n = {row.n})")
+    return "; ".join(said)
 
 
 def _comparisons(experiment: Experiment, value: object) -> list[str]:
-    """Sentences that compare every swarm with `FAIR`, with intervals; if one includes 1, no difference is shown."""
+    """Sentences that compare every swarm with `FAIR` in both rates; if an interval includes 1, no difference is
+    shown."""
     found = []
     for system in (name for name in experiment.systems if name.startswith("swarm")):
         against = []
         for baseline in FAIR:
-            mean, half_width, n = interval(ratios(experiment, system, baseline).get(value, []))
-            if n:
-                unclear = "" if abs(mean - 1) > half_width else " – no difference shown"
-                ratio = with_interval(mean, half_width, n, digits=2)
-                against.append(f"{ratio} times as fast as {SYSTEMS[baseline].label}{unclear}")
+            rates = [name for name in RATES if name == "samples/s" or have_equal_updates(system, baseline)]
+            said = []
+            for name in rates:
+                mean, half_width, n = interval(ratios(experiment, system, baseline, RATES[name]).get(value, []))
+                if n:
+                    unclear = "" if abs(mean - 1) > half_width else " (not shown)"
+                    said.append(f"{plus_minus(mean, half_width, 2)} times the {name}{unclear}")
+            if said:
+                against.append(f"{' and '.join(said)} of {SYSTEMS[baseline].label} (n = {n})")
         if against:
             label = SYSTEMS[system].label
-            found.append(f"{label[0].upper()}{label[1:]} was {', and '.join(against)}.")
+            found.append(f"{label[0].upper()}{label[1:]} made {'; and '.join(against)}.")
     return found
 
 
@@ -325,4 +345,4 @@ def learned(experiment: Experiment) -> str:
         f"{SYSTEMS[system].label} {with_interval(100 * mean, 100 * half_width, n)}"
         for system, mean, half_width, n in sorted(found, key=lambda row: -row[1])
     )
-    return f"Validation accuracy at the end, in percent: {shown}. "
+    return f"Validation accuracy at the end, in percent: {shown}."

@@ -87,10 +87,13 @@ def test_what_is_said_comes_with_intervals(tmp_path):
                 cell = replace(CELL, system=system, rtt_ms=rtt, repetition=repetition)
                 write_run(tmp_path / "said" / cell.name, cell, seconds)
     said = Experiment(read(tmp_path / "said"))
-    near, far = answer(said).split("At round-trip time, ms = 100")
-    assert "no difference shown" in near
-    assert "no difference shown" not in far
-    assert "1.30 ± 0.01 (n = 3) times as fast as DDP" in far
+    speeds_near, near, speeds_far, far = answer(said)
+    assert speeds_near.startswith("At round-trip time, ms = 0: ")
+    assert speeds_far.startswith("At round-trip time, ms = 100: our swarm, synchronous 256.0 ± 0.0 samples/s, 0.500")
+    assert near.count("times the updates/s (not shown) and 1.01 ± 0.27 times the samples/s (not shown) of DDP") == 1
+    assert (
+        "made 1.30 ± 0.01 times the updates/s and 1.30 ± 0.01 times the samples/s of DDP, accumulated (n = 3)." in far
+    )
     (row,) = results_table([said]).to_dict("records")
     assert row["DDP, accumulated: samples/s"].endswith("shown to be faster in 1 of 2 settings, slower in 0")
     assert row["DDP, accumulated: updates/s"].startswith("1.01 to 1.30; shown")
@@ -104,13 +107,22 @@ def test_ratios_are_in_updates_as_well_as_in_samples(tmp_path):
     ):
         cell = replace(CELL, system=system, repetition=repetition)
         write_run(tmp_path / "rates" / cell.name, cell, seconds, samples=samples)
-    table = ratio_table(Experiment(read(tmp_path / "rates")))
+    rates = Experiment(read(tmp_path / "rates"))
+    table = ratio_table(rates)
     columns = ["system", "in", "DDP, accumulated", "DDP, an update every micro-batch"]
     assert table[columns].fillna("–").to_numpy().tolist() == [
         ["our swarm, synchronous", "samples/s", "1.07 ± 0.00 (n = 3)", "4.26 ± 0.00 (n = 3)"],
         ["our swarm, synchronous", "updates/s", "0.91 ± 0.00 (n = 3)", "–"],
         ["our swarm, 4 local steps", "samples/s", "1.00 ± 0.00 (n = 3)", "4.00 ± 0.00 (n = 3)"],
     ]
+    speeds, compared = answer(rates)
+    assert "our swarm, synchronous 272.7 ± 0.0 samples/s, 0.455 ± 0.000 updates/s (n = 3)" in speeds
+    assert "our swarm, 4 local steps 256.0 ± 0.0 samples/s (n = 3)" in speeds
+    assert compared == (
+        "Our swarm, synchronous made 0.91 ± 0.00 times the updates/s and 1.07 ± 0.00 times the samples/s of DDP, "
+        "accumulated (n = 3). Our swarm, 4 local steps made 1.00 ± 0.00 times the samples/s (not shown) of DDP, "
+        "accumulated (n = 3)."
+    )
 
 
 def test_the_answer_counts_updates_and_is_the_same_in_whatever_order_files_come(tmp_path):
@@ -590,8 +602,8 @@ def test_accuracies_of_one_seed_count_once(tmp_path):
     sure, unsure = rows["our swarm, synchronous"], rows[SYSTEMS["swarm-overlap"].label]
     assert (sure["n"], sure["accuracy"], sure["macro_f1"]) == (3, "0.9200 ± 0.0497", "0.9200 ± 0.0497")
     assert (unsure["n"], unsure["accuracy"]) == (1, "0.9000")
-    assert "our swarm, synchronous 92.0 ± 5.0 (n = 3)" in answer(experiment)
-    assert f"{SYSTEMS['swarm-overlap'].label} 90.0 (n = 1)" in answer(experiment)
+    assert "our swarm, synchronous 92.0 ± 5.0 (n = 3)" in " ".join(answer(experiment))
+    assert f"{SYSTEMS['swarm-overlap'].label} 90.0 (n = 1)" in " ".join(answer(experiment))
 
 
 def test_cells_are_measured_again_from_their_files(experiment, capsys):
