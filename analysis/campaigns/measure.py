@@ -212,12 +212,12 @@ def problems(cell: Cell, rounds: list[Round], numbers: dict[str, Any]) -> list[s
         found.append("the last host never took part in an update")
     if counted and len(counted) < len(rounds):
         found.append(f"the first peer was not there in {len(rounds) - len(counted)} updates")
-    if abs((share := _own_over_wall(rounds)) - 1) > CLOCK_SHARE:
+    if abs((share := own_over_wall(rounds)) - 1) > CLOCK_SHARE:
         found.append(f"by its own account its updates took {share:.0%} of the time that passed between their ends")
     return found
 
 
-def _own_over_wall(rounds: list[Round]) -> float:
+def own_over_wall(rounds: list[Round]) -> float:
     """Seconds of updates by the system's own account, over those between the times of their lines.
 
     Only consecutive updates count, and none next to a validation, because those lines are written at other times. If

@@ -42,6 +42,7 @@ from analysis.reporting.tables import (
 )
 from analysis.reporting.words import (
     answer,
+    beside_the_clock,
     lost_overlap,
     lost_warm_up,
     machine_drift,
@@ -218,6 +219,7 @@ def _how_measured(experiment: Experiment) -> list[str]:
             "that concerns what it learnt and how soon, and not its speed."
         )
     text += filter(None, [lost_warm_up(experiment), machine_drift(experiment), order_of_runs(experiment)])
+    text += filter(None, [beside_the_clock(experiment)])
     if any(SYSTEMS[system].local_steps > 1 for system in experiment.systems):
         text.append("Limits are those of an average per update; several local steps make it a rarer one.")
     if "bytes_sent" not in experiment.cells and experiment.cells["target_accuracy"].notna().any():
@@ -238,6 +240,8 @@ def agreement_section(experiment: Experiment, earlier: Experiment) -> Section:
             f"rows of which both have at least two valid cells. They agree where the interval of the difference lies "
             f"within {AGREEMENT_PERCENT:g} %, and differ where it leaves zero out."
         )
+    if clock := beside_the_clock(earlier):
+        section.text.append(f"Of the earlier run: {clock[0].lower()}{clock[1:]}")
     section.text.append(
         f"{reproduction(experiment)}; then: python -m analysis report … --earlier earlier/{experiment.name}.jsonl"
     )

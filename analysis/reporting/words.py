@@ -5,13 +5,15 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from dataclasses import fields, replace
 from itertools import combinations, product
 from typing import Any
 
 import pandas as pd
 
 from analysis.campaigns.cells import load_grid, shipped_grids
-from analysis.campaigns.systems import SYSTEMS, have_equal_updates, samples_between_validations
+from analysis.campaigns.measure import CLOCK_SHARE, Round, measured_rounds, own_over_wall
+from analysis.campaigns.systems import SYSTEMS, asked_samples, have_equal_updates, samples_between_validations
 from analysis.reporting import figures
 from analysis.reporting.results import RATES, REPETITIONS, Experiment, interval, of_seeds, ratios
 from analysis.reporting.tables import plus_minus, quality_table, time_reached, with_interval
@@ -132,6 +134,40 @@ def _said_order(pairs: Sequence[tuple[str, str]]) -> str:
         if not any((first, between) in pairs and (between, last) in pairs for between in SYSTEMS):
             after.setdefault(first, []).append(SYSTEMS[last].label)
     return "; ".join(f"{SYSTEMS[first].label} before {' and '.join(lasts)}" for first, lasts in after.items())
+
+
+def beside_the_clock(experiment: Experiment) -> str | None:
+    """A paragraph on runs whose updates took other seconds by their own account than by the clock; None without any.
+
+    Runs of later versions are invalid then.
+    """
+    shares, away = [], []
+    for cell, items in zip(experiment.valid["cell"], experiment.valid["all_rounds"], strict=True):
+        names = {field.name for field in fields(Round)}
+        rounds = measured_rounds(cell, [Round(**{name: item[name] for name in names & item.keys()}) for item in items])
+        if abs((share := own_over_wall(rounds)) - 1) <= CLOCK_SHARE:
+            continue
+        shares.append(share)
+        if (every := samples_between_validations(cell) // asked_samples(cell)) > 3:  # else each is next to one
+            # The last update is validated as well.
+            marked = [replace(item, follows_validation=item.step % every == 1) for item in rounds[:-1]]
+            away.append(own_over_wall(marked))
+    if not shares:
+        return None
+    said = (
+        f"By their own account, updates of {len(shares)} of {len(experiment.valid)} runs took {_percent(shares)} of "
+        "the time between their ends. "
+    )
+    if not away or max(abs(share - 1) for share in away) > 0.01:
+        return f"{said}The reason is not known."
+    return (
+        f"{said}The version that measured them noted the end of an update after the validation that followed it: away "
+        f"from validations it was {_percent(away)}. Speeds go by the account of the updates, so they are not affected."
+    )
+
+
+def _percent(shares: Sequence[float]) -> str:
+    return f"{_span([100 * share for share in shares])} %"
 
 
 def lost_warm_up(experiment: Experiment) -> str | None:

@@ -19,7 +19,7 @@ from analysis.reporting.archive import read
 from analysis.reporting.figures import part_rows
 from analysis.reporting.opening import comparisons, details_section, opening_section
 from analysis.reporting.provenance import machine_section
-from analysis.reporting.report import experiment_section, write_report
+from analysis.reporting.report import agreement_section, experiment_section, write_report
 from analysis.reporting.results import Experiment, experiments_in, ratios
 from analysis.reporting.scaling import measured_setting, predict, transfers
 from analysis.reporting.tables import (
@@ -261,6 +261,34 @@ def test_how_long_validations_took_is_said(tmp_path):
         write_json(folder / "result.json", result)
     said = time_to_accuracy(Experiment(read(tmp_path / "run")))
     assert "Validations do not count (one took 3.0 to 9.0 s with our swarm, synchronous), and" in said
+
+
+@pytest.mark.parametrize(
+    ("late", "said"),
+    [
+        ((5, 10), "away from validations it was 100 %. Speeds go by"),
+        ((4, 7), "The reason is not known."),
+        ((), None),
+    ],
+)
+def test_updates_that_took_other_seconds_than_the_clock_says_are_named(tmp_path, late, said):
+    """Versions before the check of the clock noted the end of an update after its validation."""
+    cell = replace(CELL, changes={"validate_every_steps": 5})
+    for repetition in (1, 2):
+        write_run(folder := tmp_path / "run" / f"{repetition}", replace(cell, repetition=repetition))
+        result = json.loads((folder / "result.json").read_text())
+        for item in result["all_rounds"]:
+            item["follows_validation"] = None
+            item["ended_at"] += 3.0 * sum(item["step"] >= step for step in late)
+        write_json(folder / "result.json", result)
+    run = Experiment(read(tmp_path / "run"))
+    for text in (experiment_section(run, tmp_path).text, agreement_section(run, run).text):
+        paragraphs = " ".join(text)
+        if said is None:
+            assert "between their ends" not in paragraphs
+        else:
+            assert "y their own account, updates of 2 of 2 runs took 70 % of the time between their ends" in paragraphs
+            assert said in paragraphs
 
 
 def test_swarms_that_learnt_without_a_warm_up_are_named(tmp_path):
