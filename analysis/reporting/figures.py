@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -13,6 +14,7 @@ matplotlib.use("Agg")
 
 import matplotlib.pyplot as plt
 import pandas as pd
+from matplotlib.transforms import ScaledTranslation
 
 from analysis.campaigns.cells import Cell
 from analysis.campaigns.payload import num_parameters
@@ -92,13 +94,15 @@ def parts(experiment: Experiment, folder: Path) -> Path:
     table = part_rows(experiment)
     table[[*PARTS]] = 1e3 * table[[*PARTS]].div(table["samples"], axis="index")
     figure, axes = _figure()
-    names = [f"{SYSTEMS[row.system].label}, {row.value}" for row in table.itertuples()]
+    names = [SYSTEMS[row.system].label + (f", {row.value}" if experiment.axes else "") for row in table.itertuples()]
     left = pd.Series(0.0, index=table.index)
     for part, label in PARTS.items():
         axes.barh(names, table[part], left=left, label=label)
         left = left + table[part]
     axes.invert_yaxis()
     axes.set_xlabel("milliseconds of an update per sample in it")
+    if experiment.axes:
+        axes.set_ylabel(f"system, {LABELS.get(experiment.axis, experiment.axis)}")
     figure.legend(loc="outside upper center", ncol=len(PARTS))
     figure.set_size_inches(9, 1.5 + 0.32 * len(names))
     return _save(figure, folder / f"{experiment.name}-parts.png")
@@ -141,7 +145,8 @@ def time_to_accuracy(experiment: Experiment, folder: Path) -> Path:
     """Draws the seconds of training until the target accuracy over the axis, with mean and 95 % interval."""
     figure, axes = _figure()
     _means(axes, experiment, "seconds_to_accuracy")
-    _finish(axes, experiment, "seconds to the target accuracy")
+    target = experiment.valid["target_accuracy"].dropna().iloc[0]
+    _finish(axes, experiment, f"seconds of training to {100 * target:g} % accuracy")
     return _save(figure, folder / f"{experiment.name}-accuracy.png")
 
 
@@ -149,11 +154,11 @@ def memory(samples: Sequence[Mapping[str, Any]], file: Path) -> Path:
     """Draws the memory of each peer, in megabytes, over the rounds."""
     figure, axes = _figure()
     steps = [sample["step"] for sample in samples]
-    for peer in samples[0]["pss_mb"]:
-        axes.plot(steps, [sum(sample["pss_mb"][peer].values()) for sample in samples], label=peer)
+    for peer, style in zip(samples[0]["pss_mb"], itertools.cycle(("-", "--"))):  # peers may lie on each other
+        axes.plot(steps, [sum(sample["pss_mb"][peer].values()) for sample in samples], style, label=peer)
     axes.set_ylim(0, 1.1 * axes.get_ylim()[1])
     axes.set_xlabel("rounds")
-    axes.set_ylabel("MB")
+    axes.set_ylabel("memory of a peer, MB (proportional set size)")
     axes.legend()
     return _save(figure, file)
 
@@ -161,11 +166,11 @@ def memory(samples: Sequence[Mapping[str, Any]], file: Path) -> Path:
 def predictions(table: pd.DataFrame, file: Path) -> Path:
     """Draws predicted against measured samples per second; on the diagonal they are equal."""
     figure, axes = _figure()
-    axes.scatter(table["measured"], table["predicted"], label="each predicted from the others")
+    axes.scatter(table["measured"], table["predicted"], label="a setting, predicted from the others")
     top = 1.1 * max(table["measured"].max(), table["predicted"].max())
-    axes.plot([0, top], [0, top], color="grey", linewidth=1)
+    axes.plot([0, top], [0, top], color="grey", linewidth=1, label="predicted as measured")
     axes.set_xlabel("measured samples per second")
-    axes.set_ylabel("predicted")
+    axes.set_ylabel("predicted samples per second")
     axes.legend()
     return _save(figure, file)
 
@@ -192,7 +197,7 @@ def forest(comparisons: Mapping[str, Sequence[Any]], folder: Path) -> Path:
         place += 1
     axes.axvline(1.0, color="black", linewidth=1)
     axes.set_yticks(places, names, fontsize=8)
-    axes.invert_yaxis()
+    axes.set_ylim(place - 0.5, -0.5)  # the first one on top
     axes.grid(axis="x", alpha=0.3)
     axes.set_xlabel("times as fast as DDP: updates per second (filled), samples per second (hollow)")
     return _save(figure, folder / "answer.png")
@@ -216,17 +221,21 @@ def _figure():
 def _means(axes, experiment: Experiment, column: str) -> None:
     """Draws every run as a dot, and the systems' means with 95 % intervals; bars if only the system varies."""
     summary = experiment.summary(column).dropna(subset=["mean"])
-    for system in experiment.systems:
+    systems = [system for system in experiment.systems if system in set(summary["system"])]
+    for number, system in enumerate(systems):
         rows, runs = (table[table["system"] == system] for table in (summary, experiment.valid))
-        if rows.empty:
-            continue
         label, colour = SYSTEMS[system].label, COLOURS[system]
         if experiment.axes:
             x, each = _positions(rows[experiment.axis]), _positions(runs[experiment.axis])
             line = "none" if experiment.axis in UNORDERED else "solid"  # there is nothing between two networks
-            bars = {"marker": "o", "capsize": 3, "linestyle": line}
+            # Systems stand side by side, else one hides the interval of another.
+            points = (number - (len(systems) - 1) / 2) * (16 if experiment.axis in UNORDERED else 5)
+            beside = axes.transData + ScaledTranslation(points / 72, 0, axes.figure.dpi_scale_trans)
+            bars = {"marker": "o", "capsize": 3, "linestyle": line, "transform": beside}
             axes.errorbar(x, rows["mean"], rows["half_width"], label=label, color=colour, **bars)
-            axes.scatter(each, runs[column], s=12, color=colour, alpha=0.5)
+            highest = [*(rows["mean"] + rows["half_width"].fillna(0.0)), *runs[column]]
+            axes.plot([*x, *each], highest, linestyle="none")  # the scale follows only what stands at its place
+            axes.scatter(each, runs[column], s=12, color=colour, alpha=0.5, transform=beside)
         else:
             axes.barh([label], rows["mean"], xerr=rows["half_width"], capsize=3, color=colour)
             axes.scatter(runs[column], [label] * len(runs), s=12, color="black", alpha=0.5, zorder=3)
@@ -245,8 +254,12 @@ def _finish(axes, experiment: Experiment, quantity: str) -> None:
     axes.set_ylim(bottom=0)
     if experiment.axis in LOGARITHMIC and not _has_names(experiment.cells[experiment.axis]):
         axes.set_xscale("log")
-    if experiment.axis == "peers":
-        axes.set_xticks(sorted(set(experiment.cells["peers"])))
+    if _has_names(experiment.cells[experiment.axis]):
+        axes.margins(x=0.25)
+    else:
+        measured = sorted(set(experiment.cells[experiment.axis]))
+        axes.set_xticks(measured, [f"{value:g}" for value in measured])
+        axes.set_xticks([], minor=True)
     axes.figure.legend(loc="outside lower center", ncols=3)
     axes.figure.set_size_inches(9, 6)
 
