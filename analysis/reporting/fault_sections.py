@@ -119,12 +119,14 @@ def memory_section(file: Path, output: Path) -> dict[str, Any]:
     text = [
         f"Two peers, {found['rounds']} rounds of a tiny model. Proportional set size of all processes of a peer; "
         "growth is the slope over the second half. Processes that were forked from one share pages until one of them "
-        "writes to a page; that counts as growth of this size, but not of the resident sets.",
+        "writes to a page; that counts as growth of this size, but not of the resident sets. So does the end of "
+        "another process that shared pages: then the sizes of all peers jump.",
         _provenance(found),
         f"Get it again: python -m analysis memory --rounds {found['rounds']}",
     ]
     picture = figures.memory(found["samples"], output / "memory.png")
-    return {"text": text, "tables": [("", table)], "figures": [("Memory of each peer", picture)]}
+    caption = "Memory of each peer: the proportional set size of all its processes, in one run."
+    return {"text": text, "tables": [("", table)], "figures": [(caption, picture)]}
 
 
 def footprint_section(file: Path, output: Path) -> dict[str, Any]:

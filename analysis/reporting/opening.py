@@ -11,7 +11,7 @@ import pandas as pd
 
 from analysis.campaigns.statistics import interval
 from analysis.campaigns.systems import SYSTEMS, asked_samples
-from analysis.reporting import figures
+from analysis.reporting import captions, figures
 from analysis.reporting.results import Experiment, ratios
 from analysis.reporting.section import Section
 from analysis.reporting.tables import with_interval
@@ -26,6 +26,18 @@ FAIR_OPPONENT, FEWEST = "ddp-fp16", 3
 """A headline counts only comparisons with the system that sends as many bytes per number, and with enough repetitions
 for an interval."""
 RATES = {"updates_per_second": "updates per second", "samples_per_second": "samples per second"}
+
+SYSTEM_NAMES = (
+    "Names of systems. Synchronous: peers wait for each average. Overlapped, and 1 or 4 local steps: they compute "
+    "meanwhile. fp16, int8, PowerSGD: what a swarm sends; without such a name, float32. DDP, accumulated: PyTorch's "
+    "DDP that sends gradients once per update; its fp16 hook halves their bytes. Hivemind Optimizer, tuned: with "
+    "settings of ours. Paced: each device pretends to have a set speed."
+)
+WHEN_TO_ADD_PEERS = (
+    "Tables of communication say where more peers pay. Where they do not: enlarge the batch, shrink the payload "
+    "(codec, local steps), or, where what is called communication is waiting for a slower peer, choose a system that "
+    "does not wait."
+)
 
 
 @dataclass(frozen=True)
@@ -102,9 +114,7 @@ def opening_section(experiments: Sequence[Experiment], output: Path) -> Section:
         paced = {experiment.name for experiment in experiments if paced_rates(experiment)}
         section.text += [*_results(found), _advice(found, paced), _scope(found)]
         picture = figures.forest({SYSTEMS[system].label: rows for system, rows in found.items()}, output)
-        section.figures.append(
-            (f"A swarm over {SYSTEMS[FAIR_OPPONENT].label}: each setting, mean and 95 % interval of the ratio", picture)
-        )
+        section.figures.append((f"A swarm over {SYSTEMS[FAIR_OPPONENT].label}: {captions.PAIRED}", picture))
     else:
         section.text.append(
             f"No setting was measured {FEWEST} times or more with a swarm and with DDP that sends fp16 as well: see "
@@ -116,6 +126,7 @@ def opening_section(experiments: Sequence[Experiment], output: Path) -> Section:
 def details_section(experiments: Sequence[Experiment]) -> Section:
     """The section on how to read the answer and on which runs it rests, with a table of all comparisons."""
     section = Section("How to read the answer, and what it leaves out")
+    section.text.append(SYSTEM_NAMES)
     section.text.append(
         "Intervals are not corrected for their number: where nothing differs, one in twenty leaves 1 out all the same."
     )
@@ -134,6 +145,7 @@ def details_section(experiments: Sequence[Experiment]) -> Section:
         "can exceed the synchronous one where it is not paced. An update of several local steps has several times the "
         "samples, so no updates per second are given for it."
     )
+    section.text.append(WHEN_TO_ADD_PEERS)
     every = [(system, row) for system in HEADLINES for row in comparisons(experiments, system)]
     rest = [_row(system, row) for system, row in every if not row.is_counted]
     if rest:
@@ -160,7 +172,7 @@ def _results(found: dict[str, list[Comparison]]) -> list[str]:
     if shown:
         best = max(shown, key=lambda row: row.means["updates_per_second"])
         worst = min(shown, key=lambda row: row.means["updates_per_second"])
-        said.insert(1, f"Of what is shown, that swarm gained most at {_said(best)} and least at {_said(worst)}.")
+        said.insert(1, f"Of what is shown, its ratio is greatest at {_said(best)} and least at {_said(worst)}.")
     return said
 
 
@@ -234,7 +246,8 @@ def _scope(found: dict[str, list[Comparison]]) -> str:
     repetitions = [row.n for rows in found.values() for row in rows]
     return (
         f"All of it was measured {min(repetitions)} to {max(repetitions)} times, with {min(peers)} to {max(peers)} "
-        "peers on one machine, in an emulated network: more peers, other models and real lines may differ."
+        "peers on one machine, in an emulated network, against DDP that splits each batch equally: more peers, other "
+        "models and real lines may differ."
     )
 
 

@@ -12,7 +12,7 @@ import pandas as pd
 from analysis.campaigns.measure import failed_by_itself
 from analysis.campaigns.systems import SYSTEMS
 from analysis.endurance import footprint
-from analysis.reporting import figures
+from analysis.reporting import captions, figures
 from analysis.reporting.archive import Records, read
 from analysis.reporting.fault_sections import (
     SOAKS,
@@ -54,12 +54,6 @@ from analysis.reporting.words import (
 from recipe.run_folder import make_writable
 
 _TEMPLATE = Path(__file__).parent / "report.jinja"
-ADVICE = (
-    "Where more peers do not pay: enlarge the batch, shrink the payload (codec, local steps), or, where what is called "
-    "communication is waiting for a slower peer, choose a system that does not wait."
-)
-
-
 LINKS = (
     "How experiments are run: [analysis/README.md](../README.md). How a round works: "
     "[docs/explanation/round.md](../../docs/explanation/round.md). How to choose what a swarm averages: "
@@ -95,9 +89,9 @@ def write_report(sources: Sequence[Path], output: Path, earlier: Sequence[Path] 
     soaks = {whom: _beside(sources, name) for name, whom in SOAKS.items()}
     for whom, soak in soaks.items():
         if soak is not None:
-            sections.append(Section(f"A night in minutes: what faults cost {whom}", **soak_section(soak, output)))
+            sections.append(Section(f"What do faults cost {whom}?", **soak_section(soak, output)))
     if None not in soaks.values():
-        sections.append(Section("The same night, side by side", **side_by_side([*soaks.values()])))
+        sections.append(Section("What do faults cost both, side by side?", **side_by_side([*soaks.values()])))
     if (exact := _beside(sources, "exactness.json")) is not None:
         sections.append(Section("Do all peers hold the same weights?", **exactness_section(exact, output)))
     if (memory := _beside(sources, "memory.json")) is not None:
@@ -131,17 +125,16 @@ def _by_name(sources: Sequence[Path]) -> dict[str, Records]:
 
 def experiment_section(experiment: Experiment, output: Path) -> Section:
     """The section of an experiment: answer, throughput, parts of an update, bytes, quality, and what was left out."""
-    section = Section(experiment.question)
+    section = Section(experiment.question, name=experiment.name)
     section.text += filter(None, [time_to_accuracy(experiment)])
     section.text += answer(experiment)
     section.text += _how_measured(experiment)
     if not experiment.valid.empty:
         mark = ", paced" if paced_rates(experiment) else ""
         section.tables.append((f"Samples per second, valid cells alone{mark}", throughput_table(experiment)))
-        section.figures = [
-            (f"Samples per second (each run; mean, 95 % interval{mark})", figures.throughput(experiment, output)),
-            (f"Where the time goes{mark}", figures.parts(experiment, output)),
-        ]
+        section.figures.append((captions.speeds(experiment, mark), figures.throughput(experiment, output)))
+        if not figures.part_rows(experiment).empty:
+            section.figures.append((captions.parts(experiment, mark), figures.parts(experiment, output)))
         if (against := ratio_table(experiment)) is not None:
             title = "Times as fast as (ratios within a repetition: mean, 95 % interval, n"
             title += "; updates/s where both were asked for equally large updates)"
@@ -152,9 +145,8 @@ def experiment_section(experiment: Experiment, output: Path) -> Section:
         if (left := survivors_table(experiment)) is not None:
             section.tables.append((f"What a death costs the others{mark}", left))
         section.tables.append((f"Cost of communication{mark}", communication_table(experiment)))
-        section.text.append(ADVICE)
-    if "seconds_to_accuracy" in experiment.valid and experiment.valid["seconds_to_accuracy"].notna().any():
-        section.figures.append(("Time to accuracy", figures.time_to_accuracy(experiment, output)))
+        if "seconds_to_accuracy" in experiment.valid and experiment.valid["seconds_to_accuracy"].notna().any():
+            section.figures.append((captions.times(experiment, mark), figures.time_to_accuracy(experiment, output)))
     _say_what_was_learnt(experiment, section)
     _say_what_was_left_out(experiment, section)
     return section
@@ -270,7 +262,13 @@ def model_sections(experiment: Experiment, output: Path, others: Sequence[Experi
         )
         name = f"{experiment.name}-{system}"
         file = figures.predictions(prediction.table, output / f"{name}-model.png")
-        section.figures.append(("Predicted against measured", file))
+        section.figures.append(
+            (
+                f"Predicted against measured samples per second: each of the {len(prediction.table)} dots is a "
+                "setting, predicted from the others; on the grey line both are equal.",
+                file,
+            )
+        )
         section.tables.append(("Predicted against measured, samples per second", prediction.table.round(3)))
         elsewhere = transfers(prediction, others if experiment.axis == "rtt_ms" else ())
         if not elsewhere.empty:
@@ -309,12 +307,17 @@ def _markdown(sections: Sequence[Section]) -> str:
     lines = ["# What decentralised training costs", ""]
     for number, section in enumerate(sections):
         if number == 1:
-            lines += ["## Contents", "", *(f"- [{other.title}](#{other.anchor})" for other in sections[1:]), ""]
+            lines += ["## Contents", ""]
+            names = (f" ({other.name})" if other.name else "" for other in sections[1:])
+            lines += [
+                f"- [{other.title}](#{other.anchor}){name}" for other, name in zip(sections[1:], names, strict=True)
+            ]
+            lines += [""]
             lines += [LINKS, ""]
         lines += [f"## {section.title}", ""]
         lines += [line for text in section.text for line in (text, "")]
         for title, file in section.figures:
-            lines += [f"![{title}]({file.name})", ""]
+            lines += [f"![{title.partition(':')[0]}]({file.name})", "", f"*{title}*", ""]
         for title, table in section.tables:
             lines += [*([f"**{title}**", ""] if title else []), *_markdown_table(table), ""]
     return "\n".join(lines)

@@ -10,12 +10,16 @@ import pandas as pd
 
 @dataclass
 class Section:
-    """A part of the report; each table and each figure has a title."""
+    """A part of the report; each table has a title, and each figure a caption, whose text before a colon is its title.
+
+    A section on an experiment has its `name`, by which tables and pictures of all experiments call it.
+    """
 
     title: str
     text: list[str] = field(default_factory=list)
     tables: list[tuple[str, pd.DataFrame]] = field(default_factory=list)
     figures: list[tuple[str, Path]] = field(default_factory=list)
+    name: str = ""
 
     @property
     def anchor(self) -> str:

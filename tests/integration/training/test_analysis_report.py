@@ -15,6 +15,7 @@ from analysis import __main__ as analysis
 from analysis.campaigns.cells import load_grid
 from analysis.campaigns.measure import measure, rounds_of
 from analysis.campaigns.systems import SYSTEMS
+from analysis.reporting import captions
 from analysis.reporting.archive import read
 from analysis.reporting.figures import part_rows
 from analysis.reporting.opening import comparisons, details_section, opening_section
@@ -71,7 +72,15 @@ def test_a_report_holds_the_answer_its_figures_and_what_was_left_out(experiment,
     assert "Of our swarm, synchronous, 1 of 10 runs failed by themselves." in text
     assert "(n = 3); efficiency 0.53; 1 of 4 runs failed by themselves" in text, "at 100 ms"
     assert "211.6 ± 2.2 (n = 3)" in text, "512 samples in 2.42 s"
-    assert html.count("data:image/png;base64,") == 3
+    assert html.count("data:image/png;base64,") == html.count("<figcaption>") == 3
+    caption = (
+        "Samples per second, paced: a large dot is the mean of 3 runs, with its 95 % interval; small dots are runs."
+    )
+    assert f"![Samples per second, paced](delay-throughput.png)\n\n*{caption}" in text
+    assert caption in html
+    assert re.search(r"^- \[.*\]\(#.*\) \(delay\)$", text, re.MULTILINE), "the answer calls it by its name"
+    links, titles = set(re.findall(r'href="#(.*?)"', html)), set(re.findall(r'id="(.*?)"', html))
+    assert links == titles - {"the-answer"}
     assert not re.search(r'(src|href)="http', html), "nothing is fetched"
     parts = part_rows(Experiment(read(experiment)))
     assert parts["compute"].tolist() == [1.5, 1.5, 1.5]
@@ -185,6 +194,19 @@ def test_how_often_cells_ran_is_said_beside_n(tmp_path):
     assert row["our swarm, synchronous"].endswith("; 6 tries or more")
     ((_, table), *_) = details_section([again]).tables
     assert table.to_numpy().tolist() == [["our swarm, synchronous", 3, 6, 3]]
+
+
+def test_captions_say_of_how_many_runs_and_what_is_missing(tmp_path):
+    cell = replace(CELL, target_accuracy=0.95, paced_samples_per_second=None)
+    for repetition, (system, top1) in product((1, 2), (("swarm", 0.97), ("swarm-overlap", 0.5))):
+        run = replace(cell, system=system, repetition=repetition, changes={"seed": repetition})
+        write_run(tmp_path / "run" / run.name, run, top1=top1)
+    run = Experiment(read(tmp_path / "run"))
+    assert captions.times(run, "") == (
+        "Seconds of training to 95 % accuracy: a bar is the mean of 2 seeds, too few for an interval; dots are runs. "
+        "Did not reach it: our swarm, overlapped."
+    )
+    assert "means of 2 runs. Where a system averages while it computes, only its wait" in captions.parts(run, "")
 
 
 def test_a_shipped_experiment_asks_in_todays_words(tmp_path):
