@@ -5,7 +5,7 @@ from __future__ import annotations
 import pandas as pd
 
 from analysis.campaigns.systems import SYSTEMS
-from analysis.reporting.figures import bound_rows, part_rows
+from analysis.reporting.figures import LABELS, bound_rows, part_rows
 from analysis.reporting.results import Experiment
 
 PAIRED = (
@@ -42,6 +42,8 @@ def parts(experiment: Experiment, mark: str) -> str:
     shown = part_rows(experiment)
     n = experiment.valid[experiment.valid["system"].isin(shown["system"])].groupby(["system", experiment.axis]).size()
     found = f"Where the time of an update goes, per sample in it{mark}: means of {_span(n)} runs."
+    if experiment.axes:
+        found += f" Behind the name of a system stands: {LABELS.get(experiment.axis, experiment.axis)}."
     if any(SYSTEMS[system].overlaps for system in shown["system"]):
         found += " Where a system averages while it computes, only its wait for the average is seen."
     return found + _missing("Did not report it", experiment, list(shown["system"]))

@@ -101,8 +101,7 @@ def parts(experiment: Experiment, folder: Path) -> Path:
         left = left + table[part]
     axes.invert_yaxis()
     axes.set_xlabel("milliseconds of an update per sample in it")
-    if experiment.axes:
-        axes.set_ylabel(f"system, {LABELS.get(experiment.axis, experiment.axis)}")
+    axes.set_xlim(0, 1.05 * left.max())
     figure.legend(loc="outside upper center", ncol=len(PARTS))
     figure.set_size_inches(9, 1.5 + 0.32 * len(names))
     return _save(figure, folder / f"{experiment.name}-parts.png")

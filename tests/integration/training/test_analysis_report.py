@@ -78,6 +78,7 @@ def test_a_report_holds_the_answer_its_figures_and_what_was_left_out(experiment,
     )
     assert f"![Samples per second, paced](delay-throughput.png)\n\n*{caption}" in text
     assert caption in html
+    assert "means of 3 runs. Behind the name of a system stands: round-trip time, ms." in text
     assert re.search(r"^- \[.*\]\(#.*\) \(delay\)$", text, re.MULTILINE), "the answer calls it by its name"
     links, titles = set(re.findall(r'href="#(.*?)"', html)), set(re.findall(r'id="(.*?)"', html))
     assert links == titles - {"the-answer"}
