@@ -15,7 +15,7 @@ from analysis.campaigns.cells import load_grid, shipped_grids
 from analysis.campaigns.measure import CLOCK_SHARE, Round, measured_rounds, own_over_wall
 from analysis.campaigns.systems import SYSTEMS, asked_samples, have_equal_updates, samples_between_validations
 from analysis.reporting import figures
-from analysis.reporting.results import RATES, REPETITIONS, Experiment, interval, of_seeds, ratios
+from analysis.reporting.results import INDEPENDENT, RATES, REPETITIONS, Experiment, interval, of_seeds, ratios
 from analysis.reporting.tables import plus_minus, quality_table, time_reached, with_interval
 from recipe.training.pacing import BACKWARD_OVER_FORWARD
 
@@ -281,8 +281,8 @@ def time_to_accuracy(experiment: Experiment) -> str | None:
             for system in experiment.systems
             if (here["system"] == system).any()
         )
-        label = figures.LABELS.get(experiment.axis, experiment.axis)
-        said.append(f"At {label} = {value}: {times}" if experiment.axes else times)
+        said.append(f"At {_label(experiment)} = {value}: {times}" if experiment.axes else times)
+        said += _times_compared(experiment, here)
     target = cells["target_accuracy"].dropna().iloc[0]
     begin = f"Seconds of training until {target:.0%} of the validation samples were right"
     rule = (
@@ -292,7 +292,25 @@ def time_to_accuracy(experiment: Experiment) -> str | None:
     )
     if uneven := _uneven_validations(experiment):
         rule = f"{rule} {uneven}"
-    return f"{begin}. {'. '.join(said)}. {rule}" if experiment.axes else f"{begin}: {said[0]}. {rule}"
+    return f"{begin}{'. ' if experiment.axes else ': '}{'. '.join(said)}. {rule}"
+
+
+def _times_compared(experiment: Experiment, cells: pd.DataFrame) -> list[str]:
+    """Sentences, without full stops, that compare the times of every swarm with those of `FAIR`, seed by seed."""
+    seeds = [name for name in INDEPENDENT if name in cells] or ["target_accuracy"]  # one pair, if all have one seed
+    times = cells.groupby([*seeds, "system"])["seconds_to_accuracy"].mean().unstack("system")
+    found = []
+    for system, baseline in product((name for name in experiment.systems if name.startswith("swarm")), FAIR):
+        if not {system, baseline} <= set(times):
+            continue
+        mean, half_width, n = interval(times[baseline] / times[system])
+        if n:
+            unclear = "" if abs(mean - 1) > half_width else ", not shown"
+            found.append(
+                f"Seed by seed, {SYSTEMS[baseline].label} took {plus_minus(mean, half_width, 2)} times the seconds of "
+                f"{SYSTEMS[system].label} (n = {n}{unclear})"
+            )
+    return found
 
 
 def _seconds_of_validations(experiment: Experiment) -> str:

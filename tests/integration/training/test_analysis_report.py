@@ -252,6 +252,24 @@ def test_times_to_an_accuracy_of_the_same_seed_count_once(tmp_path):
     assert found.summary("samples_per_second")["n"].tolist() == [3]
 
 
+@pytest.mark.parametrize(
+    ("seconds", "said"),
+    [
+        ({0: 2.0, 1: 2.5, 2: 3.0}, "took 1.23 ± 0.63 times the seconds of our swarm, synchronous (n = 3, not shown)."),
+        ({0: 2.0, 1: 2.1, 2: 2.0}, "took 1.48 ± 0.10 times the seconds of our swarm, synchronous (n = 3)."),
+        ({None: 2.0}, "took 1.50 times the seconds of our swarm, synchronous (n = 1, not shown)."),
+    ],
+)
+def test_times_to_an_accuracy_are_compared_seed_by_seed(tmp_path, seconds, said):
+    """With each seed DDP's updates take 3 s."""
+    cell = replace(CELL, target_accuracy=0.95, paced_samples_per_second=None)
+    for seed, own in seconds.items():
+        for system, took in (("ddp", 3.0), ("swarm", own)):
+            run = replace(cell, system=system, changes={} if seed is None else {"seed": seed})
+            write_run(tmp_path / "run" / run.name, run, took, top1=0.97)
+    assert f"Seed by seed, DDP, accumulated {said}" in time_to_accuracy(Experiment(read(tmp_path / "run")))
+
+
 @pytest.mark.parametrize("turns", [(), (100,), (0, 100)])
 def test_it_is_said_where_systems_ran_in_one_order_each_time(tmp_path, turns):
     """Each setting counts by itself: systems that took turns at one round-trip time say nothing about another one."""
