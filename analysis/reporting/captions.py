@@ -46,6 +46,8 @@ def parts(experiment: Experiment, mark: str) -> str:
         found += f" Behind the name of a system stands: {LABELS.get(experiment.axis, experiment.axis)}."
     if any(SYSTEMS[system].overlaps for system in shown["system"]):
         found += " Where a system averages while it computes, only its wait for the average is seen."
+    if any(cell.last_times_slower > 1 for cell in experiment.valid["cell"]):
+        found += " What DDP calls transfer includes its wait for the slower peer."
     return found + _missing("Did not report it", experiment, list(shown["system"]))
 
 

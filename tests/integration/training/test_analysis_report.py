@@ -208,6 +208,10 @@ def test_captions_say_of_how_many_runs_and_what_is_missing(tmp_path):
         "Did not reach it: our swarm, overlapped."
     )
     assert "means of 2 runs. Where a system averages while it computes, only its wait" in captions.parts(run, "")
+    assert "slower peer" not in captions.parts(run, "")
+    slow = replace(CELL, last_times_slower=3.0)
+    write_run(tmp_path / "slow" / slow.name, slow)
+    assert "includes its wait for the slower peer." in captions.parts(Experiment(read(tmp_path / "slow")), "")
 
 
 def test_a_shipped_experiment_asks_in_todays_words(tmp_path):
