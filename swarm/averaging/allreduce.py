@@ -235,7 +235,7 @@ class AllReduce:
             names = ", ".join(sorted(peer.to_base58() for peer in missing))
             self._average = torch.empty(0)
             arrived = f"{self.parts_received} of {self.parts_expected} parts of the average arrived"
-            raise RoundFailed(f"{arrived}, not all those of {names}", frozenset(self._lost))
+            raise RoundFailed(f"{arrived}, and some of {names} are missing", frozenset(self._lost))
         average, self._average = self._average, torch.empty(0)  # members that still read need only the messages
         return average
 

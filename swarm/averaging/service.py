@@ -141,7 +141,7 @@ class AveragingService:
         try:
             newer = admission.lists.take_all(lists)
         except NotSigned as error:
-            logger.warning(f"A list of the organiser is not followed: it {error}")
+            logger.warning(f"This peer does not follow a list of the organiser: it {error}")
             return
         if REMOVED in newer:
             self._rounds.turn_away_removed()

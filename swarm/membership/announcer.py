@@ -89,8 +89,8 @@ class Announcer:
                 job()
         except Exception as error:  # the DHT may be busy or ending: training goes on either way
             if not self._stopped.is_set() and self._complaints.first():
-                what = "Run manifest or addresses could not be published or read"
-                logger.warning(f"{what}, newcomers may not find the run: {error!r}")
+                what = "This peer could not publish or read the run manifest or addresses"
+                logger.warning(f"{what}, so newcomers may not find the run: {error!r}")
 
     def _publish(self) -> None:
         publish_manifest(self._dht, self._manifest, self._keep_seconds, timeout_seconds=self._timeout_seconds)

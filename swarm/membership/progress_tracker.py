@@ -303,7 +303,7 @@ class ProgressTracker:
             if record.step > self._max_step:
                 logger.warning(f"{said}: this run ends after {self._max_step} updates")
             else:
-                logger.warning(f"{said}: no other peer is near that")
+                logger.warning(f"{said}: no other peer is near that step")
 
     def met(self, group: Collection[PeerID], expected: Collection[PeerID], lost: Collection[PeerID] = ()) -> None:
         """Note which peers have met to end the present step.

@@ -100,8 +100,8 @@ class RecordExchange(threading.Thread):
         """Warn if this machine's clock was set: other peers could take this one for absent."""
         if seconds := self._own_clock.set_by_seconds():
             self._clocks = Clocks()
-            said = "if it is some seconds off now, the others do not see this peer (`timedatectl` tells)"
-            logger.warning(f"This machine's clock was just set by {seconds:+.0f} s: {said}")
+            said = "if it is wrong by some seconds now, other peers ignore this peer: check it with `timedatectl`"
+            logger.warning(f"This machine's clock has just changed by {seconds:+.0f} s: {said}")
 
     def _tell(self) -> None:
         """Post this peer's record, unless the last one is still on its way. A post that takes too long is given up."""

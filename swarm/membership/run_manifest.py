@@ -198,7 +198,7 @@ class RunManifest:
         made, begun = content["made"], content["begun"]
         latest = time.time() + CLOCK_SECONDS
         if any(type(second) is not int or not 0 < second <= latest for second in (made, begun)):
-            raise InputError("The swarm holds a run manifest of the future: is this machine's clock right?")
+            raise InputError("The swarm's run manifest has a time in the future: check this machine's clock.")
         signature = content["signature"]
         return cls(protocol, content["run_id"], recipe, classes, authority.organiser, signature, made, begun)
 
@@ -215,8 +215,8 @@ class RunManifest:
         """
         if self.classes and self.classes != classes:
             raise InputError(
-                f"The data in {data_dir} are not those that run {self.run_id!r} is trained with (classes of other "
-                "names, or another glyphs.npz or vocab.txt): ask its organiser for the data, or for the names."
+                f"The data in {data_dir} are not the data of run {self.run_id!r}: the class names, or glyphs.npz or "
+                "vocab.txt, differ. Ask the organiser for the data, or for the class names."
             )
         return self if classes == self.classes else replace(self, classes=classes)
 

@@ -78,20 +78,20 @@ class Blame(StrEnum):
     """What a peer is blamed for, as the end of a sentence that begins with the peer's name."""
 
     SENT_NONSENSE = "sent numbers that are not finite, far too large or cannot be read"
-    SENT_ANOTHER_SHAPE = "sent a part of another shape"
-    SENT_A_BAD_AVERAGE = "sent an average that cannot be one"
-    SENT_A_BAD_COMMITMENT = "sent parts and did not sign for them"
-    SENT_A_BAD_RECEIPT = "sent averages and did not sign for what it was given and made of it"
-    HIDES_ITS_INPUTS = "does not show what its averages were made of"
-    MADE_UP_AN_AVERAGE = "has signed an average that cannot come of what it was given, which is proven"
-    EQUIVOCATED = "has given members different averages and signed both, which is proven"
-    HIDES_ITS_WORK = "does not show what it has computed"
-    NAMES_NO_WORK = "claims samples and does not say what it has computed"
-    MADE_UP_WORK = "gave gradients that its samples do not give when they are computed again"
-    GAVE_OTHER_WORK = "gave other gradients than those that it says it has computed, which is proven"
+    SENT_ANOTHER_SHAPE = "sent a part of the wrong size"
+    SENT_A_BAD_AVERAGE = "sent an impossible average"
+    SENT_A_BAD_COMMITMENT = "sent parts without signing them"
+    SENT_A_BAD_RECEIPT = "sent averages without a valid receipt"
+    HIDES_ITS_INPUTS = "does not show the inputs of its averages"
+    MADE_UP_AN_AVERAGE = "signed a false average, which is proven"
+    EQUIVOCATED = "signed different averages for different members, which is proven"
+    HIDES_ITS_WORK = "does not show its micro-batches"
+    NAMES_NO_WORK = "claims samples and does not list its micro-batches"
+    MADE_UP_WORK = "sent gradients that differ when they are computed again from its samples"
+    GAVE_OTHER_WORK = "sent other gradients than those of the micro-batches that it lists, which is proven"
     TOO_SLOW = "holds up every round for far too long"
-    STUCK = "let this peer into its group and never began"
-    GOES_ON_ALONE = "says that the swarm has gone on, but no other peer has"
+    STUCK = "let this peer into its group and never started the round"
+    GOES_ON_ALONE = "claims a later step, which no other peer confirms"
 
     @property
     def is_proven(self) -> bool:
@@ -162,7 +162,7 @@ class ShortBatch(RoundEnded):
         self.group = group
 
     def __str__(self) -> str:
-        return f"{self.group.samples} samples are too few"
+        return f"the group closed with {self.group.samples} samples, too few for an update"
 
 
 class Refused(RoundEnded):
@@ -192,7 +192,7 @@ class OtherOrders(RoundEnded):
         self.signed = signed
 
     def __str__(self) -> str:
-        return "the organiser has ordered something that this peer had not heard of"
+        return "the group follows an order of the organiser that this peer did not have yet"
 
 
 class WentBack(RoundEnded):
@@ -210,7 +210,7 @@ class WentBack(RoundEnded):
 
     def __str__(self) -> str:
         names = " and ".join(sorted(liar.to_base58() for liar in self.liars))
-        why = f"averages of {names} were false, which is proven" if names else "the loss has risen for good"
+        why = f"averages of {names} were proven false" if names else "the loss has risen and stays high"
         return f"went back to step {self.step}: {why}"
 
 

@@ -111,7 +111,8 @@ class StateVersion:
         distance = relative_distance(own.sketch, sketches[healers[0]])
         if distance <= SKETCH_TOLERANCE:
             return None
-        logger.warning(f"The weights of step {own.step} are {distance:.1%} off the swarm's, which are taken over")
+        apart = f"The weights of step {own.step} differ from the swarm's by {distance:.1%}"
+        logger.warning(f"{apart}: this peer takes over the swarm's")
         others = [index for index in healers if group.peer_ids[index] != last_donor]
         return group.peer_ids[(others or healers)[0]]
 

@@ -179,11 +179,12 @@ class Averaging:
     def protection(self) -> str:
         """What averages are protected against, in words for the volunteer."""
         if self.rule.clips:
-            checked = "compared" if self.codec.name == "topk" else "checked by lot"
+            checked = "compared" if self.codec.name == "topk" else "checked at random"
             return (
                 f"Averages are clipped and {checked}: gradients far from those of the other members count for little, "
-                "and what a proven lie did is undone. This needs three members that give samples, fewer than half of "
-                "them liars; small lies, and lies before the proven one, stay (docs/explanation/checks.md)."
+                "and a proven false average is undone. This needs three or more members with samples, fewer than half "
+                "of them lying. Small falsifications, and those before the proven one, stay in the weights "
+                "(docs/explanation/checks.md)."
             )
         why = "--robust off" if self.robust == "off" else f"codec {self.codec.name}"
         return f"Averages are not clipped ({why}): one member that sends false gradients can corrupt the run."
@@ -196,12 +197,12 @@ class Averaging:
         """
         if self.checks_work and has_shared_data:
             return (
-                "Members compute about 1 % of each other's work again, by lot. They leave out a member that made its "
-                "numbers up."
+                "Members recompute about 1 % of each other's micro-batches, chosen at random. They leave out a member "
+                "whose gradients differ."
             )
-        takes = "a check takes --averaging sync or overlap, and clipped averages"
-        why = "each member has samples of its own" if self.checks_work else takes
-        return f"What members claim to have computed is not checked: {why}."
+        needs = "that needs --averaging sync or overlap, and clipped averages"
+        why = "each member has samples of its own" if self.checks_work else needs
+        return f"Members do not recompute each other's micro-batches: {why}."
 
     def __str__(self) -> str:
         """A name that is equal for peers that can average with each other."""

@@ -153,8 +153,8 @@ class Contribution:
         self._has_warned = True
         logger.warning(
             f"A running statistic (float buffer) of the model is beyond ±{self._largest:,.0f}, where fp16 cuts numbers "
-            "off: all peers get a wrong one while they travel as fp16. Scale the model's inputs, or start a run with "
-            "--averaging sync, overlap or local and the codec none."
+            "off: peers get a wrong value with each average that is sent as fp16. Scale the model's inputs, or start a "
+            "run with --averaging sync, overlap or local and the codec none."
         )
 
     def give_alone(self) -> float:

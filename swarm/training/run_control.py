@@ -51,7 +51,10 @@ class RunControl:
         self.orders, is_late = newest, False
         news = [(order, "The organiser has ordered") for order in newest.given if order not in before.given]
         gone = [order for order in before.given if order not in newest.given]
-        news += [(order, "An order of a revoked deputy does not count") for order in gone]
+        news += [
+            (order, "An order is cancelled, because the organiser has revoked the deputy that signed it")
+            for order in gone
+        ]
         for order, said in news:
             is_late |= order.at_step < step
             late = f", and this peer learns of it only at step {step}" if order.at_step < step else ""

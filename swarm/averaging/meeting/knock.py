@@ -216,8 +216,9 @@ class Knocker:
         if time.monotonic() > self._said_shunned_at + SAY_AGAIN_SECONDS:
             self._said_shunned_at = time.monotonic()
             logger.warning(
-                f"{leader} leaves this peer out for a while: what it sent could not be used, or its line is far too "
-                "slow for this swarm (`swarm doctor` says what it sends), or its certificate does not count there"
+                f"{leader} leaves this peer out for a while. Possible reasons: it could not use what this peer sent; "
+                "this peer's line is far too slow (`swarm doctor` shows the traffic of the run); or it does not accept "
+                "this peer's certificate"
             )
 
 

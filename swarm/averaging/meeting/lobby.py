@@ -243,7 +243,7 @@ class Lobby:
             ValueError: this peer may not come
         """
         if peer in self._shunned:
-            raise ValueError("it has spoilt a round")
+            raise ValueError("it has made a round fail")
         return read_ticket(shown, peer, self._admission)
 
     def reopen(self) -> None:

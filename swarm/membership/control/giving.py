@@ -161,17 +161,17 @@ class Situation:
         if order.what is What.RESUME and at_step > self.step and self.orders.is_paused(at_step - 1):
             stands = self._where_it_goes_on()
             raise InputError(
-                f"At step {stands} the run is paused and makes no update, so step {at_step} never comes: resume it "
-                f"from step {stands} on (leave out --at-step)."
+                f"The run makes no update after step {stands}, where it is paused, so it never reaches step {at_step}: "
+                "leave out --at-step."
             )
         if order.what is What.RESUME and at_step < least and not self.is_paused:
             raise InputError(
-                f"The run is paused from step {at_step} on, too soon to take that back on all peers alike: wait until "
-                "it is paused, and resume it then."
+                f"The pause at step {at_step} is too near to be cancelled on all peers: wait until the run is paused, "
+                "then resume it."
             )
         if at_step < least:
             raise InputError(
-                f"The swarm is at step {self.step}, and an order for step {at_step} would not reach all peers before: "
+                f"The swarm is at step {self.step}, and an order for step {at_step} would reach some peers too late: "
                 f"give --at-step {least} or more."
             )
 
@@ -289,8 +289,8 @@ def give_order(
         )
     if left < 1:
         raise InputError(
-            f"This key has given all the orders that it can ({MAX_OF_DEPUTY} of each of {MAX_DEPUTIES} deputies, "
-            f"{MAX_ORDERS} of the organiser): take another one, or the organiser's own."
+            f"This key has used up its orders (a run takes {MAX_OF_DEPUTY} from each of {MAX_DEPUTIES} deputies and "
+            f"{MAX_ORDERS} from the organiser): use another deputy's key, or the organiser's own."
         )
     can_be_called = [peer_id for peer_id, record in now.records.items() if not record.client_mode]
     num_peers = hand_over(dht, manifest, signed, can_be_called)

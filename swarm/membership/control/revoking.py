@@ -50,7 +50,9 @@ def revoke_deputy(dht: SwarmDHT, manifest: RunManifest, organiser: Signer, key: 
     kept = [order for order in given if order.order.at_step <= now.nearest]
     if key not in known:
         if len(known) >= MAX_REVOKED:
-            raise InputError(f"{MAX_REVOKED} deputies are revoked in this run, and more cannot be: start another run.")
+            raise InputError(
+                f"This run has {MAX_REVOKED} revoked deputies, the most that it can have: start another run."
+            )
         try:
             book = book.with_all(revoke(key, kept, organiser, manifest.authority))
         except NotSigned as error:

@@ -75,8 +75,8 @@ class Healers:
         name = self._tracker.name_of(leader)
         if self._has_first_weights:
             raise InputError(
-                f"{name} averages another model than this peer does: start it with the recipe of the swarm (give "
-                "--initial-peers and nothing else)."
+                f"{name} averages another model than this peer: start this peer again with --initial-peers alone, so "
+                "that it takes the swarm's recipe."
             )
         logger.warning(f"Ignoring {name}, which wants to lead and says that it averages another model")
         self._tracker.trust.distrusted.add(leader)

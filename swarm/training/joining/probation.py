@@ -141,7 +141,7 @@ class Probation:
             self._refused += 1
             names = self._names_apart(received, others)
             self._tracker.trust.handed_over_false(donor)
-            raise RoundFailed(f"what it gives as step {received.step} is not what {names} hold")
+            raise RoundFailed(f"its state of step {received.step} differs from that of {names}")
         return received
 
     def begin(self, donor: PeerID, received: Attestation | None) -> None:
@@ -221,14 +221,16 @@ class Probation:
         """Note that the group compared weights and that those of this peer differ; distrust the state's sources."""
         if self._has_state:
             sources = self._names(self.sources)
-            logger.warning(f"The weights from {sources} are not those of the group: they are dropped")
+            logger.warning(f"The weights from {sources} differ from those of the group: this peer drops them")
             for source in self.sources:
                 self._tracker.trust.handed_over_false(source)
 
     def _refute(self, own: Attestation, others: Mapping[PeerID, Attestation]) -> None:
         self.refuters = frozenset(peer for peer, said in others.items() if not are_alike(own, said))
         sources, names = self._names(self.sources), self._names_apart(own, others)
-        logger.warning(f"The weights of step {own.step} from {sources} are not those of {names}: they are dropped")
+        logger.warning(
+            f"The weights of step {own.step} from {sources} differ from those of {names}: this peer drops them"
+        )
         self._version.is_refuted = self._has_state  # without a state, the weights are this peer's own: worth keeping
         self._refused += 1
         for source in self.sources:

@@ -44,7 +44,7 @@ class DonorSearch:
         """Seconds for which this peer has waited for busy donors."""
         self.failed: set[PeerID] = set()
         """The donors that could not hand over their state."""
-        self.reason = "no peer is there to hand it over"
+        self.reason = "no peer offers it"
         """The reason why there is no state yet, as the end of a sentence."""
 
     @property
@@ -244,7 +244,7 @@ class StateTakeover:
         while not corroboration.confirms(donor, step, lineage):
             if time.monotonic() > deadline:
                 name = self._tracker.name_of(donor)
-                raise NoState({}, f"no other peer says that it holds step {step} as {name} gives it")
+                raise NoState({}, f"no other peer confirms the state of step {step} that {name} offers")
             yield from self._fetcher.until_refreshed(POLL_SECONDS)
 
     def _check_step(self, donor: PeerID, step: object, wanted: int) -> None:
@@ -256,6 +256,6 @@ class StateTakeover:
         if type(step) is not int:
             return  # loading the state raises the error
         if step < wanted:
-            raise RoundFailed(f"it holds step {step} only, and not {wanted}")
+            raise RoundFailed(f"it offers step {step}, and step {wanted} is needed")
         if step > wanted + MAX_UPDATES_AHEAD or not self._tracker.swarm.may_hold(donor, step):
-            raise RoundFailed(f"it holds step {step}, and no other peer is near that")
+            raise RoundFailed(f"it offers step {step}, and no other peer is near that step")

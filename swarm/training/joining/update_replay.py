@@ -123,7 +123,7 @@ class UpdateReplay:
             with self._version.lock:
                 self._probation.note_arrived()
             name, updates = self._tracker.name_of(donor), f"{made} update{'s' * (made != 1)}"
-            logger.warning(f"Made up for {updates} with averages from {name}, to step {self._version.step}")
+            logger.warning(f"Caught up {updates} with averages from {name}, now at step {self._version.step}")
         return made
 
     def _who_may_have_averages(self) -> list[PeerID]:
@@ -214,7 +214,7 @@ class UpdateReplay:
             before, lineages, averages = self._read(fetched)
         except (TypeError, ValueError, RoundFailed) as error:
             name = self._tracker.name_of(fetched.donor)
-            logger.warning(f"{name} sends no averages of this model, and is not asked again for a while: {error}")
+            logger.warning(f"{name} sent averages that do not fit this model, and is not asked for a while: {error}")
             self._tracker.trust.handed_over_false(fetched.donor)
             raise UselessAverages(fetched.donor) from error
         if before != version.lineage:

@@ -152,7 +152,7 @@ class OwnRound:
             why = (
                 "Check that it has the same images as the other members, and that its machine works."
                 if is_own
-                else "It has other images, is far faster than the other members, is broken, or lies: ask its owner."
+                else "It may have other images or a far faster machine, be broken, or lie: ask its owner."
             )
             found = f"its gradients were far from those of the other members in {MANY} of its latest rounds"
             logger.warning(f"{who}: {found}, and count for little. {why}")

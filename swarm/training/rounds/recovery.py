@@ -76,7 +76,7 @@ class Recovery:
             self._go_back(back)
         else:  # if the others do go back, they are ahead then, and this peer catches up
             self._tracker.blame(back.blamed)
-            self._give_up(RoundFailed(f"most of the group goes back to step {back.step} without showing a reason"))
+            self._give_up(RoundFailed(f"most of the group goes back to step {back.step} and shows no reason"))
 
     def _go_back(self, back: WentBack) -> None:
         """Make an earlier state that of the next step, as the group does; drop what was computed on the spoilt one."""

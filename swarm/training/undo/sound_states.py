@@ -99,7 +99,7 @@ class SoundStates:
             torch.save(tensors, file)
         except (OSError, RuntimeError) as error:
             if self._complaints.first():
-                logger.warning(f"A state for going back cannot be written: {error} (said once)")
+                logger.warning(f"This peer cannot keep a copy of the weights to go back to: {error} (said once)")
             raise
         return file
 

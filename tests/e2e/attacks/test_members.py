@@ -231,5 +231,7 @@ def test_a_false_donor_spoils_no_newcomer(tmp_path, lie):
         assert "from mallory" not in said, "an honest peer has taken over its state"
     said = (tmp_path / "c.log").read_text()
     assert said.count("from mallory:") <= 1, "it is not asked again"
-    dropped = [line.split(" are not those of ")[0] for line in said.splitlines() if " are not those of " in line]
+    dropped = [
+        line.split(" differ from those of ")[0] for line in said.splitlines() if " differ from those of " in line
+    ]
     assert "No state from mallory: " in said or any("mallory" in whose for whose in dropped)

@@ -44,7 +44,7 @@ def peer(path, weight: float, outcomes: list[str]) -> RunFolder:
 def test_one_bit_is_seen_and_rounds_are_counted(tmp_path):
     next_to_one = torch.nextafter(torch.tensor(1.0), torch.tensor(2.0)).item()
     anna = peer(
-        tmp_path / "anna", 1.0, ["averaged", "alone", "it took longer than 60 s", "7 samples are too few", "averaged"]
+        tmp_path / "anna", 1.0, ["averaged", "alone", "it took longer than 60 s", "7 samples, too few", "averaged"]
     )
     same, other = peer(tmp_path / "ben", 1.0, ["averaged"]), peer(tmp_path / "cleo", next_to_one, ["averaged"])
     found = exactness.compared([anna, same])

@@ -141,19 +141,19 @@ def test_a_swarm_goes_back_when_a_reducer_has_lied_and_when_its_loss_has_risen_f
     honest = {outcome.peer_id for outcome in found.values()}
     for name, outcome in found.items():
         own = (tmp_path / f"{name}.log").read_text()
-        assert "mallory has given members different averages and signed both, which is proven: it is left" in own
+        assert "mallory signed different averages for different members, which is proven: it is left" in own
         (at, to, why), (at_later, to_later, why_later) = went_back(own)
-        assert (to, why) == (0, "averages of mallory were false, which is proven")
+        assert (to, why) == (0, "averages of mallory were proven false")
         assert max(apart) < at <= min(apart) + 3, "together again soon, and for good"
         met = set().union(*(update.peer_ids for update in outcome.updates if update.step > at))
         assert met <= honest, "the liar is not met any more"
         assert to_later <= SPIKE[0] < at_later
-        assert why_later.startswith("the loss has risen for good")
+        assert why_later.startswith("the loss has risen and stays high")
         losses = {update.step: update.loss for update in outcome.updates}
         assert losses[at_later - 1] > 100 > 1 > losses[at_later + 1]
         assert {at, at_later}.isdisjoint(losses), "those were no averages"
         last = outcome.updates[-1]
         assert (last.step, last.global_step, last.scheduler_step) == (MANY_UPDATES,) * 3, "steps only grow"
         assert_same_bits(found["a"].state, outcome.state)
-    assert not re.search(r"(?<!mallory) (has signed|has given members|does not show)", said), "no other peer is named"
+    assert not re.search(r"(?<!mallory) (signed|does not show)", said), "no other peer is named"
     assert accuracy(found["a"], MANY_UPDATES) > 0.8

@@ -64,7 +64,7 @@ def test_labels_mean_the_same_for_all(tmp_path):
     begun = manifest().with_classes("cats and dogs", tmp_path)
     assert RunManifest.from_bytes(begun.to_bytes()) == begun
     assert begun.with_classes("cats and dogs", tmp_path) == begun
-    with pytest.raises(InputError, match=f"The data in {tmp_path} are not those that run"):
+    with pytest.raises(InputError, match=f"The data in {tmp_path} are not the data of run"):
         begun.with_classes("dogs and cats", tmp_path)
     assert manifest().with_classes("", tmp_path) == manifest(), "of digits there is only one kind"
 

@@ -547,7 +547,7 @@ def test_outbound_only_peers_cannot_ask_each_other():
 def test_a_person_that_sets_the_clock_is_told_what_it_may_mean(swarm, caplog, monkeypatch):
     monkeypatch.setattr("swarm.membership.record_exchange.OwnClock.set_by_seconds", lambda self: 40.2)
     swarm.tracker.exchange.look_at_clock()
-    assert "was just set by +40 s" in caplog.text
+    assert "has just changed by +40 s" in caplog.text
 
 
 def test_nonsense_in_the_dht_is_ignored(swarm):

@@ -50,7 +50,7 @@ def test_a_run_on_a_folder_does_not_begin_before_a_digest_of_its_images_is_given
 
 
 def test_other_images_than_the_runs_are_refused(tmp_path):
-    with pytest.raises(InputError, match="are not those"):
+    with pytest.raises(InputError, match="are not the data of run"):
         manifest("glyphs", "5678").with_classes("1234", tmp_path)
 
 

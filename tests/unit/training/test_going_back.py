@@ -173,7 +173,7 @@ def test_a_disk_that_is_full_ends_nothing(monkeypatch, tmp_path, caplog):
     monkeypatch.setattr(torch, "save", full)
     peer = Peer(tmp_path).come_to(3 * KEEP_EVERY)
     assert not peer.going_back.go(peer.back(2 * KEEP_EVERY))
-    assert caplog.text.count("cannot be written: [Errno 28] No space left on device (said once)") == 1
+    assert caplog.text.count("to go back to: [Errno 28] No space left on device (said once)") == 1
 
 
 def test_a_large_model_keeps_fewer_states_and_less_often(monkeypatch):

@@ -277,7 +277,7 @@ def test_a_state_that_no_other_peer_holds_is_not_taken_over_and_its_donor_may_be
     donor.timeouts = shorter(300)
     assert not told(follower(member, tracker, donor), Witnesses(is_held=False))
     assert (member.step, tracker.is_distrusted) == (6, False)
-    assert "no other peer says that it holds step 7 as anna gives it" in caplog.text
+    assert "no other peer confirms the state of step 7 that anna offers" in caplog.text
     assert told(follower(member, Tracker(), donor), Witnesses())
     assert member.step == 7
 
@@ -402,4 +402,4 @@ def test_a_state_of_a_step_that_no_peer_can_have_made_is_not_taken_over(claimed,
     member.advance(b"a round")
     assert not catch_up(member, tracker, donor, joins=False)
     assert (member.step, donor.asked) == (6, 1)
-    assert "No state from anna: it holds step 1000000, and no other peer is near that" in caplog.text
+    assert "No state from anna: it offers step 1000000, and no other peer is near that step" in caplog.text

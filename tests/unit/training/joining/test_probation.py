@@ -151,7 +151,7 @@ def test_a_false_state_is_refused_before_anything_changes(newcomer):
     before = newcomer.version.attest()
     for peer in ("ben", "carl"):
         newcomer.tracker.say(peer, newcomer.true())
-    with pytest.raises(RoundFailed, match="what it gives as step 7 is not what ben and carl hold"):
+    with pytest.raises(RoundFailed, match="its state of step 7 differs from that of ben and carl"):
         newcomer.take_over(false=True)
     assert newcomer.version.attest() == before
     assert newcomer.tracker.given_up == ["donor"]
@@ -167,7 +167,7 @@ def test_a_false_state_gives_nothing_and_is_refuted_by_later_statements(newcomer
     assert newcomer.probation.refuters == {"ben", "carl"}
     assert newcomer.tracker.given_up == ["donor"]
     assert newcomer.version.is_refuted, "no peer needs a copy of these"
-    assert "The weights of step 7 from donor are not those of ben and carl: they are dropped" in caplog.text
+    assert "The weights of step 7 from donor differ from those of ben and carl: this peer drops them" in caplog.text
     for _ in range(MAX_UPDATES):
         newcomer.probation.note_update()
     newcomer.probation.review()

@@ -88,7 +88,7 @@ def test_a_donor_of_malformed_averages_is_named_and_the_next_donor_is_asked(chan
     replay = Replay("liar", "anna", liar=change)
     assert (replay.version.step, replay.fetcher.asked) == (7, ["liar", "anna"])
     assert replay.blamed == ["liar"]
-    assert "liar sends no averages of this model" in caplog.text
+    assert "liar sent averages that do not fit this model" in caplog.text
 
 
 def test_a_donor_with_other_weights_is_not_to_blame_and_the_next_donor_is_asked():
