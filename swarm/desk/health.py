@@ -88,7 +88,7 @@ def findings(
     """
     deaf_seconds = now - (history.looked_at or history.began_at)
     if deaf_seconds > DEAF_SECONDS:
-        text = f"The desk has had no answer from the swarm for {_minutes(deaf_seconds)}: what is shown is as old."
+        text = f"The swarm has not answered the desk for {_minutes(deaf_seconds)}: the numbers shown are that old."
         return [Finding("deaf", "bad", text)]
     if is_over(history, total_steps):
         return []
@@ -114,7 +114,7 @@ def verdict(
     if is_over(history, total_steps):
         if history.step < total_steps:
             seen = f"update {history.step:,} of {total_steps:,} was the last one seen"
-            return "good", f"The run has ended, it seems: all peers have left, and {seen}."
+            return "good", f"The run has probably ended: all peers have left, and {seen}."
         return "good", f"The run has ended: all {total_steps:,} updates are made."
     if is_paused:
         step = history.step or 0
@@ -123,7 +123,7 @@ def verdict(
     trains = f"{peers} peers train" if peers > 1 else "One peer trains"
     pace = history.updates_per_minute(now)
     if pace is None:
-        return "good", f"{trains}. How fast shows after the next updates."
+        return "good", f"{trains}. The pace shows after the next updates."
     return "good", f"All is well: {trains[0].lower() + trains[1:]}, with an update every {_every(60 / pace)}."
 
 
@@ -131,7 +131,7 @@ def _still(history: History, still_minutes: float, now: float) -> Finding | None
     if all(peer.helps for peer in history.here):
         return Finding("still", "warning", "Only helpers are here: the run waits for a training peer.")
     if all(peer.phase == WAITING for peer in history.here):
-        text = "The peers that are here wait for more peers: the run has not begun, or too few are left to go on."
+        text = "All peers wait for more peers: the run has not begun, or too few peers are left to go on."
         return Finding("still", "warning", text)
     seconds = history.still_seconds(now)
     if seconds < 60 * still_minutes:
@@ -141,7 +141,7 @@ def _still(history: History, still_minutes: float, now: float) -> Finding | None
 
 def _loss(history: History) -> Finding | None:
     if history.step is not None and history.step - history.finite_at_step >= LOST_UPDATES:
-        return Finding("loss", "bad", "The loss is not finite: no peer states a number any more.")
+        return Finding("loss", "bad", "No peer has a finite loss: begin again from a good checkpoint.")
     loss, lowest = history.loss, history.lowest_loss
     if loss is not None and lowest is not None and loss_has_risen(loss, lowest):
         return Finding("loss", "bad", f"The loss has risen from {lowest:.3f} to {loss:.3f}.")

@@ -41,15 +41,21 @@ class _Metrics:
         yield _gauge("swarm_planned_updates", "Updates after which the run ends", swarm.total_steps)
         yield _gauge("swarm_loss", "Training loss, median of the peers", swarm.loss)
         yield _gauge("swarm_accuracy_ratio", "Validation accuracy, median of the peers, 0 to 1", swarm.accuracy)
-        yield _gauge("swarm_samples_per_second", "Pace of all peers together, as they claim", swarm.samples_per_second)
-        yield _gauge("swarm_updates_per_minute", "Pace of the last updates", swarm.updates_per_minute)
         yield _gauge(
-            "swarm_traffic_bytes_per_second", "What all peers send together, as they say", swarm.bytes_per_second
+            "swarm_samples_per_second",
+            "Samples per second of all peers, as they claim",
+            swarm.samples_per_second,
+        )
+        yield _gauge("swarm_updates_per_minute", "Updates per minute, from the last updates", swarm.updates_per_minute)
+        yield _gauge(
+            "swarm_traffic_bytes_per_second",
+            "Bytes per second sent by all peers, as they say",
+            swarm.bytes_per_second,
         )
         yield CounterMetricFamily(
             "swarm_sent_bytes", "Bytes sent by all peers seen, as they say", value=swarm.sent_bytes
         )
-        yield _gauge("swarm_peers", "Peers that are there", swarm.num_peers)
+        yield _gauge("swarm_peers", "Peers in the run now", swarm.num_peers)
         yield _gauge("swarm_full_peers", "Peers that others can call", swarm.num_full_peers)
         yield _gauge("swarm_last_update_timestamp_seconds", "When the last update was seen", swarm.updated_at)
         yield _gauge("swarm_paused", "1 if the organiser has paused the run", int(swarm.is_paused))
@@ -60,12 +66,16 @@ class _Metrics:
             found.add_metric([kind], int(kind in wrong))
         yield found
         labels = ["peer", "name"]
-        rates = GaugeMetricFamily("swarm_peer_samples_per_second", "Pace of the peer, as it claims", labels=labels)
+        rates = GaugeMetricFamily(
+            "swarm_peer_samples_per_second", "Samples per second of the peer, as it claims", labels=labels
+        )
         claimed = GaugeMetricFamily(
-            "swarm_peer_claimed_samples", "Its samples in the updates seen, by its pace", labels=labels
+            "swarm_peer_claimed_samples",
+            "Samples of the peer in the updates seen, from its claims",
+            labels=labels,
         )
         lines = GaugeMetricFamily(
-            "swarm_peer_upload_bytes_per_second", "What it sent in the fastest of its latest averages", labels=labels
+            "swarm_peer_upload_bytes_per_second", "Fastest upload of the peer among its latest averages", labels=labels
         )
         sent = CounterMetricFamily("swarm_peer_sent_bytes", "Bytes that the peer has sent, as it says", labels=labels)
         received = CounterMetricFamily(

@@ -37,10 +37,10 @@ SAID_OF: dict[Kind, str] = {
     "deaf": "the swarm does not answer",
     "nobody": "no peer trains",
     "still": "no update is made",
-    "loss": "the loss is not as it should be",
+    "loss": "the loss has risen or is not finite",
     "reachable": "too few peers can be called",
-    "certificate": "a certificate ends",
-    "disk": "the desk's disk",
+    "certificate": "a certificate ends soon",
+    "disk": "the desk's disk is nearly full or fails",
 }
 
 T = TypeVar("T")
@@ -112,7 +112,7 @@ def _status(swarm: SwarmReport) -> str:
     if swarm.is_over and not swarm.findings:
         return "The run has ended."
     about = ", ".join(SAID_OF[finding.kind] for finding in swarm.findings)
-    return f"{SAID[swarm.level]} It is about this: {about}." if about else SAID[swarm.level]
+    return f"{SAID[swarm.level]} Reason: {about}." if about else SAID[swarm.level]
 
 
 def qr_code(text: str) -> bytes:

@@ -100,7 +100,9 @@ class SwarmReport(BaseModel):
     total_steps: int
     is_over: bool
     is_paused: bool = Field(description="whether the organiser has paused the run")
-    seconds_left: float | None = Field(description="time to the end of the run, at the pace of the last updates")
+    seconds_left: float | None = Field(
+        description="seconds to the end of the run, if updates go on as fast as the last ones"
+    )
     target_batch_size: int
     loss: float | None
     lowest_loss: float | None
@@ -142,7 +144,7 @@ class PeerReport(BaseModel):
     joined_at: float
     seen_at: float = Field(description="when it wrote its newest record, by the desk's clock")
     claimed_samples: float = Field(
-        description="its samples in all updates that the desk has seen, by the pace that it claims"
+        description="its samples in all updates that the desk has seen, estimated from its claims"
     )
 
 

@@ -100,9 +100,9 @@ class Bookkeeper(threading.Thread):
         """Fetch and add up once."""
         try:
             collected = self._fetch()
-            trouble = "Its folder is full: give the desk more with --ledger-mib." if collected.is_full else ""
+            trouble = "Its folder is full: start the desk with a larger --ledger-mib." if collected.is_full else ""
         except (TimeoutError, CancelledError, OSError, RuntimeError):  # the next time tries again
-            trouble = "The swarm did not hand it over the last time."
+            trouble = "No peer handed it over the last time."
         except InputError as error:
             trouble = str(error)
         if not self._over.is_set() and any(self._folder.glob("*.jsonl")):
@@ -130,9 +130,9 @@ class Bookkeeper(threading.Thread):
                 said.seek(0)
                 content = said.read()
             if status not in (VERIFIED, TAMPERED) or not content:
-                return f"It could not be added up: try swarm ledger verify {self._folder}"
+                return f"The desk could not add it up: see why with swarm ledger verify {self._folder}"
             if len(content) > MAX_FILE_BYTES:
-                return f"It names too many peers: see swarm ledger verify {self._folder}"
+                return f"It names more peers than this page can show: see swarm ledger verify {self._folder}"
             result = _result_of(self._folder)
             for half in result.parent.glob(f".{result.name}.*.tmp"):
                 with contextlib.suppress(FileNotFoundError):
@@ -141,7 +141,7 @@ class Bookkeeper(threading.Thread):
             with whole_file(result, durable=False) as file:  # not durable: it can be added up again
                 file.write(content)
         except OSError as error:
-            return f"It could not be added up here ({error.strerror or error})."
+            return f"The desk could not add it up ({error.strerror or error})."
         return ""
 
     def _run(self, command: list[str], output: object) -> int | None:

@@ -154,7 +154,7 @@ class Door:
         for visit in self._visits.values():
             if visit.challenge == challenge and not visit.is_let_in and visit.ends_at > self._clock():
                 return visit
-        raise Refused("No browser waits with this code. A code counts once, and for two minutes: load the page again.")
+        raise Refused("No browser waits with this code. A code works once, for two minutes: load the page again.")
 
     def let_in(self, challenge: str, data: bytes, revoked: Collection[bytes] = ()) -> Visit:
         """Take a signed log-in for the browser that shows this challenge, which may enter from then on.
@@ -255,7 +255,7 @@ def _checked(page_url: str) -> str:
         has_port, parts = False, urlsplit("")
     plain = not (parts.query or parts.fragment or parts.username or parts.password)
     if not (has_port and plain and parts.scheme == "https" and parts.hostname) or len(page_url) > MAX_ADDRESS_LENGTH:
-        raise InputError("--page-url has to be like https://desk.example.org: elsewhere, others could read along.")
+        raise InputError("--page-url has to be like https://desk.example.org: without https, others could read it.")
     host = parts.netloc.lower()
     if parts.port in (None, HTTPS_PORT):
         host = re.sub(r":\d*$", "", host)

@@ -150,8 +150,8 @@ class OrganisersPages:
         """
         if self._controls is None or not self._controls.can_order:
             raise Refused(
-                "This desk has no key to sign orders with, or its time is over, or it was revoked: start it with "
-                "--deputy FILE."
+                "This desk has no valid key to sign orders with (none was given, it has ended, or it was revoked): "
+                "start the desk with --deputy FILE."
             )
         command = next((command for command in COMMANDS if command.what == given.get("what")), None)
         if command is None:

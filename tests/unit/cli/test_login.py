@@ -88,7 +88,7 @@ def test_the_line_that_is_shown_is_for_the_run_of_the_desk(her_run, browser):
 def test_a_code_that_was_used_is_refused(her_run, browser, refusal):
     url = shown_url(browser)
     assert main(her_run.options(url, "--yes"), print) == 0
-    assert "once, and for two minutes" in refusal(main, her_run.options(url, "--yes"))
+    assert "works once, for two minutes" in refusal(main, her_run.options(url, "--yes"))
 
 
 @pytest.mark.parametrize(

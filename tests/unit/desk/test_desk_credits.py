@@ -196,7 +196,7 @@ def test_signed_updates_are_added_up_and_a_changed_line_costs_only_its_own_peer(
 def test_a_swarm_that_does_not_answer_is_said(swarm, books):
     swarm.problem = TimeoutError()
     books.turn()
-    assert books.credits.trouble == "The swarm did not hand it over the last time."
+    assert books.credits.trouble == "No peer handed it over the last time."
 
 
 def test_a_folder_into_which_another_program_fetches_is_said(swarm, books):
@@ -214,7 +214,7 @@ def test_a_ledger_of_another_run_in_the_folder_is_said_and_changes_nothing(swarm
     other.update({"anna": 96})
     other.close()
     books.turn()
-    assert books.credits.trouble.startswith("It could not be added up: try swarm ledger verify")
+    assert books.credits.trouble.startswith("The desk could not add it up: see why with swarm ledger verify")
     books.credits.look()
     assert books.credits.time is None
 
@@ -224,7 +224,7 @@ def test_a_ledger_that_names_too_many_peers_is_said_and_changes_nothing(swarm, b
     monkeypatch.setattr(bookkeeper, "MAX_FILE_BYTES", 10)
     swarm.train()
     books.turn()
-    assert books.credits.trouble.startswith("It names too many peers")
+    assert books.credits.trouble.startswith("It names more peers than this page can show")
     books.credits.look()
     assert books.credits.time is None
 

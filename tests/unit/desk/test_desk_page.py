@@ -52,7 +52,7 @@ def test_the_page_says_how_the_run_is(seen):
         "The desk began to watch. ada and ben were there.",
         "Claimed, not audited",
         "swarm join /ip4/203.0.113.5/tcp/31337",
-        "What this page says of a peer is what the peer says of itself.",
+        "What this page shows of a peer is that peer's own statement.",
     ):
         assert words in text, words
 
@@ -89,8 +89,8 @@ def test_a_screen_reader_is_interrupted_only_when_something_has_happened(seen, m
     assert len(sentences) > 5
     assert statuses == [
         "The run is well.",
-        "The run is not well. It is about this: no update is made.",
-        "Look at the run. It is about this: too few peers can be called.",
+        "The run is not well. Reason: no update is made.",
+        "Look at the run. Reason: too few peers can be called.",
     ]
 
 

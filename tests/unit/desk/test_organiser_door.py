@@ -192,7 +192,7 @@ def test_a_code_counts_for_two_minutes(house):
     challenge = house.challenge(browser)
     house.now += LOGIN_SECONDS + 1
     assert browser.get("/login-state").text == "over"
-    assert "counts once, and for two minutes" in house.send(challenge, house.signed(challenge)).text
+    assert "works once, for two minutes" in house.send(challenge, house.signed(challenge)).text
     assert house.challenge(browser) != challenge
 
 
@@ -200,7 +200,7 @@ def test_a_log_in_counts_once(house):
     challenge = house.challenge(browser := house.browser())
     data = house.signed(challenge)
     assert house.send(challenge, data).status_code == 200
-    assert "counts once, and for two minutes" in house.send(challenge, data).text
+    assert "works once, for two minutes" in house.send(challenge, data).text
     thief = house.browser()
     thief.get("/login")
     assert house.send(house.challenge(thief), data).status_code == 403
@@ -271,7 +271,7 @@ def test_an_order_is_asked_for_twice_and_given(house):
     page = browser.post("/order", data=fields).text
     assert house.controls.orders.given == (Order(7, What.LEARNING_RATE, 0.5),)
     assert "From step 7 on the learning rate is 0.5 × the recipe&#39;s" in page
-    assert "… is to come" in page
+    assert "… not yet in effect" in page
 
 
 def test_a_run_that_is_paused_goes_on_where_it_stands(house):
