@@ -131,23 +131,23 @@ def summary(found: Audit) -> str:
     """Sentences about what was counted, and what was found wrong."""
     counts, total = found.updates, sum(credit.samples for credit in found.credits.values())
     lines = [
-        f"Two thirds of their members confirm {counts['confirmed']:,} updates of {total:,} samples. Not confirmed: "
-        f"{counts['unconfirmed']:,}; made by a peer alone: {counts['alone']:,}."
+        f"Updates that two thirds of their members confirm: {counts['confirmed']:,}, with {total:,} samples. "
+        f"Not confirmed: {counts['unconfirmed']:,}. Made by a peer alone: {counts['alone']:,}."
     ]
     if found.unsigned:
-        lines.append(f"{found.unsigned:,} lines are not signed, or not yet, and confirm nothing.")
+        lines.append(f"{found.unsigned:,} lines are not signed (yet), so they confirm nothing.")
     if forked := found.forked_steps:
         lines.append(
-            f"At {forked:,} steps more than one group made a confirmed update: the swarm was divided, or went on from "
-            "an earlier checkpoint, or members have invented rounds."
+            f"At {forked:,} steps there are confirmed updates of more than one group. Possible reasons: the network "
+            "was divided, the swarm went on from an earlier checkpoint, or members have invented rounds."
         )
     if found.equal_states or found.different_states:
         lines.append(
-            f"Of {found.equal_states + found.different_states:,} states of which several peers have taken a digest, "
+            f"States that several peers have hashed: {found.equal_states + found.different_states:,}, of which "
             f"{found.equal_states:,} were equal."
         )
     lines.append(
-        "Nothing was tampered with. Samples are what members said, and agreed on: they were not computed again."
+        "Nothing was tampered with. The members stated these samples and agreed on them; nothing was recomputed."
         if not found.findings
         else "Something was tampered with: see below."
     )

@@ -52,8 +52,8 @@ FETCH_SECONDS = 2 * RELAYS * PEER_SECONDS
 
 LOCK = ".lock"
 """File in the folder, which a process claims that fetches into it."""
-NO_ROOM = "has more to show than the folder may hold"
-NO_TIME = "was not asked, since the time was over"
+NO_ROOM = "has more lines than the folder may hold"
+NO_TIME = "was not asked, because no time was left"
 
 
 class Refused(ValueError):  # noqa: N818 (reads as what happened)
@@ -169,13 +169,13 @@ class Shelf:
         if offer.ledger == wish.ledger and offer.begin == wish.begin:
             return
         if offer.begin:
-            raise Refused("does not have what it has shown before")
+            raise Refused("no longer has lines that it has sent before")
         paths = self._paths()
         path = self._folder / f"{self._peer.to_base58()}-{offer.ledger.hex()[:16]}.jsonl"
         if path in paths:
-            raise Refused("shows an older ledger of its own again")
+            raise Refused("sends an older ledger of its own again")
         if len(paths) >= MAX_LEDGERS:
-            raise Refused(f"has begun {MAX_LEDGERS} ledgers already")
+            raise Refused(f"has begun {MAX_LEDGERS} ledgers already, the most that are fetched of a peer")
         self._open(LedgerFile(path))
         self._offered = offer.ledger
 
@@ -192,11 +192,11 @@ class Shelf:
             try:
                 self._take(content, read_line(content))
             except NotALine:
-                raise Refused("sends what is no line of a ledger") from None
+                raise Refused("sends something that is not a ledger line") from None
 
     def _take(self, content: bytes, line: AnyLine) -> None:
         if (line.n, line.before) != (self._n, self._before):
-            raise Refused("sends what does not follow on what it has shown before")
+            raise Refused("sends lines that do not continue its earlier ones")
         if isinstance(line, Start):
             if (line.peer, line.run) != (self._peer, self._run):
                 raise Refused("sends the ledger of another peer, or of another run")
@@ -209,7 +209,7 @@ class Shelf:
         if not num_bytes:
             return
         if not is_signed(self._start, line):
-            raise Refused("sends what it has not signed")
+            raise Refused("sends lines that it has not signed")
         if self._others_bytes + self._file.size + num_bytes > self._max_bytes:
             raise Refused(f"has more than {self._max_bytes / 2**20:.0f} MiB: the rest is not fetched")
         if not self._room.take(num_bytes if self._file.size else max(num_bytes, FILE_BYTES)):
@@ -243,8 +243,8 @@ async def fetch(call: Call, shelf: Shelf, of: PeerID | None = None) -> None:
         if complete:
             return
         if shelf.num_bytes == before:
-            raise Refused("breaks off before its next signature")
-    raise Refused("has more to show than comes at once: ask again")
+            raise Refused("ended the transfer before its next signature")
+    raise Refused("has more lines than one fetch takes: fetch again")
 
 
 async def _read(stream: AsyncGenerator[averaging_pb2.DownloadData, None], wish: LedgerWish, shelf: Shelf) -> bool:
@@ -313,7 +313,7 @@ class FetchLedgers:
             except Refused as error:
                 problem = str(error)
             except TimeoutError:
-                problem = "has more to show than comes at once: ask again" if shelf.num_bytes else "takes too long"
+                problem = "has more lines than one fetch takes: fetch again" if shelf.num_bytes else "takes too long"
             except Exception as error:
                 is_disk = isinstance(error, OSError) and not isinstance(error, ConnectionError)
                 if is_disk:

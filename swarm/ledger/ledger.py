@@ -268,7 +268,9 @@ class Ledger:
         except OSError as error:
             if self._complaints.first():
                 advice = " Make room." if error.errno in (errno.ENOSPC, errno.EDQUOT) else ""
-                logger.warning(f"Nothing more is written to {self._path}: {error.strerror}.{advice}")
+                logger.warning(
+                    f"{self._path} cannot be written any more ({error.strerror}): training goes on without it.{advice}"
+                )
 
 
 def _follows(member: Certificate, written: Certificate) -> bool:

@@ -211,12 +211,12 @@ def of_another_run(run: LedgerRun) -> bytes:
 
 
 LIES = {
-    "lines left out": (changed, "does not follow"),
+    "lines left out": (changed, "do not continue"),
     "another peer's": (of_ben, "another peer"),
     "signed by another peer": (signed_by_ben, "not signed"),
     "another run's": (of_another_run, "another run"),
-    "rubbish": (lambda run: os.urandom(500) + b"\n", "no line of a ledger"),
-    "nothing but an end": (lambda run: b"\n" * 10, "no line of a ledger"),
+    "rubbish": (lambda run: os.urandom(500) + b"\n", "not a ledger line"),
+    "nothing but an end": (lambda run: b"\n" * 10, "not a ledger line"),
 }
 
 
@@ -234,7 +234,7 @@ def test_lines_invented_behind_a_true_ledger_are_not_kept(run, tmp_path):
     folder, true = tmp_path / "fetched", run.path("anna").read_bytes()
     last = run.lines("anna")
     invented = signed_again([*map(read_line, last), read_line(last[where(last)[0]])], "anna")[-1]
-    with pytest.raises(Refused, match="does not follow"):
+    with pytest.raises(Refused, match="do not continue"):
         fetched(run, folder, lying(true + invented + b"\n" + last[-1] + b"\n"))
     run.start("anna")
     fetched(run, folder, caller(server_of(run)))
@@ -271,7 +271,7 @@ def test_a_peer_that_breaks_off_has_not_handed_over_its_ledger(run, tmp_path, mo
     first_line = text_of(run.lines("anna")[:1])
     breaks_off = lying(first_line, size=run.path("anna").stat().st_size)
     _, problems = fetch_by(monkeypatch, tmp_path / "fetched", {"anna": breaks_off}, {"anna": ["anna"]})
-    assert problems == {"anna": "breaks off before its next signature"}
+    assert problems == {"anna": "ended the transfer before its next signature"}
 
 
 @pytest.mark.parametrize("answer", [b"", b"rubbish", LedgerOffer().to_bytes(), LedgerOffer(b"L" * 32, 5, 9).to_bytes()])

@@ -187,8 +187,8 @@ def test_a_shortened_ledger_gets_no_hole(run, caplog):
     for _ in range(2):
         run.update({"anna": 96, "ben": 64}, written_by=["anna"])
     assert run.path("anna").read_bytes() == content
-    (said,) = (record.getMessage() for record in caplog.records if "Nothing more is written" in record.getMessage())
-    assert said.endswith("another program has shortened it."), "room would not help"
+    (said,) = (record.getMessage() for record in caplog.records if "cannot be written any more" in record.getMessage())
+    assert said.endswith("(another program has shortened it): training goes on without it."), "room would not help"
 
 
 def test_the_longest_line_fits():

@@ -241,7 +241,7 @@ def test_rounds_that_two_peers_have_invented_together_leave_a_trace(run, capsys)
     assert found.findings == []
     assert found.forked_steps == 2
     assert main(["verify", str(run.folder)]) == 0
-    assert "At 2 steps more than one group" in capsys.readouterr().out
+    assert "At 2 steps there are confirmed updates of more than one group" in capsys.readouterr().out
 
 
 def test_a_peer_that_was_not_in_a_group_cannot_confirm_it(run, tmp_path):
@@ -461,7 +461,7 @@ def test_a_strangers_name_of_its_run_moves_no_terminal(of_a_stranger, tmp_path, 
     assert main(["verify", str(tmp_path)]) == 1
     said = capsys.readouterr()
     assert not {*said.out, *said.err} & {"\x1b", "\x07"}
-    assert "]0;anna/ledger.jsonl, line 1: it is no line of a ledger" in said.err
+    assert "]0;anna/ledger.jsonl, line 1: it is not a ledger line" in said.err
     assert f"run {RUN}" in said.out
 
 
