@@ -144,7 +144,7 @@ def _watch_and_serve(
         controls = SwarmControls(dht, manifest, signer) if manifest.organiser else None
         desk.turn(watcher.look(), controls and controls.look(), watcher.ending)
         with served(lambda: desk.newest, listener, Door(manifest.authority, options.page_url), controls):
-            others = " (for others: an address of this machine, and the same port)" if is_for_others(listener) else ""
+            others = " (elsewhere, use an address of this machine and the same port)" if is_for_others(listener) else ""
             print(f"The desk of run {manifest.run_id}: {page_url(listener)}{others}", flush=True)
             signal.signal(signal.SIGTERM, signal.default_int_handler)
             try:

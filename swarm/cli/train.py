@@ -75,7 +75,7 @@ class StartPatience(PatienceOptions):
     """How long to wait for other peers."""
 
     min_peers: Annotated[int, arg("PEERS")] = SECOND_PEER
-    """Begin to train when so many peers are there, this one included; 1 begins at once."""
+    """Begin to train when this many peers are there, this one included; 1 begins at once."""
 
 
 @dataclass(frozen=True)

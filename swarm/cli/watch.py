@@ -67,7 +67,7 @@ class WatchOptions:
     run_id: Annotated[str | None, arg("NAME", "the only one there")] = None
     """Name of the run, if there are several runs at the addresses."""
     seconds: Annotated[float | None, arg("SECONDS", "until Ctrl-C")] = None
-    """Watch for so long. The exit status is 1 if no update was made meanwhile, or if the loss has risen a lot."""
+    """Watch for this time. The exit status is 1 if no update was made meanwhile, or if the loss has risen a lot."""
     json: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
     """Print a JSON line for each look instead of a table."""
 
@@ -167,7 +167,10 @@ class SwarmView:
         if self.records and not full:
             found.append("No peer can be called, so the peers cannot average. Start one with an open --port.")
         elif len(full) == 1 and len(self.records) > 1:
-            found.append(f"Only {full[0]!r} can be called: without it the others cannot average. Start another one.")
+            found.append(
+                f"Only {full[0]!r} can be called. Without it no peer can average: start another one with an open "
+                "--port."
+            )
         return found
 
     @property

@@ -241,9 +241,9 @@ def _check_clock(certificate: bytes) -> None:
         begin, end = known.not_valid_before_utc, known.not_valid_after_utc
         raise InputError(
             f"It is {now:%Y-%m-%d} on this machine, and the enrolment server's certificate counts from "
-            f"{begin:%Y-%m-%d} to {end:%Y-%m-%d}: set this clock right (NTP); if it is right, the organiser's was off "
-            "when the certificate was made, so ask her to set hers, delete tls.pem, start her peer again and send a "
-            "new join line."
+            f"{begin:%Y-%m-%d} to {end:%Y-%m-%d}: set this clock right (NTP). If it is right, the organiser's clock "
+            "was wrong: ask the organiser to set that clock, delete tls.pem, start the organiser's peer again and send "
+            "a new join line."
         )
 
 

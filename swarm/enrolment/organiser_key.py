@@ -144,8 +144,8 @@ def check_right(signer: Signer, authority: Authority, right: Right, now: float =
         authority.read(kind, signer.sign(kind, b""), most_bytes, right).check_time(now)
     except NotSigned as error:
         raise InputError(
-            f"This key cannot be used for run {authority.run_id}, for what it signs {error}: take the organiser's "
-            "key, or that of a deputy who has the right and whose time is not over."
+            f"This key cannot be used for run {authority.run_id}: what it signs {error}. Use the organiser's key, or "
+            "a deputy's key with that right, whose warrant has not ended."
         ) from None
 
 

@@ -426,9 +426,9 @@ class Registry:
         ranked = sorted(reversed(list_.removed), key=rank)
         if len(ranked) > MAX_REMOVED and rank(ranked[MAX_REMOVED]) == 0:
             raise InputError(
-                f"{MAX_REMOVED} members of run {list_.run_id} are removed whose certificates still count: more cannot "
-                "be kept. Close all invitations (swarm invite --close), and wait until some have ended, or start "
-                "another run."
+                f"Run {list_.run_id} has {MAX_REMOVED} removed members with certificates that still count, and the "
+                "list has no room for more. Close all invitations (swarm invite --close) and wait until some "
+                "certificates have ended, or start another run."
             )
         sizes = accumulate(len(list_.removed[serial].encode()) for serial in ranked)
         fits = {serial: size <= MAX_REASONS_BYTES for serial, size in zip(ranked[:MAX_REMOVED], sizes, strict=False)}

@@ -187,7 +187,7 @@ class EnrolmentServer:
             code = self._grpc.StatusCode
             try:
                 if not self._limits.may_call(context.peer()):
-                    raise TooManyCalls("too many want to enrol at this moment: try again in a few minutes")
+                    raise TooManyCalls("too many peers are enrolling at this moment: try again in a few minutes")
                 request = EnrolRequest.from_bytes(_first(messages, context))
                 return grant(request, request.check(self._identity)).to_bytes()
             except TooManyCalls as error:
@@ -198,7 +198,7 @@ class EnrolmentServer:
                 self._complain_once(str(error))
                 return context.abort(code.INTERNAL, "its own files or its key cannot be used")
             except ValueError as error:
-                self._complain_once("A caller has sent a message that is no request to enrol here.")
+                self._complain_once("A caller has sent a message that is not an enrolment request for this run.")
                 return context.abort(code.INVALID_ARGUMENT, f"the request cannot be used: {error}")
             self._complain_once(f"An enrolment was refused: {why}.")
             return context.abort(status, why)
@@ -207,7 +207,7 @@ class EnrolmentServer:
 
     def _enrol(self, request: EnrolRequest, peer_id: PeerID) -> EnrolAnswer:
         if not request.token:
-            raise NotInvited("there is no invitation: ask the organiser for a join line with one")
+            raise NotInvited("the request has no invitation: ask the organiser for a join line with one")
         member = self._registry.use_invitation(request.token, peer_id, request.name)
         answer = self._certified(member)
         logger.info(f"{member.name} has enrolled: {peer_id}")

@@ -162,5 +162,8 @@ def _manifest(dht: SwarmDHT, addresses: Sequence[str], authority: Authority) -> 
     except InputError as error:
         raise NotTold(str(error)) from None
     if run_id not in found:
-        raise NotTold(f"The peers at {' '.join(addresses)} know nothing of your run {run_id}.")
+        raise NotTold(
+            f"The peers at {' '.join(addresses)} do not know your run {run_id}: give --initial-peers of a peer that "
+            "trains in it."
+        )
     return found[run_id]

@@ -71,7 +71,7 @@ def main(arguments: list[str], say: Callable[[str], None] = print) -> int:
     """Returns the exit status: 0; 2 for input that cannot work, or if the run cannot be reached."""
     return exit_status(
         lambda: _control(read_options(ControlOptions, arguments, "swarm control"), say),
-        "Interrupted: swarm control show says whether it is ordered.",
+        "Interrupted: swarm control show says whether the order was given.",
     )
 
 

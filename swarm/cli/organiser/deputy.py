@@ -79,9 +79,8 @@ def _make(options: DeputyOptions, folder: OrganiserFolder, say: Callable[[str], 
     deputy = make_deputy(folder.signer(), folder.run_id, rights, options.days, path, passphrase)
     folder.keep_warrant(path.name, deputy)
     say(
-        f"{path} may sign in your place for run {folder.run_id}, for {options.days:g} days. Give it away with "
-        f"{warrant_path(path)} and a copy of {folder.path} without your own key, "
-        f"{FIRST_LINE_FILE} and {TLS_FILE}."
+        f"{path} may sign in your place for run {folder.run_id}, for {options.days:g} days. Give your deputy this key, "
+        f"{warrant_path(path)} and a copy of {folder.path} without your own key, {FIRST_LINE_FILE} and {TLS_FILE}."
     )
     if passphrase is None:
         say(f"It has no passphrase: set {VARIABLE} to make a key with one.")
@@ -89,8 +88,8 @@ def _make(options: DeputyOptions, folder: OrganiserFolder, say: Callable[[str], 
         say(f"It has the passphrase that is in {VARIABLE}: a person who uses the key needs it.")
     if Right.ENROL in rights:
         say(
-            "On another machine it makes certificates (swarm invite --peer-id): lines of swarm invite count only if "
-            "they are made at the machine that enrols."
+            "On another machine, the deputy can make certificates (swarm invite --peer-id), but no join lines that "
+            "count: only the machine that enrols can make them."
         )
 
 
@@ -101,8 +100,8 @@ def _revoke(options: DeputyOptions, folder: OrganiserFolder, say: Callable[[str]
     key, rights, end = _deputy(options.file.expanduser(), folder)
     if Right.CONTROL not in rights:
         raise InputError(
-            f"{options.file.name} has no right to give orders, and only that right can be taken back. What it may "
-            f"sign of members counts until {date(end)}: remove the members that it lets in (swarm remove)."
+            f"{options.file.name} has no right to give orders, and only that right can be taken back. It can let "
+            f"members in or remove them until {date(end)}: undo that with swarm remove."
         )
     signer = folder.signer()
     if signer.warrant:
@@ -111,12 +110,12 @@ def _revoke(options: DeputyOptions, folder: OrganiserFolder, say: Callable[[str]
         from swarm.membership.control.revoking import revoke_deputy
 
         done = revoke_deputy(dht, manifest, signer, key)
-    say(f"{options.file.name} can give no orders any more in run {folder.run_id}. The list {handed_to(done.num_peers)}")
+    say(f"{options.file.name} can no longer give orders in run {folder.run_id}. The list {handed_to(done.num_peers)}")
     for orders, what in ((done.kept, "still counts"), (done.dropped, "does not count any more")):
         for order in orders:
             say(f"- {order}: {what}")
     if rights & ~Right.CONTROL:
-        say(f"What it may sign of members counts until {date(end)}: remove the members that it lets in (swarm remove).")
+        say(f"It can still let members in or remove them until {date(end)}: undo that with swarm remove.")
 
 
 def _deputy(file: Path, folder: OrganiserFolder) -> tuple[bytes, Right, int]:

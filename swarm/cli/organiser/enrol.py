@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from swarm.enrolment.organiser_folder import OrganiserFolder
 
 NEEDS_A_PEER = (
-    "Members renew their certificates here. Newcomers also need a running peer that their line names: while yours is "
-    "off, send them a line of swarm invite, made while other members run."
+    "Members renew their certificates here. Newcomers also need a running peer that their join line names. While your "
+    "peer is off, send them a line of swarm invite that was made while other members run."
 )
 
 

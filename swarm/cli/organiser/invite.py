@@ -41,8 +41,9 @@ DAY_SECONDS = 24 * 3600
 MAX_CERTIFICATE_DAYS = 365.0
 """The same as at the enrolment server, whose module takes seconds to import."""
 OF_A_COPY = (
-    "warning: If this is a copy of the organiser's folder (her key is not here, and her lines name no address of this "
-    "machine), this counts for nothing at the machine that enrols: give the command there"
+    "warning: This may be a copy of the organiser's folder: the organiser's key is not here, and the join lines name "
+    "no address of this machine. If it is one, the machine that enrols does not learn of this change: give the "
+    "command there"
 )
 OR_CERTIFY = ", or make a certificate here, with --peer-id QM... and --organiser-key FILE"
 

@@ -137,7 +137,7 @@ def _remove(options: RemoveOptions, say: Callable[[str], None]) -> int:
     change = _change(options, options.organiser.opened())
     status = _make(change, lookout, say)
     if options.close and change.is_foreign:
-        say("Its invitation is in the books with which it was let in: close it there.")
+        say("Another machine keeps the invitation of this member: close it there (swarm invite --close).")
     if not options.restore and (uses := change.registry.uses_left_of(change.serial)):
         people = "one more person" if uses == 1 else f"{uses:,} more people"
         say(
@@ -158,21 +158,21 @@ def _make(change: Change, lookout: Lookout | None, say: Callable[[str], None]) -
     """
     if lookout is None:
         say(change.made())
-        say("The new list is kept: it goes out with the next one, or when your peer starts.")
+        say("The new list is kept here. Your peer hands it out when it starts, or swarm remove does the next time.")
         return 0
     try:
         num_peers = hand_out(change, lookout)
     except WrongClock as error:
         said = str(error)
         raise InputError(
-            f"Nothing was signed, for peers may never take a list with a wrong date, and {said[:1].lower()}{said[1:]} "
-            "If this clock is right, that peer's is not: name another one with --initial-peers."
+            f"Nothing was signed, because peers refuse a list with a wrong date, and {said[:1].lower()}{said[1:]} If "
+            "this machine's clock is right, the peer's clock is wrong: give another peer with --initial-peers."
         ) from None
     except NotTold as error:
         say(change.made())
         print(
-            f"error: The swarm has not heard of it. {error} The new list is kept: it goes out when your peer starts, "
-            "or when you run swarm remove again.",
+            f"error: No peer has the new list yet. {error} The list is kept here: your peer hands it out when it "
+            "starts, or give the same command again.",
             file=sys.stderr,
         )
         return 1
@@ -234,8 +234,8 @@ def _foreign_serial(registry: Registry, who: str, restores: bool) -> int | None:
     if called_so := [str(member.peer_id) for member in found if (member.why_removed is not None) == restores]:
         done = "restored" if restores else "removed"
         raise InputError(
-            f"{who} is the name of a member in your books, and may be the number of a member that is not in "
-            f"them: give a peer id, {listed(called_so)}. Once that member is {done}, {who} means the number."
+            f"{who} is the name of a member in your books, and may be the serial number of another one. For the named "
+            f"member, give its peer id: {listed(called_so)}. For the number, give {who} again when that one is {done}."
         )
     return serial
 

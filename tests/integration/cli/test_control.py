@@ -125,7 +125,7 @@ def test_a_deputy_that_is_revoked_orders_nothing_any_more(folder, members, tmp_p
     (tmp_path / "desk.key.warrant").rename(tmp_path / "away.warrant")  # the organiser no longer has the deputy's files
     assert deputy.main(["desk.key", "--revoke", *own], said.append) == 0
     assert said == [
-        "desk.key can give no orders any more in run digits. The list was handed to 2 peers, and the peers pass it on.",
+        "desk.key can no longer give orders in run digits. The list was handed to 2 peers, and the peers pass it on.",
         "- from step 12 on the learning rate is 0.5 × the recipe's: still counts",
         "- end at step 50: does not count any more",
     ]

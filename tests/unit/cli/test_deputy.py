@@ -34,7 +34,7 @@ def test_the_person_that_makes_a_key_with_the_right_to_enrol_reads_where_lines_c
     her_run, tmp_path, capsys, rights, says_where
 ):
     assert deputy.main([str(tmp_path / "ben.key"), "--rights", rights, *her_run.options()]) == 0
-    said = "lines of swarm invite count only if they are made at the machine that enrols" in capsys.readouterr().out
+    said = "only the machine that enrols can make them" in capsys.readouterr().out
     assert said == says_where
 
 

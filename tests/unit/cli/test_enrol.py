@@ -39,8 +39,8 @@ def test_people_enrol_until_it_is_told_to_end(her_run, number, capsys):
         f"People enrol for run digits at 127.0.0.1:{port}; this machine listens on TCP port {port}. Join lines that "
         "were made before name port 31338: make new ones with swarm invite.",
         "2 invitations are open, for 2 people.",
-        "Members renew their certificates here. Newcomers also need a running peer that their line names: while yours "
-        "is off, send them a line of swarm invite, made while other members run.",
+        "Members renew their certificates here. Newcomers also need a running peer that their join line names. While "
+        "your peer is off, send them a line of swarm invite that was made while other members run.",
         "Ctrl-C ends it.",
         "Enrolment has ended here; members stay members as long as their certificates count.",
     ]

@@ -125,7 +125,7 @@ def test_a_deputy_with_a_copy_is_told_where_lines_count(her_run, tmp_path, monke
         her_run.folder.note_contact(her_run.signer.public_key, addresses, 31338)
         assert main(options) == 0
         said = capsys.readouterr().out
-        assert ("If this is a copy of the organiser's folder" in said) == is_told
+        assert ("This may be a copy of the organiser's folder" in said) == is_told
         assert ("make a certificate here" in said) == (is_told and not arguments), "none closes a line"
 
 

@@ -39,7 +39,7 @@ def test_a_removal_is_signed_and_kept(her_run):
     said = ran(her_run.options("ada", "--why", "sends noise", "--offline"))
     assert said == [
         f"ada (…{str(ada.peer_id)[-8:]}) is removed from run digits: sends noise.",
-        "The new list is kept: it goes out with the next one, or when your peer starts.",
+        "The new list is kept here. Your peer hands it out when it starts, or swarm remove does the next time.",
     ]
     assert list_of(her_run) == {ada.serial: "sends noise"}
     ran(her_run.options(str(ada.serial), "--offline"))
@@ -54,8 +54,8 @@ def test_a_list_that_no_peer_gets_is_kept(her_run, capsys):
     (sentence,) = ran(her_run.options("ada"), status=1)
     assert sentence.endswith("is removed from run digits: no reason given.")
     error = capsys.readouterr().err
-    assert error.startswith("error: The swarm has not heard of it. None of these peers can be reached: 127.0.0")
-    assert "The new list is kept: it goes out when your peer starts, or when you run swarm remove again." in error
+    assert error.startswith("error: No peer has the new list yet. None of these peers can be reached: 127.0.0")
+    assert "The list is kept here: your peer hands it out when it starts, or give the same command again." in error
     assert list_of(her_run) == {ada.serial: ""}
 
 
@@ -95,9 +95,7 @@ def test_nothing_is_signed_while_the_clock_is_off(her_run, refusal, monkeypatch,
     her_run.add("ada")
     clocks_differ(monkeypatch, days * DAY)
     sentence = refusal(main, her_run.options("ada"))
-    assert sentence.startswith(
-        "Nothing was signed, for peers may never take a list with a wrong date, and this machine's"
-    )
+    assert sentence.startswith("Nothing was signed, because peers refuse a list with a wrong date, and this machine's")
     assert f"172800 s {'ahead of' if days > 0 else 'behind'} the swarm's" in sentence
     assert "switch on NTP" in sentence
     assert her_run.folder.registry.removals() == b""
@@ -192,20 +190,21 @@ def test_a_member_with_a_number_as_its_name_protects_no_member_with_that_number(
         her_run.options(str(eve.peer_id), "--offline"),
     )
     assert refusal(main, by_number) == (
-        "1764000000000 is the name of a member in your books, and may be the number of a member that is not in "
-        f"them: give a peer id, {eve.peer_id}. Once that member is removed, 1764000000000 means the number."
+        "1764000000000 is the name of a member in your books, and may be the serial number of another one. For the "
+        f"named member, give its peer id: {eve.peer_id}. For the number, give 1764000000000 again when that one is "
+        "removed."
     )
     ran(by_peer_id)
     ran(by_number)
     assert list_of(her_run).keys() == {eve.serial, 1764000000000}
-    assert f"give a peer id, {eve.peer_id}. Once that member is restored" in refusal(main, [*by_number, "--restore"])
+    assert "again when that one is restored." in refusal(main, [*by_number, "--restore"])
     ran([*by_peer_id, "--restore"])
     ran([*by_number, "--restore"])
     assert list_of(her_run) == {}
 
 
 def test_the_invitation_of_a_member_that_a_deputy_has_let_in_is_closed_in_the_deputys_books(her_run):
-    elsewhere = "Its invitation is in the books with which it was let in: close it there."
+    elsewhere = "Another machine keeps the invitation of this member: close it there (swarm invite --close)."
     ada = her_run.add("ada")
     assert ran(her_run.options("1764000000000", "--close", "--offline"))[-1] == elsewhere
     assert elsewhere not in ran(her_run.options("1764000000000", "--offline"))

@@ -64,7 +64,7 @@ def test_a_server_with_a_clock_that_was_ahead_when_it_was_made_is_named(organise
     with monkeypatch.context() as patch:
         patch.setattr(tls, "datetime", SimpleNamespace(now=lambda _: later))
         line = organiser.invite(organiser.serve())
-    with pytest.raises(InputError, match=r"if it is right, the organiser's was off .* delete tls\.pem") as error:
+    with pytest.raises(InputError, match=r"If it is right, the organiser's clock was wrong.* delete tls\.pem") as error:
         enrol(line, key, "Ana")
     assert f"counts from {later - timedelta(days=1):%Y-%m-%d} to" in str(error.value)
 
@@ -259,7 +259,7 @@ def test_too_many_calls(organiser, key):
     line = organiser.invite(organiser.serve(limits=CallLimits(per_minute=1)))
     enrol(line, key, "Ana")
     with pytest.raises(
-        TryLater, match="The organiser's server is busy: too many want to enrol at this moment: try aga"
+        TryLater, match="The organiser's server is busy: too many peers are enrolling at this moment: try"
     ):
         enrol(line, key, "Ana")
 

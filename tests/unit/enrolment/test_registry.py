@@ -247,7 +247,7 @@ def test_a_full_list_of_members_takes_no_more(registry, monkeypatch):
     members = enrolled(registry, 1, 2, 3)
     for member in members:
         registry.note_certificate(member.serial, int(time.time() + 1000))
-    with pytest.raises(InputError, match="more cannot be kept"):
+    with pytest.raises(InputError, match="has no room for more"):
         registry.remove([member.serial for member in members], "", SIGNER, AUTHORITY)
 
 
