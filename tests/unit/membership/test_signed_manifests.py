@@ -71,7 +71,7 @@ def test_only_the_organisers_signature_shows_that_her_run_is_of_another_protocol
 @pytest.mark.parametrize("begun", [-1, "1000", True, 2**40])
 def test_a_run_with_an_impossible_time_of_its_beginning_is_refused(organiser, begun):
     made = RunManifest(PROTOCOL, "run", digits(), begun=begun).signed_by(organiser.signer)
-    with pytest.raises(InputError, match="of the future"):
+    with pytest.raises(InputError, match="in the future"):
         RunManifest.from_bytes(made.to_bytes())
 
 

@@ -243,7 +243,7 @@ def test_an_open_quotation_mark_takes_no_other_rows_for_a_text(own_texts, name, 
     rows = [f"{'ab'[place % 2]},text number {place}\n" for place in range(1200)]
     rows[500] = 'a,"an open quotation mark\n'
     (own_texts / name).write_text("".join(rows) + later)
-    with pytest.raises(InputError, match=rf"{name} is no CSV .* in the row that begins in line 501\)"):
+    with pytest.raises(InputError, match=rf"{name} is not a CSV file .* in the row that begins in line 501\)"):
         build_data(OWN_TEXTS, own_texts).setup()
 
 
