@@ -285,7 +285,7 @@ class Peer:
         except (NobodyAnswers, OthersAnswer):
             if self.bootstrap.joins:
                 raise
-        print("No peer that was met before answers: this peer starts alone.", flush=True)
+        print("None of the peers that this peer met before answers: it starts alone.", flush=True)
         return start_dht(self._network(())), ()  # without other peers, the reachability is found in another way
 
     def _import_the_rest(self) -> None:
@@ -462,7 +462,7 @@ class Peer:
             print(warning)
         print(session.averaging.protection)
         print(session.averaging.protection_of_work(recipe.dataset not in OWN_DATA))
-        print("Ctrl-C leaves cleanly; the others train on.\n", flush=True)
+        print("Ctrl-C leaves the swarm in order; the other peers train on.\n", flush=True)
         invitation = self._entry.invitation()
         self._shown = self._entry.line if invitation is None else invitation[0]
         if addresses and (invitation is not None or not session.joins):
@@ -477,8 +477,8 @@ class Peer:
         if missing < 1:
             return ""
         peers, have = ("another peer", "it has") if missing == 1 else (f"{missing} other peers", "they have")
-        more = f" This window shows more once {have} joined." if session.awaits_company else ""
-        return f"Waiting for {peers}; --min-peers 1 begins at once.{more}"
+        more = f" Progress is shown here once {have} joined." if session.awaits_company else ""
+        return f"Waiting for {peers} (with --min-peers 1 training begins at once).{more}"
 
 
 def _say(text: str) -> None:

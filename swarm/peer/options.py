@@ -164,8 +164,8 @@ class ConnectionOptions:
         check_port("--port", self.port)
         if self.max_upload_mbps is not None and not self.max_upload_mbps >= MIN_UPLOAD_MBPS:
             raise InputError(
-                f"--max-upload-mbps is {self.max_upload_mbps:g}: give {MIN_UPLOAD_MBPS:g} or more, the others would "
-                "give up their rounds with this peer."
+                f"--max-upload-mbps is {self.max_upload_mbps:g}: give {MIN_UPLOAD_MBPS:g} or more, because rounds with "
+                "a slower peer fail."
             )
 
 

@@ -66,7 +66,7 @@ def resumed(options: PeerOptions) -> PeerOptions:
     if not options.resume:
         return options
     if options.start_from is not None:
-        raise InputError("--resume goes on where a peer was, --start-from begins anew: give one of them.")
+        raise InputError("--resume continues a run, and --start-from begins a new one: give only one of them.")
     output_dir, name = options.machine.output_dir.expanduser(), options.machine.public_name
     run_id = "*" if options.run_id is None else check_name(options.run_id, "--run-id")
     name = "*" if name is None else check_name(name, "--public-name")
@@ -86,7 +86,7 @@ def resumed(options: PeerOptions) -> PeerOptions:
     run_id, name = folder.path.parent.name, folder.path.name
     if (options.run_id, options.machine.public_name) != (run_id, name):
         made = time.strftime("%Y-%m-%d %H:%M", time.localtime(newest.stat().st_mtime))
-        others = "--run-id and --public-name take another one"
+        others = "to choose another one, give --run-id and --public-name"
         print(f"Going on with run {run_id} as {name}, from its checkpoint of {made} ({others}).", flush=True)
     recipe = options.recipe or (None if options.initial_peers else str(folder.recipe))
     return replace(options, run_id=run_id, recipe=recipe, machine=replace(options.machine, public_name=name))

@@ -345,7 +345,9 @@ class Session:
         path = own_checkpoint(self.folder.checkpoints, step)
         self.strategy.lightning_module.trainer.save_checkpoint(path, weights_only=False)
         if path.exists():
-            logger.warning(f"The swarm's weights are far from this peer's own, which are kept in {path}")
+            logger.warning(
+                f"The swarm's weights are far from this peer's own: it takes them over, and keeps its own in {path}"
+            )
 
     def _trainer(self) -> Trainer:
         leaving = self.options.leaving

@@ -210,7 +210,7 @@ def test_all_go_on_at_the_newest_step_that_anyone_has(finished, tmp_path):
             assert program.wait(START_SECONDS) == 0, program.output
     assert second.output.count("Trying again") == 1
     assert "Loop" not in second.output
-    assert "this peer starts alone" in first.output
+    assert "answers: it starts alone." in first.output
     assert "Took over step 20 from peer-2" in first.output, first.output
     assert "Going on from step 20" in second.output
     steps = [line["step"] for line in read_metrics(first.folder.metrics) if "train/loss" in line]

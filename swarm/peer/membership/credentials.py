@@ -169,7 +169,7 @@ def become_member(line: JoinLine, identity: Path, name: str, folder: RunFolder, 
         kept = replace(kept or Credentials(bare, b""), certificate=answer.certificate)
         kept = kept.with_list(REMOVED, answer.removals)
     elif has.begin > time.time():
-        raise InputError("This peer's certificate begins later than it is on this machine: set the clock right.")
+        raise InputError("This peer's certificate is not valid yet by this machine's clock: set the clock right (NTP).")
     return Membership(kept, lambda before: renew(bare, key, name, before).certificate)
 
 

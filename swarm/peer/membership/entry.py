@@ -257,9 +257,8 @@ class Entry:
             check_port_free(noted)
         except InputError:
             raise InputError(
-                f"The join lines of run {self._run_id} name port {noted}, where newcomers enrol and members renew, and "
-                "something else uses it: end it (`swarm enrol`, if that runs), or give another --enrolment-port and "
-                "new join lines."
+                f"Another program uses port {noted}, which the join lines of run {self._run_id} name for enrolment: "
+                "end that program (perhaps `swarm enrol`), or give another --enrolment-port and send new join lines."
             ) from None
         return noted
 
@@ -360,10 +359,10 @@ def open_door(manifest, addresses: Sequence[str], joins: bool) -> str:
     """
     if manifest.authority is not None or all(map(is_loopback, addresses)):
         return ""
-    who = "its organiser has to start" if joins else "start"
+    ask = "ask its organiser to start" if joins else "start"
     return (
-        "There is no access control: anyone with an address can join this run and corrupt it. To control who joins, "
-        f"{who} another run by invitation: {program('swarm')} start, with --start-from CHECKPOINT to keep the weights."
+        "warning: This run is open: anyone with an address can join it and corrupt its weights. For a run with members "
+        f"only, {ask} a new one with {program('swarm')} start (--start-from CHECKPOINT keeps the weights)."
     )
 
 

@@ -96,7 +96,7 @@ def test_the_organisers_peer_takes_no_other_port_than_the_one_that_join_lines_na
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
         folder.note_contact(manifest.organiser, [ADDRESS], port)
-        with pytest.raises(InputError, match=f"name port {port}, .*`swarm enrol`.* another --enrolment-port"):
+        with pytest.raises(InputError, match=f"uses port {port}, .*`swarm enrol`.* another --enrolment-port"):
             entry.take_part(SimpleNamespace(), manifest, [ADDRESS])
 
 
@@ -223,10 +223,10 @@ def test_a_person_in_an_open_run_reads_what_that_means(organiser):
     manifest = RunManifest(PROTOCOL, "night-1", RECIPE)
     said = open_door(manifest, [ADDRESS, elsewhere], joins=False)
     assert said.startswith(
-        "There is no access control: anyone with an address can join this run and corrupt it. To control who joins,"
+        "warning: This run is open: anyone with an address can join it and corrupt its weights. For a run with members"
     )
-    assert "start another run by invitation" in said
-    assert "its organiser has to start" in open_door(manifest, [elsewhere], joins=True)
+    assert "only, start a new one" in said
+    assert "ask its organiser to start a new one" in open_door(manifest, [elsewhere], joins=True)
     assert open_door(manifest, [ADDRESS], joins=False) == "", "no peer elsewhere can reach it"
     assert open_door(manifest.signed_by(organiser.signer), [elsewhere], joins=True) == ""
 
