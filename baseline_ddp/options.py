@@ -65,9 +65,9 @@ class ComputeOptions:
     num_workers: Annotated[int, arg("PROCESSES")] = 0
     """Processes per training process that load images; data sets in memory use none."""
     connect_timeout: Annotated[int, arg("SECONDS")] = 60
-    """Give up when the processes have not found each other after so long."""
+    """Give up when the processes have not found each other after this time."""
     collective_timeout: Annotated[int, arg("SECONDS")] = 300
-    """Give up when another process has not answered for so long during training."""
+    """Give up when another process has not answered for this time during training."""
 
     def check(self) -> None:
         """Raises InputError for values that cannot work."""
@@ -81,7 +81,7 @@ class StopOptions:
     """When to stop, whatever comes first; all processes stop at the same step."""
 
     max_steps: Annotated[int | None, arg("UPDATES", "the recipe's total steps")] = None
-    """Stop after so many updates, counted from the beginning of the run."""
+    """Stop after this many updates, counted from the beginning of the run."""
     max_time: Annotated[str | None, arg("HH:MM:SS", "no limit")] = None
     """Stop after so much training; a resumed run goes on counting."""
     target_accuracy: Annotated[float | None, arg("FRACTION", "none")] = None
@@ -106,7 +106,7 @@ class FileOptions:
     name: Annotated[str | None, arg("NAME", "strategy and processes, such as ddp-2")] = None
     """Name of the folder within the run."""
     snapshot_every: Annotated[int, arg("UPDATES")] = 50
-    """Write checkpoints/last.ckpt after so many updates."""
+    """Write checkpoints/last.ckpt each time this many updates are made."""
     resume: bool = False
     """Go on from the snapshot of --run-id; a worker that torchrun restarts does so by itself."""
     best_checkpoint_url: Annotated[str | None, arg("URL", "none")] = None

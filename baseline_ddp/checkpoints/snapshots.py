@@ -24,8 +24,8 @@ class SnapshotIO(AtomicCheckpointIO):
     def failed(self, path: Path, error: OSError) -> None:
         """Raise RunFailed; the old snapshot stays."""
         raise RunFailed(
-            f"The snapshot {path} could not be written ({error.strerror}): make room and go on with --resume; the "
-            f"last good snapshot is {'still there' if path.exists() else 'none, this was the first'}."
+            f"The snapshot {path} could not be written ({error.strerror}): make room and go on with --resume. "
+            f"{'The one before it is still there' if path.exists() else 'There is none before it'}."
         ) from error
 
 

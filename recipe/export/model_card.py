@@ -159,15 +159,17 @@ def _numbers(values: Sequence[float]) -> str:
 
 def _results(trained: Trained, record: RunRecord | None) -> str:
     if record is None or not record.results:
-        return "## Results\n\nNothing was measured of these weights that this card could say."
+        return "## Results\n\nNo validation or test results of these weights are recorded."
     rows = ["| images | after updates | top-1 | top-5 | loss | how many |", "|---|---|---|---|---|---|"]
     rows += [_row(result) for result in record.results]
     notes = []
     if any(result.part == "validation" for result in record.results):
-        notes.append("The best weights are chosen by the validation images, which flatters their result.")
+        notes.append("The weights were chosen by their validation result, which is therefore a little too good.")
     others = [result for result in record.results if result.step != trained.step]
     if others:
-        notes.append(f"The card is of step {trained.step}: what is above of another step is of other weights.")
+        notes.append(
+            f"These are the weights of step {trained.step}. Results above of another step belong to other weights."
+        )
     return "\n".join(["## Results\n", *rows, *([""] if notes else []), " ".join(notes)]).rstrip()
 
 

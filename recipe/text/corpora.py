@@ -188,8 +188,8 @@ def _read(path: Path, strict: bool = True) -> list[tuple[str, str]]:
         ) from error
     except (csv.Error, UnicodeDecodeError) as error:
         raise InputError(
-            f"{path} is no CSV in UTF-8 ({error}): write the class and a text in each row; a text in quotation "
-            "marks has them twice within, and nothing behind it."
+            f"{path} is not a CSV file in UTF-8 ({error}): write the class and a text in each row. In a quoted text, "
+            "double each quotation mark, and write nothing after the closing one."
         ) from error
     if not rows or not all(label and text.strip() for label, text in rows):
         raise InputError(f"{path} has no rows, or one without a class or a text: write both in each row.")

@@ -35,7 +35,10 @@ class JsonlFile:
             append_line(self.path, line)
         except OSError as error:
             if not self._has_warned:
-                warnings.warn(f"Nothing more is written to {self.path}: {error.strerror}.", stacklevel=2)
+                warnings.warn(
+                    f"{self.path} cannot be written any more ({error.strerror}): training goes on without it.",
+                    stacklevel=2,
+                )
             self._has_warned = True
 
 
@@ -101,7 +104,10 @@ class PatientTensorBoardLogger(TensorBoardLogger):
             if not isinstance(cause, OSError):
                 raise
             self._is_broken = True  # TensorBoard's writer does not recover from it
-            warnings.warn(f"TensorBoard shows nothing more of this run: {cause.strerror}.", stacklevel=2)
+            warnings.warn(
+                f"TensorBoard files cannot be written any more ({cause.strerror}): training goes on without them.",
+                stacklevel=2,
+            )
 
 
 def append_line(path: Path, line: str) -> None:

@@ -213,7 +213,7 @@ def test_a_full_disk_costs_the_curves_only(tmp_path, full_disk):
                 board.save()
         board.finalize("success")
     (warning,) = (str(item.message) for item in caught if item.category is UserWarning)
-    assert "TensorBoard shows nothing more" in warning
+    assert "TensorBoard files cannot be written any more" in warning
 
 
 def test_every_third_useless_step_in_a_row_is_noticed():

@@ -239,7 +239,7 @@ def test_a_full_disk_leaves_the_last_good_snapshot(tmp_path):
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (2**16, limits[1]))
     try:
-        with pytest.raises(RunFailed, match=r"could not be written .*last good snapshot is still there"):
+        with pytest.raises(RunFailed, match=r"could not be written .*The one before it is still there"):
             SnapshotIO().save_checkpoint({"weights": torch.zeros(2**16)}, path)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)

@@ -139,7 +139,7 @@ def test_the_card_says_what_the_run_folder_says(tmp_path):
     assert found == {("validation", 0.75), ("test", 0.7)}
     assert "| validation | 40 | 75.00 % | – | 0.2500 | – |" in card.text
     assert "| test | 30 | 70.00 % | 90.00 % | 0.3000 | 270 |" in card.text
-    assert "what is above of another step is of other weights" in card.text
+    assert "Results above of another step belong to other weights" in card.text
     assert "2 updates with 1,050 samples of 3 peers" in card.text
     assert f"`{recipe.fingerprint}`" in card.text
     assert "| embed_dim | 16 |" in card.text
@@ -234,7 +234,7 @@ def test_a_checkpoint_by_itself_is_enough(tmp_path):
     moved = tmp_path / "moved.ckpt"
     (run_of(tmp_path, recipe).checkpoints / "best.ckpt").rename(moved)
     assert export.main([str(moved), "--to", str(tmp_path / "m")]) == 0
-    assert "Nothing was measured" in (tmp_path / "m" / "README.md").read_text()
+    assert "No validation or test results" in (tmp_path / "m" / "README.md").read_text()
 
 
 def test_what_cannot_be_exported_is_refused_in_a_sentence(tmp_path, refusal):
