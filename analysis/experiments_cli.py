@@ -38,7 +38,7 @@ class Run:
     output_dir: Annotated[Path, arg("FOLDER")] = Path("runs/analysis")
     """Everything goes to OUTPUT_DIR/NAME, a folder per cell."""
     systems: Annotated[tuple[str, ...], arg("NAME ...", "all of the experiment")] = ()
-    """Only these systems."""
+    """Systems to run."""
     recipe: Annotated[str | None, arg("NAME", "as the experiment says")] = None
     """Another preset; the folder is then OUTPUT_DIR/NAME-RECIPE."""
     paced_samples_per_second: Annotated[float | None, arg("SAMPLES", "as the experiment says")] = None
@@ -55,7 +55,7 @@ class Run:
 class Measure:
     """Compute the results of finished cells again from their files, by the rules of this version."""
 
-    runs: Annotated[tyro.conf.Positional[tuple[Path, ...]], arg("FOLDER ...", text="Of experiments.")]
+    runs: Annotated[tyro.conf.Positional[tuple[Path, ...]], arg("FOLDER ...", text="Folders of experiments.")]
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,8 @@ class Home:
     """Show the members of each update of a swarm, the failed rounds, and the times of starting and of joining late."""
 
     runs: Annotated[
-        tyro.conf.Positional[tuple[Path, ...]], arg("FOLDER ...", text="Of experiments or cells, finished or not.")
+        tyro.conf.Positional[tuple[Path, ...]],
+        arg("FOLDER ...", text="Folders of experiments or cells, finished or not."),
     ]
 
 
@@ -76,7 +77,7 @@ class Report:
         arg("PATH ...", text="Folders of experiments, or .jsonl files of reports."),
     ]
     output: Annotated[Path, tyro.conf.arg(aliases=["-o"], metavar="FOLDER")] = Path("report")
-    """Where the report goes."""
+    """Folder for the report."""
     earlier: Annotated[tuple[Path, ...], arg("PATH ...", "none")] = ()
     """Other runs of the same experiments: the report shows whether both agree."""
 

@@ -27,12 +27,12 @@ ROOMS = {
     "peer": "one volunteer's process, from options to summary",
     "training": "one peer's step loop: accumulate, average, apply, catch up",
     "averaging": "forms a group and averages one vector",
-    "membership": "who is in the run, how far, and who is alive",
-    "enrolment": "makes members of those who are invited",
+    "membership": "which peers are in the run, how far, and alive",
+    "enrolment": "makes invited volunteers members of a run",
     "state_sync": "hands the training state to joiners",
-    "ledger": "who gave what, signed, and adding it up again",
+    "ledger": "what each member gave: signed lines, and their sums",
     "network": "this peer's DHT process: addresses, identity, reachability",
-    "protocol": "the words of a round: messages, errors, reports",
+    "protocol": "messages, errors and reports of a round",
     "runtime": "processes, async helpers, log throttling",
     RECIPE: "what is trained: config, data, model, optimizer, run folder",
 }
@@ -147,7 +147,7 @@ def svg() -> str:
     arrows = sorted((a, b) for a, targets in graph.items() for b in targets)
     lines = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {total}" font-family="system-ui, sans-serif">',
-        f"<title>The rooms of swarm/ on {top} floors, and who imports whom</title>",
+        f"<title>The rooms of swarm/ on {top} floors, and which imports which</title>",
         f'<rect width="{WIDTH}" height="{total}" fill="{PAPER}"/>',
         '<defs><marker id="head" viewBox="0 0 10 10" refX="9" refY="5" markerWidth="8" markerHeight="8" orient="auto">'
         f'<path d="M0 0 10 5 0 10z" fill="{INK}"/></marker></defs>',

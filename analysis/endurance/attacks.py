@@ -96,7 +96,7 @@ class AttackOptions:
     by_invitation: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
     """The honest peers are members, and the attacker is not."""
     output_dir: Annotated[Path, arg("FOLDER")] = Path("runs/attacks")
-    """For run folders, logs and attacks.json; the folders of these attacks are deleted first."""
+    """Folder for run folders, logs and attacks.json; the folders of these attacks are deleted first."""
 
     def check(self) -> None:
         """Raises InputError: a value cannot work."""

@@ -50,7 +50,7 @@ class ExactnessOptions:
     fragments: tuple[int, ...] = (1, 4)
     """Parts of the model that are averaged in turn, with local steps."""
     output_dir: Annotated[Path, arg("FOLDER")] = Path("runs/exactness")
-    """For the run folders and exactness.json."""
+    """Folder for the run folders and exactness.json."""
 
     def check(self) -> None:
         """Raises InputError: a value cannot work."""

@@ -64,7 +64,7 @@ class FootprintOptions:
     repeat: int = 3
     """Number of windows, one after the other."""
     output_dir: Annotated[Path, arg("FOLDER")] = Path("runs/footprint")
-    """For the run folders and footprint-PEERS.json."""
+    """Folder for the run folders and footprint-PEERS.json."""
 
     def check(self) -> None:
         """Raises InputError: a value cannot work."""

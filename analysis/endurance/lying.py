@@ -96,7 +96,7 @@ class LyingOptions:
     repeat: int = 1
     """Trainings of each kind, each with its own seed."""
     output_dir: Annotated[Path, arg("FOLDER")] = Path("runs/lying")
-    """For run folders, logs and lying.json."""
+    """Folder for run folders, logs and lying.json."""
 
     def check(self) -> None:
         """Raises InputError: a value cannot work."""

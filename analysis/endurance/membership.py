@@ -63,7 +63,7 @@ class MembershipOptions:
     target_batch_size: int = 128
     """Samples per update: small, so that there are many rounds."""
     output_dir: Annotated[Path, arg("FOLDER")] = Path("runs/membership")
-    """For run folders, logs and membership.json; what is there is deleted first."""
+    """Folder for run folders, logs and membership.json; what is there is deleted first."""
 
     def check(self) -> None:
         """Raises InputError: a value cannot work."""

@@ -49,7 +49,7 @@ class MemoryOptions:
     rounds: int = 2000
     """Number of rounds."""
     output_dir: Annotated[Path, arg("FOLDER")] = Path("runs/memory")
-    """For the run folders and memory.json."""
+    """Folder for the run folders and memory.json."""
 
     def check(self) -> None:
         """Raises InputError: a value cannot work."""

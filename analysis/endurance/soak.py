@@ -47,7 +47,7 @@ class SoakOptions:
     system: Literal["swarm", "hivemind"] = "swarm"
     """System that the faults happen to: our swarm, or Hivemind's Optimizer with its defaults."""
     minutes: float = 30.0
-    """How long faults happen."""
+    """Minutes during which faults are injected."""
     seed: int = 0
     """Seed of the choice of faults and victims."""
     peers: int = 5
@@ -55,7 +55,7 @@ class SoakOptions:
     every_seconds: float = 30.0
     """Time from one fault to the next."""
     faults: Annotated[tuple[str, ...], arg("FAULT ...", "all")] = ()
-    """Only these, such as frozen, link-down and first-peer-killed."""
+    """Kinds of faults, such as frozen, link-down and first-peer-killed."""
     rtt_ms: float = 100.0
     """Round-trip time between any two hosts."""
     bandwidth_mbps: float = 100.0
@@ -72,7 +72,7 @@ class SoakOptions:
     """Peers that train alone for as many updates afterwards, without faults, to compare accuracies. Accuracies are
     judged if 10 steps or more were validated both with faults and without."""
     output_dir: Annotated[Path, arg("FOLDER")] = Path("runs/soak")
-    """Its runs/, logs/ and calm/ are deleted first."""
+    """Folder for results; its runs/, logs/ and calm/ are deleted first."""
 
     def check(self) -> None:
         """Raises InputError: a value cannot work."""

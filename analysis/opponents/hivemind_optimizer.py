@@ -40,16 +40,18 @@ _FAREWELL_SECONDS = 60.0
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     """Parses the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--name", required=True, help="of this peer's run folder")
+    parser.add_argument("--name", required=True, help="name of this peer's run folder")
     parser.add_argument("--listen", default="/ip4/127.0.0.1/tcp/0", help="multiaddress to listen on")
-    parser.add_argument("--initial-peers", nargs="*", default=[], help="addresses of peers that are there already")
-    parser.add_argument("--peers", type=int, required=True, help="begin when so many are there")
-    parser.add_argument("--steps", type=int, required=True, help="leave after so many global updates")
+    parser.add_argument("--initial-peers", nargs="*", default=[], help="addresses of running peers")
+    parser.add_argument("--peers", type=int, required=True, help="begin to train when this many peers have joined")
+    parser.add_argument("--steps", type=int, required=True, help="leave after this many global updates")
     parser.add_argument("--batch-size", type=int, default=32, help="micro-batch in samples")
     parser.add_argument("--recipe", default="synthetic", help="a preset")
     parser.add_argument("--change", nargs="*", default=[], metavar="FIELD=VALUE", help="fields of the recipe")
     parser.add_argument("--output-dir", type=Path, default=Path("runs"))
-    parser.add_argument("--tuned", action="store_true", help="the best settings we know instead of the defaults")
+    parser.add_argument(
+        "--tuned", action="store_true", help="use the best settings we know instead of Hivemind's defaults"
+    )
     return parser.parse_args(arguments)
 
 

@@ -37,16 +37,14 @@ _TIMEOUT = timedelta(minutes=10)
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     """Parses the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--name", required=True, help="of this peer's run folder")
+    parser.add_argument("--name", required=True, help="name of this peer's run folder")
     parser.add_argument("--address", required=True, help="IP address of this peer")
     parser.add_argument("--first", required=True, help="IP address of the first peer")
-    parser.add_argument("--peers", type=int, required=True, help="that take part in each update")
-    parser.add_argument("--steps", type=int, required=True, help="leave after so many averages")
+    parser.add_argument("--peers", type=int, required=True, help="number of peers in each update")
+    parser.add_argument("--steps", type=int, required=True, help="leave after this many averages")
     parser.add_argument("--algorithm", choices=("diloco", "localsgd"), default="diloco")
-    parser.add_argument("--local-steps", type=int, default=4, help="between two averages")
-    parser.add_argument(
-        "--delay", type=int, default=0, help="how many local steps before it is awaited an average begins"
-    )
+    parser.add_argument("--local-steps", type=int, default=4, help="local steps between two averages")
+    parser.add_argument("--delay", type=int, default=0, help="local steps that go on while an average is made")
     parser.add_argument("--batch-size", type=int, default=32, help="micro-batch in samples")
     parser.add_argument("--recipe", default="synthetic", help="a preset")
     parser.add_argument("--change", nargs="*", default=[], metavar="FIELD=VALUE", help="fields of the recipe")

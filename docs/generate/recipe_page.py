@@ -11,7 +11,7 @@ from recipe.config import Recipe
 from recipe.presets import PRESETS, preset
 
 INTRODUCTION = """\
-A recipe is what all peers of a run have to agree on. Whoever starts a swarm chooses it; whoever joins gets it from the
+A recipe is what all peers of a run have to agree on. The peer that starts a swarm chooses it; a joiner gets it from the
 swarm. `--recipe NAME` takes a preset, `--recipe FILE.json` takes the `recipe.json` of a run folder. Each field except
 `name` is an option of `swarm start` and of `python -m swarm.peer`, with dashes: `--total-steps 5000`.
 

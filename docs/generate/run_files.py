@@ -20,7 +20,7 @@ FILES = {
     ),
     "ledger": (
         "peers",
-        "One line of JSON per update, signed by the peer: [who gave what](../howto/ledger.md). Everybody may have it.",
+        "One line of JSON per update, signed by the peer: [what each member gave](../howto/ledger.md). It is public.",
     ),
     "tensorboard": ("all", "The values of `metrics.jsonl` with the same tags: `tensorboard --logdir runs`."),
     "checkpoints": ("all", "Weights with the optimizer's statistics; see below."),
@@ -38,7 +38,10 @@ FILES = {
         "ordered: `step`, `val_top1` of the same weights, `images`, `loss`, `top1`, `top5`, `seconds`.",
     ),
     "identity": ("peers of `swarm demo`", "The peer's private key."),
-    "leftovers": ("peers", "Names of temporary files of this peer; its next start deletes those that a kill left."),
+    "leftovers": (
+        "peers",
+        "Names of temporary files of this peer. If the peer was killed, its next start deletes them.",
+    ),
     "summary": (
         "all",
         "How the run ended, written last: [summary](metrics.md#summaryjson). No file: it has not ended.",
@@ -48,7 +51,7 @@ FILES = {
 
 BASELINE_FILES = [
     ("`test.json`", "Accuracy and loss of the best checkpoint on the official test images."),
-    ("`confusion.png`", "Which classes were taken for which, on the test images."),
+    ("`confusion.png`", "Confusion matrix on the test images: how often each class was taken for each other one."),
     ("`curves.png`", "Loss, accuracy, learning rate and speed over the updates."),
     ("`logbook.md`", "The run in one page: settings, results and pictures."),
 ]
@@ -127,7 +130,7 @@ SUMMARY = {
     "name": "Public name of the peer.",
     "swarm_samples": "Samples of all peers in the updates that this peer took part in.",
     "updates": "Updates that this peer took part in.",
-    "complete_updates": "Those whose average arrived without a missing part.",
+    "complete_updates": "Updates of these whose average arrived without a missing part.",
     "micro_batch": "Samples that the device computed at once.",
     "traffic_bytes": "Sent and received for rounds and states; headers, calls and records are not counted.",
     "start_seconds": "Seconds of each phase of the start, from the command to the first contribution.",
@@ -165,7 +168,7 @@ def folder_page() -> str:
         [
             "# Run folder\n",
             "A peer writes to `OUTPUT_DIR/RUN_ID/PUBLIC_NAME`, by default below `runs/`. The baseline writes to",
-            "`OUTPUT_DIR/RUN_ID/NAME`. A peer's private key is in `OUTPUT_DIR/identities/`; give it to nobody.",
+            "`OUTPUT_DIR/RUN_ID/NAME`. A peer's private key is in `OUTPUT_DIR/identities/`; never share it.",
             "`swarm demo` instead keeps each peer's key, and its output (`peer.log`), in its run folder.\n",
             "In Python, [`RunFolder`](python-api.md#runfolder) has these paths.\n",
             "## Files\n",

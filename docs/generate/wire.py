@@ -43,7 +43,7 @@ CALLS = [
         "PeerService.rpc_download_ledger",
         "swarm.ledger.server",
         "LedgerServer.rpc_download_ledger",
-        "Takes over the peer's ledger from some place on; also who is no member.",
+        "Fetches the peer's ledger from a given position on. Peers that are not members may call it, too.",
     ),
     (
         "PeerService.rpc_show_evidence",
@@ -72,24 +72,28 @@ RECORDS = [
     ("`RUN-FINGERPRINT.addresses`", "Addresses at which a peer of the run can be dialled."),
     (
         "`RUN-FINGERPRINT.removed`",
-        "In a run by invitation: the list of members who may not take part any more, passed on by every member.",
+        "In a run by invitation: the list of removed members, passed on by every member.",
     ),
-    ("`RUN-FINGERPRINT.orders`", "The same for what the organiser orders while the run is under way."),
+    (
+        "`RUN-FINGERPRINT.orders`",
+        "In a run by invitation: the list of the organiser's orders, passed on by every member.",
+    ),
 ]
 
 MEMBERS = """\
-Where a run has an organiser, the prefix of its keys and calls ends with a hash of her public key and the second in
-which she began it: a run that is begun anew under its old name meets nothing of the earlier one. A record of progress
-or addresses, a ticket, a wish and the question whether a peer is there are then wrapped: MessagePack of (certificate,
-content). The certificate must name the peer that libp2p or the record's signature proves, count now, and not be on the
-list of removed members. A group in which one ticket has no such certificate is refused by its members.
+Where a run has an organiser, the prefix of its keys and calls ends with a hash of the organiser's public key and the
+second in which the run began: so a new run with an old name does not meet the peers of the old run. Records of progress
+and addresses, tickets, wishes (requests for a state), and calls that ask whether a peer is there are then wrapped:
+MessagePack of (certificate, content). The certificate must name the peer that libp2p or the record's signature proves,
+be valid now, and not be on the list of removed members. Members refuse a group in which one ticket has no such
+certificate.
 
 What an organiser signs is MessagePack of (content, signature, warrant). The signature is Ed25519 over MessagePack of
 (kind, content). A warrant is empty, or makes another key a deputy's.
 
 Orders and revocations of deputies travel together: MessagePack of (revocations, orders), where revocations are pairs of
-content and signature, and orders are pairs of a warrant and such pairs. A member puts together what it hears, so that
-all know the same in the end.
+content and signature, and orders are pairs of a warrant and such pairs. A member merges the lists that it receives, so
+that all members have the same list in the end.
 """
 
 MESSAGES = [
@@ -158,12 +162,13 @@ def page() -> str:
     lines.append(table(("call", "request → answer", "what it does", "module"), rows))
     lines += [
         "## Records in the DHT\n",
-        "Each record is signed with the key that its owner's peer id is the hash of. A node refuses other records.\n",
+        "The owner signs each record with its private key, which belongs to its peer id. A node refuses other "
+        "records.\n",
         table(("key", "what is there"), RECORDS),
         "## Members\n",
         MEMBERS,
         "## Messages\n",
-        "All are read as a stranger's word. What breaks a rule is refused, and nothing of it is used. Messages are",
+        "Peers do not trust any message. A message that breaks a rule is refused as a whole. Messages are",
         "MessagePack tuples in the order of the fields. The run manifest is JSON, and a group travels as one of",
         "Hivemind's messages. A phase is sent as its place in `PHASES`, how a peer is reached as that in `REACHED`,",
         "and the digests of an offer as one run of bytes.\n",
