@@ -86,7 +86,7 @@ def resumed(options: PeerOptions) -> PeerOptions:
     run_id, name = folder.path.parent.name, folder.path.name
     if (options.run_id, options.machine.public_name) != (run_id, name):
         made = time.strftime("%Y-%m-%d %H:%M", time.localtime(newest.stat().st_mtime))
-        others = "to choose another one, give --run-id and --public-name"
+        others = "--run-id and --public-name choose another one"
         print(f"Going on with run {run_id} as {name}, from its checkpoint of {made} ({others}).", flush=True)
     recipe = options.recipe or (None if options.initial_peers else str(folder.recipe))
     return replace(options, run_id=run_id, recipe=recipe, machine=replace(options.machine, public_name=name))
