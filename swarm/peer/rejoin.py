@@ -66,7 +66,7 @@ def resumed(options: PeerOptions) -> PeerOptions:
     if not options.resume:
         return options
     if options.start_from is not None:
-        raise InputError("--resume continues a run, and --start-from begins a new one: give only one of them.")
+        raise InputError("--resume continues a run, and --start-from begins a new one: give one of them.")
     output_dir, name = options.machine.output_dir.expanduser(), options.machine.public_name
     run_id = "*" if options.run_id is None else check_name(options.run_id, "--run-id")
     name = "*" if name is None else check_name(name, "--public-name")
