@@ -11,15 +11,16 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from http.client import HTTPException
 from typing import Annotated
-from urllib.error import HTTPError, URLError
+from urllib.error import HTTPError
 from urllib.parse import urlsplit
 from urllib.request import HTTPRedirectHandler, Request, build_opener
 
 import tyro
 
 from recipe.command_line import arg, exit_status, read_options
-from recipe.errors import InputError
+from recipe.errors import InputError, first_line
 from swarm.cli.organiser.organiser_options import OrganiserOptions
 
 ANSWER_SECONDS = 10.0
@@ -103,17 +104,25 @@ def _answer(request: Request) -> str:
         InputError: the desk refuses, or does not answer
     """
     try:
-        with build_opener(_NoRedirects).open(request, timeout=ANSWER_SECONDS) as answer:
-            return _line(answer.read(MAX_ANSWER_BYTES))
-    except HTTPError as error:
-        said = _line(error.read(MAX_ANSWER_BYTES))
-        raise InputError(said if error.code in (403, 429) and said else f"No desk answers there ({error}).") from None
-    except (URLError, OSError, ValueError) as error:
+        try:
+            answer = build_opener(_NoRedirects).open(request, timeout=ANSWER_SECONDS)
+        except HTTPError as error:
+            answer = error  # a desk that refuses answers as well, and says why
+        with answer:
+            said = _line(answer.read(MAX_ANSWER_BYTES).decode(errors="replace"))
+    except HTTPException as error:  # another program listens there, such as a peer
+        raise InputError(f"No desk answers there ({_line(first_line(error))}): check the address.") from None
+    except (OSError, ValueError) as error:
         reason = getattr(error, "reason", error)
         raise InputError(
             f"{request.host} does not answer ({reason}): check that the desk runs, and that the line is complete."
         ) from None
+    if not isinstance(answer, HTTPError):
+        return said
+    if answer.code in (403, 429) and said:
+        raise InputError(said)
+    raise InputError(f"No desk answers there ({_line(first_line(answer))}): check the address.")
 
 
-def _line(said: bytes) -> str:
-    return "".join(letter for letter in said.decode(errors="replace") if letter.isprintable()).strip()
+def _line(said: str) -> str:
+    return "".join(letter for letter in said if letter.isprintable()).strip()

@@ -3,7 +3,9 @@
 import os
 import re
 import shlex
+import socket
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import pytest
@@ -103,3 +105,30 @@ def test_a_code_that_was_used_is_refused(her_run, browser, refusal):
 )
 def test_bad_input_is_refused_in_one_sentence(her_run, refusal, url, words):
     assert words in refusal(main, her_run.options(url, "--yes"))
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        b"\x13/multistream/1.0.0\n",
+        b"HTTP/1.1 404 \x1b[2JNot Found\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nno number",
+        b"HTTP/1.1 403 Forbidden\r\nTransfer-Encoding: chunked\r\n\r\nno number",
+        b"HTTP/1.1 200 OK\r\nX: " + b"a" * 70_000 + b"\r\n\r\n",
+    ],
+    ids=["a peer", "a page that is missing", "a broken page", "a broken refusal", "an endless header"],
+)
+def test_a_program_that_is_no_desk_is_refused_in_one_sentence(her_run, refusal, said):
+    with socket.create_server(("127.0.0.1", 0)) as listener, ThreadPoolExecutor(1) as other_program:
+
+        def answer() -> None:
+            connection, _ = listener.accept()
+            with connection:
+                connection.recv(4096)
+                connection.sendall(said)
+
+        other_program.submit(answer)
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}/login/0123456789abcdef"
+        sentence = refusal(main, her_run.options(url, "--yes"))
+    assert "No desk answers there (" in sentence
+    assert sentence.isprintable()
