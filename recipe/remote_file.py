@@ -141,11 +141,16 @@ class RemoteCopy:
 
     def submit(self, path: Path) -> None:
         """Hands a file over and returns at once. The file is opened here, so a later replacement of it does not
-        matter."""
+        matter.
+
+        Raises:
+            OSError: the file cannot be opened. One that waits is still copied.
+        """
+        newest = open(path, "rb")  # noqa: SIM115 -- the thread closes it
         with self._news:
             if self._waiting is not None:
                 self._waiting.close()
-            self._waiting = open(path, "rb")  # noqa: SIM115 -- the thread closes it
+            self._waiting = newest
             self._news.notify()
         if not self._thread.is_alive():
             self._thread.start()

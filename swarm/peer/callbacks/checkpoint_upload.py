@@ -41,6 +41,7 @@ class CheckpointUpload:
     def __init__(self, url: str, run_id: str, name: str, **patience: float):
         self.url = f"{url.rstrip('/')}/{run_id}/{name}"
         self._complaints = Once()
+        self._unread: set[str] = set()
         self._files = {file: RemoteFile(f"{self.url}/{file}", OPTION) for file in (BEST, LATEST, SUMMARY)}
         self._copies = {
             file: RemoteCopy(remote, **patience, on_problem=self._complain) for file, remote in self._files.items()
@@ -58,7 +59,9 @@ class CheckpointUpload:
     def _submit(self, file: str, path: Path) -> None:
         try:
             self._copies[file].submit(path)
+            self._unread.discard(file)
         except OSError as error:  # too many open files, for instance
+            self._unread.add(file)  # what was copied before is older
             self._complain(str(error.strerror))
 
     def finish(self, summary: Path, say: Callable[[str], None], seconds: float = LAST_SECONDS) -> None:
@@ -73,7 +76,9 @@ class CheckpointUpload:
         if self._bytes_left:
             say(f"Uploading what is left to {self.url}, for {seconds:.0f} s at most (Ctrl-C twice leaves at once) …")
         self._wait(seconds)
-        missing = [file for file, copy in self._copies.items() if not copy.close(0) or copy.problem]
+        missing = [
+            file for file, copy in self._copies.items() if not copy.close(0) or copy.problem or file in self._unread
+        ]
         if missing:
             say(f"Not uploaded to {self.url}: {', '.join(missing)}. Copy them from {summary.parent} by hand.")
 

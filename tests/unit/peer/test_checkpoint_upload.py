@@ -78,6 +78,18 @@ def test_a_slow_line_gets_the_newest_and_the_training_does_not_wait(tmp_path):
     assert copy.bytes_left == 0
 
 
+def test_a_file_that_cannot_be_opened_does_not_take_the_place_of_one_that_waits(tmp_path):
+    copy = RemoteCopy(gate := Gate(tmp_path))
+    copy.submit(write(tmp_path / "a", b"first"))
+    assert gate.begun.wait(60)
+    copy.submit(write(tmp_path / "b", b"second"))
+    with pytest.raises(FileNotFoundError):
+        copy.submit(tmp_path / "missing")
+    gate.opened.set()
+    assert copy.close(60)
+    assert (gate.written, copy.problem) == ([b"first", b"second"], None)
+
+
 def test_a_newer_one_ends_the_waiting_for_the_next_attempt(tmp_path):
     class Broken(RemoteFile):
         tried = threading.Event()
@@ -105,6 +117,14 @@ def test_a_storage_that_fails_is_told_of_once_and_the_end_is_bounded(checkpoints
         said = finish(upload, checkpoints)
     assert len([record for record in caplog.records if "Nothing could be uploaded" in record.getMessage()]) == 1
     assert said[-1].startswith(f"Not uploaded to {upload.url}: best.ckpt, last.ckpt, summary.json. Copy them")
+
+
+def test_a_file_that_could_not_be_read_is_named_at_the_end(checkpoints, tmp_path):
+    upload = CheckpointUpload(f"file://{tmp_path}/far", "night-1", "ada")
+    upload.saved(write(checkpoints / "last.ckpt", b"an old one"))
+    upload.saved(checkpoints / "best.ckpt")  # was never written: the disk is full
+    upload.saved(checkpoints / "step=100.ckpt")
+    assert finish(upload, checkpoints)[-1].startswith(f"Not uploaded to {upload.url}: best.ckpt, last.ckpt. Copy them")
 
 
 def test_the_end_does_not_wait_for_ever(checkpoints, tmp_path, monkeypatch):
