@@ -31,7 +31,8 @@ SKETCH = (0.123456789, -0.5, 1e-3, 2.0, 0.25, -1.75, 3.1415926, 0.7)
 def measure(num_peers: int, num_updates: int, folder: Path) -> str:
     """Let this many peers write this many updates, add them up again, and return a sentence with the cost."""
     owners = sorted((OwnedRecords(RSAPrivateKey()) for _ in range(num_peers)), key=lambda owner: owner.own.to_bytes())
-    ledgers = [Ledger(folder / f"ledger-{n}.jsonl", RUN, 1, owner, f"peer {n}") for n, owner in enumerate(owners)]
+    # Named as `swarm ledger fetch` names them: `audit` takes ledger-1.jsonl for one that was set aside.
+    ledgers = [Ledger(folder / f"{owner.own}-0.jsonl", RUN, 1, owner, f"peer {n}") for n, owner in enumerate(owners)]
     for ledger in ledgers:
         ledger.begin()
     lineage, seconds = bytes(LINEAGE_BYTES), []
