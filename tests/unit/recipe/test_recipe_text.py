@@ -70,7 +70,7 @@ def test_a_damaged_archive_is_refused(monkeypatch, tmp_path):
 
 def test_words_have_the_same_tokens_in_another_process():
     code = "from recipe.text.tokens import HashedWords; print(HashedWords()(['Draw an edge, 3_x.'], 9).tolist())"
-    printed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    printed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120)
     tokens = HashedWords()(["draw AN edge, 3_x."], 9)
     assert printed.stdout.strip() == str(tokens.tolist())
     assert tokens.shape == (1, 8)
