@@ -63,7 +63,12 @@ class MembershipOptions:
     target_batch_size: int = 128
     """Samples per update: small, so that there are many rounds."""
     output_dir: Annotated[Path, arg("FOLDER")] = Path("runs/membership")
-    """Folder for run folders, logs and membership.json; what is there is deleted first."""
+    """For membership.json and swarms/, with run folders and logs; swarms/ of an earlier time is deleted first."""
+
+    @property
+    def swarms(self) -> Path:
+        """Folder of the swarms' runs, identities and books: `output_dir` itself may hold those of a volunteer."""
+        return self.output_dir / "swarms"
 
     def check(self) -> None:
         """Raises InputError: a value cannot work."""
@@ -96,7 +101,7 @@ def watch(name: str, kind: str, options: MembershipOptions) -> Watched:
     """
     program = UNCHECKED if kind == "unchecked" else PROGRAM
     with HonestSwarm(
-        *(name, options.output_dir, options.peers, options.target_batch_size, kind == "by invitation"), program=program
+        *(name, options.swarms, options.peers, options.target_batch_size, kind == "by invitation"), program=program
     ) as swarm:
         since = time.time()
         wait_until(lambda: time.time() - since > options.seconds, swarm, 2 * options.seconds, "train on")
@@ -134,8 +139,8 @@ def main(arguments: list[str] | None = None) -> int:
 
     def run() -> int:
         options.check()
-        shutil.rmtree(options.output_dir, ignore_errors=True)
         make_writable(options.output_dir)
+        shutil.rmtree(options.swarms, ignore_errors=True)
         environment = prepare(options.paced_samples_per_second)
         kept = options_of_result(asdict(options))
         pairs: list[dict[str, dict[str, Any]]] = []

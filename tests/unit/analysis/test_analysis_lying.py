@@ -118,3 +118,18 @@ def test_accuracies_are_of_gradients_of_all_samples(tmp_path, monkeypatch):
     assert main(["reverse", "--where", "clip", "--output-dir", str(tmp_path)]) == 0
     assert computed == [True], "two of 16 samples of a micro-batch are no gradient to judge an accuracy by"
     assert json.loads((tmp_path / "lying.json").read_text())["environment"]["paced_all_samples"] is True
+
+
+def test_the_cost_of_membership_deletes_only_what_it_has_made(tmp_path, monkeypatch, capsys):
+    def watch(*_) -> None:
+        raise SwarmError("no peer trains")
+
+    monkeypatch.setattr(membership, "watch", watch)
+    key, earlier = tmp_path / "identities" / "ada.key", tmp_path / "swarms" / "0-op" / "peer-1.log"
+    for file in (key, earlier):
+        file.parent.mkdir(parents=True)
+        file.write_text("kept?")
+    assert membership.main(["--output-dir", str(tmp_path)]) == 1
+    assert capsys.readouterr().err == "error: pair 1: no peer trains\n"
+    assert key.exists()
+    assert not earlier.exists()
