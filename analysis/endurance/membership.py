@@ -63,7 +63,7 @@ class MembershipOptions:
     target_batch_size: int = 128
     """Samples per update: small, so that there are many rounds."""
     output_dir: Annotated[Path, arg("FOLDER")] = Path("runs/membership")
-    """For membership.json and swarms/, with run folders and logs; swarms/ of an earlier time is deleted first."""
+    """For membership.json and swarms/, with run folders and logs; those of an earlier time are deleted first."""
 
     @property
     def swarms(self) -> Path:
@@ -141,6 +141,7 @@ def main(arguments: list[str] | None = None) -> int:
         options.check()
         make_writable(options.output_dir)
         shutil.rmtree(options.swarms, ignore_errors=True)
+        (options.output_dir / "membership.json").unlink(missing_ok=True)
         environment = prepare(options.paced_samples_per_second)
         kept = options_of_result(asdict(options))
         pairs: list[dict[str, dict[str, Any]]] = []

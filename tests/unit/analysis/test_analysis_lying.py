@@ -1,7 +1,9 @@
 """Trainings with one member that lies: what is refused, and the arithmetic of the tables."""
 
 import json
+import os
 import subprocess
+from unittest.mock import patch
 
 import pytest
 
@@ -9,7 +11,14 @@ from analysis.endurance import lying, membership
 from analysis.endurance.honest_swarm import SwarmError
 from analysis.endurance.lying import LyingOptions, cost, main, table
 from recipe.errors import InputError
-from recipe.training.pacing import ALL_SAMPLES, VARIABLE, computes_all
+from recipe.training.pacing import ALL_SAMPLES, computes_all
+
+
+@pytest.fixture(autouse=True)
+def same_environment_afterwards():
+    """The measurements change the environment for the peers that they start, and later tests would be paced, too."""
+    with patch.dict(os.environ):
+        yield
 
 
 def row(lie: str, where: str, seconds: float, weights=("a", "a"), accuracy: float = 0.9, number: int = 1) -> dict:
@@ -105,9 +114,7 @@ def test_each_repetition_has_a_seed_of_its_own(tmp_path, monkeypatch, where):
 
 
 def test_accuracies_are_of_gradients_of_all_samples(tmp_path, monkeypatch):
-    for name in (VARIABLE, ALL_SAMPLES, "OMP_NUM_THREADS"):
-        monkeypatch.setenv(name, "1")  # monkeypatch puts it back afterwards
-    monkeypatch.delenv(ALL_SAMPLES)
+    monkeypatch.delenv(ALL_SAMPLES, raising=False)
     computed = []
 
     def measure(lie, where, number, options):
@@ -126,10 +133,12 @@ def test_the_cost_of_membership_deletes_only_what_it_has_made(tmp_path, monkeypa
 
     monkeypatch.setattr(membership, "watch", watch)
     key, earlier = tmp_path / "identities" / "ada.key", tmp_path / "swarms" / "0-op" / "peer-1.log"
-    for file in (key, earlier):
-        file.parent.mkdir(parents=True)
+    result = tmp_path / "membership.json"
+    for file in (key, earlier, result):
+        file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text("kept?")
     assert membership.main(["--output-dir", str(tmp_path)]) == 1
     assert capsys.readouterr().err == "error: pair 1: no peer trains\n"
     assert key.exists()
     assert not earlier.exists()
+    assert not result.exists(), "or it would pass for the result of this time"
