@@ -158,7 +158,7 @@ def beside_the_clock(experiment: Experiment) -> str | None:
         f"By their own account, updates of {len(shares)} of {len(experiment.valid)} runs took {_percent(shares)} of "
         "the time between their ends. "
     )
-    if not away or max(abs(share - 1) for share in away) > 0.01:
+    if len(away) < len(shares) or max(abs(share - 1) for share in away) > 0.01:
         return f"{said}The reason is not known."
     return (
         f"{said}The version that measured them noted the end of an update after the validation that followed it: away "
