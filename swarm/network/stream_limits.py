@@ -92,15 +92,16 @@ class StreamLimits:
         return sum(len(streams) for peer, streams in self._streams.items() if peer not in self._met)
 
     def _make_room(self, peer: PeerID) -> bool:
-        """End the oldest stream of the stranger that has most, if this stranger does not have more then.
+        """End the newest stream of the stranger that has most, if this stranger does not have more then.
 
-        So a few names cannot keep other strangers out by holding all streams.
+        So a few names cannot keep other strangers out by holding all streams. The newest one, because a download goes on
+        without its later streams, and not without its first one.
         """
         of_strangers = [streams for other, streams in self._streams.items() if other not in self._met]
         most = max(of_strangers, key=len, default=[])
         if len(most) - 1 < len(self._streams.get(peer, ())) + 1:
             return False
-        most.pop(0)()
+        most.pop()()
         return True
 
     def _complain_once(self, about: PeerID | None, what: str) -> None:

@@ -160,7 +160,7 @@ class Pull:
         download.heard = time.monotonic()
 
     async def _read_one_more(self) -> None:
-        """Open a further stream and read from it. If that fails or hangs, the others suffice."""
+        """Open a further stream and read from it. If that fails, hangs, or breaks down later, the others suffice."""
         download = self.download
         try:
             stream = await self._open()
@@ -172,9 +172,15 @@ class Pull:
                 offer = Offer.from_bytes((await stream.receive()).metadata, download.request.max_bytes)
             except (*BROKEN, ValueError, RoundFailed):
                 return
-            if offer.snapshot == download.offer.snapshot:
-                self._streams.append(stream)
+            if offer.snapshot != download.offer.snapshot:
+                return
+            self._streams.append(stream)
+            try:
                 await self._read(stream)
+            except BROKEN:  # a donor ends streams where strangers have too many
+                self._streams.remove(stream)
+                download.put_back(index for index, _ in stream.asked)
+                self._ask()
 
     async def _open(self) -> Stream:
         seconds = self.download.timeouts.stream_seconds

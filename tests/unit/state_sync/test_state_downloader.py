@@ -286,6 +286,30 @@ def test_further_streams_that_hang_do_not_end_a_download(monkeypatch):
     run_in_virtual_time(test, monkeypatch, seconds=600)
 
 
+def test_a_download_goes_on_without_a_further_stream_that_its_donor_ends(monkeypatch):
+    """A donor ends streams of strangers that have many, to make room for others."""
+
+    async def test():
+        donor, opened = Slow(1e5), []
+
+        async def open_stream():
+            opened.append(True)
+            return await donor.open_stream("me")
+
+        def end_one(message) -> None:
+            if download.offer is not None and download.num_bytes > STATE_BYTES / 2 and not ended:
+                ended.append(len(opened))
+                donor.lines[-1].cancel()
+
+        download, ended = Download("the donor", DownloadRequest(10**9)), []
+        await Pull(download, open_stream, end_one).run()
+        assert value_of(download) == 1
+        assert ended == [len(opened)], "it does not begin again"
+        assert len(opened) > 1
+
+    run_in_virtual_time(test, monkeypatch, seconds=600)
+
+
 def test_a_faster_donor_is_found_beside_a_slow_one(monkeypatch):
     async def test():
         donors = {"anna": Slow(1e5), "ben": Slow(2e5), "cleo": Slow(1.5e6), "dan": Donor()}
