@@ -198,7 +198,7 @@ def check_enrolment(line: JoinLine, output_dir: Path) -> Check:
 def check_run(peers: list[str], line: JoinLine | None, options: DoctorOptions) -> Iterator[Check]:
     """Check what is trained there, and whether this machine has what that takes."""
     from recipe.model import build_model
-    from swarm.membership.run_manifest import OtherProtocolError, choose_manifest, read_manifests
+    from swarm.membership.run_manifest import NoAnswerError, OtherProtocolError, choose_manifest, read_manifests
     from swarm.network.dht_options import NetworkOptions, start_dht, stop_dht
 
     try:
@@ -220,8 +220,8 @@ def check_run(peers: list[str], line: JoinLine | None, options: DoctorOptions) -
         shapes = [parameter.shape for parameter in model.parameters() if parameter.requires_grad]
         yield _traffic(dht, manifest, shapes)
     except InputError as error:
-        is_other = isinstance(error, OtherProtocolError)
-        fix = "do what the text says" if is_other else "ask the organiser which run to join"
+        has_fix = isinstance(error, OtherProtocolError | NoAnswerError)
+        fix = "do what the text says" if has_fix else "ask the organiser which run to join"
         yield Check("run manifest", "failed", str(error), fix)
         return
     finally:

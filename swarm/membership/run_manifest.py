@@ -1,15 +1,18 @@
 """The run manifest: a run's recipe, kept in the DHT by all its peers, so that a newcomer needs only an address."""
 
+import asyncio
 import json
 import logging
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import hivemind
+from hivemind.dht.node import DHTNode
 from hivemind.p2p import PeerID
 from hivemind.utils.timed_storage import get_dht_time
 
@@ -45,9 +48,14 @@ MAX_MANIFEST_BYTES = 64 * 1024
 MAX_DIGEST_LENGTH = 64
 MAX_LOOKED_AT = 8 * MAX_MANIFESTS
 """DHT entries that are searched for the organiser's key. Each node that answers can bring a thousand of its own."""
-NO_ANSWER = object()
+ANSWER_SECONDS = 5.0
+"""Longest wait for a sign of life of the peers behind trusted addresses, if no manifest has come."""
 
 logger = logging.getLogger(__name__)
+
+
+class NoAnswerError(InputError):
+    """None of the peers at the addresses that a person gave answers."""
 
 
 class OtherProtocolError(InputError):
@@ -257,21 +265,16 @@ def read_manifests(
         OtherProtocolError: the run that is asked for, or every run there is, has another protocol version. A trusted
             peer has to say so, if there are any, unless there is no manifest to use and `may_begin` is False. The
             organiser has to have signed it, if one is given
-        InputError: the DHT does not answer, and `may_begin` is False
+        NoAnswerError: there is no manifest, no trusted peer answers, and `may_begin` is False
     """
     deadline = time.monotonic() + timeout_seconds
     peers = {PeerID.from_base58(peer_of_address(address)) for address in trusted}
-    has_answered = False
     while True:
-        found = _fetch(dht, deadline - time.monotonic())
-        has_answered |= found is not NO_ANSWER
-        said, refused, others = _valid_manifests(found, peers, organiser)
+        said, refused, others = _valid_manifests(_fetch(dht, deadline - time.monotonic()), peers, organiser)
         pause_seconds = min(0.5, deadline - time.monotonic())
         if said or pause_seconds <= 0:
             break
         time.sleep(pause_seconds)
-    if not has_answered and not may_begin:
-        raise InputError("The peers there do not answer: try again, or ask for another address.")
     known = {manifest.run_id for manifest in said.values()}
     if peers and (known or may_begin):
         others = {peer: error for peer, error in others.items() if peer in peers}
@@ -280,6 +283,9 @@ def read_manifests(
         raise next(iter(asked or others.values()))
     if asked and run_id not in known:
         raise asked[0]
+    # A search gives up peers that do not answer, and then finds nothing, as where there is no run.
+    if peers and not (said or may_begin or _one_answers(dht, peers)):
+        raise NoAnswerError("The peers there do not answer: try again, or ask for another address.")
     if refused:
         count = "1 run manifest is" if len(refused) == 1 else f"{len(refused)} run manifests are"
         logger.warning("%s left out%s because: %s", count, "" if len(refused) == 1 else ", the first", refused[0])
@@ -351,12 +357,25 @@ def check_overrides(manifest: RunManifest, wanted: Mapping[str, object]) -> None
 
 
 def _fetch(dht: hivemind.DHT, timeout_seconds: float) -> Any:
-    """What is under `swarm.runs`; None if there is nothing, `NO_ANSWER` if the DHT does not answer."""
+    """What is under `swarm.runs`; None when there is no answer."""
     try:
         return dht.get(RUNS_KEY, latest=True, return_future=True).result(max(1, timeout_seconds))
     except Exception as error:
         logger.debug("Reading the run manifests failed: %r", error)
-        return NO_ANSWER
+        return None
+
+
+def _one_answers(dht: hivemind.DHT, peers: Set[PeerID]) -> bool:
+    """Whether any of these peers answers a call."""
+    try:
+        return dht.run_coroutine(partial(_ping, peers), return_future=True).result(ANSWER_SECONDS)
+    except Exception as error:
+        logger.debug("Calling the trusted peers failed: %r", error)
+        return False
+
+
+async def _ping(peers: Set[PeerID], _dht: hivemind.DHT, node: DHTNode) -> bool:
+    return any(await asyncio.gather(*map(node.protocol.call_ping, peers)))
 
 
 def _valid_manifests(

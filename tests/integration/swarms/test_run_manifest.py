@@ -5,6 +5,7 @@ import json
 import threading
 import time
 
+import psutil
 import pytest
 
 from recipe.errors import InputError
@@ -13,6 +14,7 @@ from swarm.membership.announcer import Announcer
 from swarm.membership.run_manifest import (
     MAX_MANIFEST_BYTES,
     PROTOCOL,
+    NoAnswerError,
     OtherProtocolError,
     RunManifest,
     check_overrides,
@@ -23,6 +25,7 @@ from swarm.membership.run_manifest import (
 from swarm.network.dht_options import NetworkOptions, start_dht, stop_dht, visible_addresses
 from swarm.network.dht_storage import MAX_MANIFESTS
 from swarm.network.signed_records import RUNS_KEY, peer_of
+from swarm.runtime.processes import descendants
 from tests.helpers.cli import wait_until
 from tests.helpers.owners import subkey_of
 
@@ -263,17 +266,19 @@ def test_a_newcomer_that_could_only_join_hears_of_another_protocol_from_any_peer
         read_manifests(said_by(peer=rewritten(protocol=protocol)), FRIEND, "mine", timeout_seconds=0)
 
 
-class SilentDHT(BrokenDHT):
-    """Gives no answer in time."""
-
-    def result(self, *_):
-        raise TimeoutError
-
-
-def test_a_dht_that_does_not_answer_is_not_taken_for_one_without_runs():
-    with pytest.raises(InputError, match=r"The peers there do not answer: try again, or ask for another address\."):
-        read_manifests(SilentDHT(), FRIEND, "mine", timeout_seconds=0)
-    assert read_manifests(SilentDHT(), FRIEND, "mine", timeout_seconds=0, may_begin=True) == {}
+def test_a_frozen_peer_is_not_taken_for_one_that_knows_of_no_run(dhts):
+    first, second = dhts
+    addresses = visible_addresses(first)
+    frozen = [psutil.Process(first.pid), *descendants(first.pid)]
+    for process in frozen:
+        process.suspend()
+    try:
+        with pytest.raises(NoAnswerError, match=r"The peers there do not answer: try again, or ask for another addr"):
+            read_manifests(second, addresses, "mine", timeout_seconds=0)
+        assert read_manifests(second, addresses, "mine", timeout_seconds=0, may_begin=True) == {}
+    finally:
+        for process in frozen:
+            process.resume()
 
 
 def test_a_trusted_peers_manifest_ends_a_join_only_where_the_run_cannot_be_joined():
