@@ -3,6 +3,7 @@
 import base64
 import contextlib
 import errno
+import json
 import os
 import shutil
 import socket
@@ -156,7 +157,10 @@ def test_a_certificate_is_made_for_a_peer_that_cannot_reach_the_enrolment_server
 
 
 def test_a_deputys_copy_is_without_the_tls_key_and_its_lines_name_the_organisers_machine(her_run, tmp_path, capsys):
-    key = tmp_path / "ben.key"
+    key, contact = tmp_path / "ben.key", her_run.folder.path / "contact.json"
+    noted = json.loads(contact.read_text())
+    del noted["fingerprint"]
+    contact.write_text(json.dumps(noted))  # as an earlier version has left it
     assert deputy([str(key), *her_run.options()]) == 0
     left_out = ("organiser.key", "first_line.json", "tls.pem")
     assert (
