@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -89,7 +90,7 @@ class SwarmControls:
 
     def __init__(self, dht: SwarmDHT, manifest: RunManifest, signer: Signer | None = None):
         self._dht, self._manifest, self._signer = dht, manifest, signer
-        self._lists = SignedLists(manifest.authority)
+        self._lists, self._taking = SignedLists(manifest.authority), threading.Lock()
         self._looked_at = -LOOK_SECONDS
         dht.take_part(manifest.key_prefix, manifest.authority, b"")
 
@@ -141,4 +142,6 @@ class SwarmControls:
 
     def _ask_the_swarm(self) -> None:
         with contextlib.suppress(InputError):  # the swarm does not answer: a later look asks it again
-            self._lists.take_all(newest_lists(self._dht, self._manifest).all_signed)
+            found = newest_lists(self._dht, self._manifest).all_signed
+            with self._taking:  # a person's order is given in another thread than that of the looks
+                self._lists.take_all(found)
