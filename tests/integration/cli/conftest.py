@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 
 import pytest
@@ -20,6 +21,7 @@ from swarm.protocol.orders import Orders
 from swarm.protocol.signed_lists import ORDERS, REMOVED
 
 RUN, BEGUN = "digits", 1_760_000_000
+REPORT_SECONDS = 3.0
 
 
 class Member:
@@ -42,13 +44,33 @@ class Member:
         self.admission = Admission(self.manifest.authority, made.signed_by(signer))
         self.dht.take_part(self.manifest.key_prefix, self.manifest.authority, self.admission.certificate)
 
+        self._store = ProgressStore(self.dht, f"{self.manifest.key_prefix}.{PROGRESS}", admission=self.admission)
+        self._reporting, self._closed = threading.Lock(), threading.Event()
+        self._reports = threading.Thread(target=self._report_on, daemon=True)
+        self._record: PeerProgress | None = None
+
     def train(self, step: int = 3, rate: float = 0.0, phase: str = TRAINING) -> None:
-        """Publish what other peers see of a training member."""
+        """Publish what other peers see of a training member; go on with it, as a record soon expires."""
         assert publish_manifest(self.dht, self.manifest)
         now = get_dht_time()
-        record = PeerProgress(self.name, step, 0, rate, now - 1, now, False, phase)
-        store = ProgressStore(self.dht, f"{self.manifest.key_prefix}.{PROGRESS}", admission=self.admission)
-        store.post(record).result(20)
+        with self._reporting:
+            self._record = PeerProgress(self.name, step, 0, rate, now - 1, now, False, phase)
+            posted = self._store.post(self._record)
+        posted.result(20)
+        if not self._reports.is_alive():
+            self._reports.start()
+
+    def _report_on(self) -> None:
+        while not self._closed.wait(REPORT_SECONDS):
+            with self._reporting:
+                self._store.post(self._record)
+
+    def close(self) -> None:
+        """Leave the DHT."""
+        self._closed.set()
+        if self._reports.is_alive():
+            self._reports.join()
+        stop_dht(self.dht)
 
     def heard(self) -> dict[int, str]:
         """Return the removals that this member knows."""
@@ -80,6 +102,6 @@ def members(folder):
             folder.note_contact(ada.manifest.organiser, ada.addresses, 31338)
             yield ada, ben
         finally:
-            stop_dht(ben.dht)
+            ben.close()
     finally:
-        stop_dht(ada.dht)
+        ada.close()
