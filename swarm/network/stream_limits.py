@@ -94,8 +94,8 @@ class StreamLimits:
     def _make_room(self, peer: PeerID) -> bool:
         """End the newest stream of the stranger that has most, if this stranger does not have more then.
 
-        So a few names cannot keep other strangers out by holding all streams. The newest one, because a download goes on
-        without its later streams, and not without its first one.
+        So a few names cannot keep other strangers out by holding all streams. A download goes on without a stream that
+        it has opened later, and not without its first one: hence the newest.
         """
         of_strangers = [streams for other, streams in self._streams.items() if other not in self._met]
         most = max(of_strangers, key=len, default=[])
