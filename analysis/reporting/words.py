@@ -158,11 +158,13 @@ def beside_the_clock(experiment: Experiment) -> str | None:
         f"By their own account, updates of {len(shares)} of {len(experiment.valid)} runs took {_percent(shares)} of "
         "the time between their ends. "
     )
-    if len(away) < len(shares) or max(abs(share - 1) for share in away) > 0.01:
+    if not away or max(abs(share - 1) for share in away) > 0.01:
         return f"{said}The reason is not known."
+    where = "" if len(away) == len(shares) else f" (in the {len(away)} of them that have updates away from validations)"
     return (
         f"{said}The version that measured them noted the end of an update after the validation that followed it: away "
-        f"from validations it was {_percent(away)}. Speeds go by the account of the updates, so they are not affected."
+        f"from validations it was {_percent(away)}{where}. Speeds go by the account of the updates, so they are not "
+        "affected."
     )
 
 
