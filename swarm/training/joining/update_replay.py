@@ -233,7 +233,7 @@ class UpdateReplay:
         step, before, lineages = fetched.description
         sizes = map(self._gradients.fragments.size_at, count(self._version.step))
         lineages, averages = list(lineages), list(averages_in(fetched.tensors(), sizes))
-        are_named = all(type(name) is bytes and len(name) == LINEAGE_BYTES for name in lineages)
+        are_named = all(type(name) is bytes and len(name) == LINEAGE_BYTES for name in (before, *lineages))
         if step != self._version.step or not are_named:
             raise ValueError("the description is malformed")
         if not 1 <= len(averages) <= MAX_AVERAGES or len(lineages) != len(averages):

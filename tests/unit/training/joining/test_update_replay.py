@@ -78,6 +78,7 @@ def test_the_averaging_process_hears_of_each_update():
         lambda _: 7,
         lambda true: true[:2],
         lambda true: (true[0] + 1, *true[1:]),
+        lambda true: (true[0], [true[1]], true[2]),
         lambda true: (*true[:2], None),
         lambda true: (*true[:2], LINEAGES[:1]),
         lambda true: (*true[:2], [b"short"] * 2),
