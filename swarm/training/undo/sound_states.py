@@ -109,6 +109,7 @@ class SoundStates:
             return self._kept[step].load() if step in self._kept else None
         except (OSError, RuntimeError) as error:
             logger.warning(f"The state of step {step} cannot be read: {error}")
+            self._kept.pop(step).close()  # else a group whose disks are all full would wish for it again and again
             return None
 
     def rename(self, step: int, to: int) -> None:

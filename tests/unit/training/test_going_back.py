@@ -173,6 +173,7 @@ def test_a_disk_that_is_full_ends_nothing(monkeypatch, tmp_path, caplog):
     monkeypatch.setattr(torch, "save", full)
     peer = Peer(tmp_path).come_to(3 * KEEP_EVERY)
     assert not peer.going_back.go(peer.back(2 * KEEP_EVERY))
+    assert 2 * KEEP_EVERY not in peer.going_back.steps, "it does not wish for that state again"
     assert caplog.text.count("to go back to: [Errno 28] No space left on device (said once)") == 1
 
 
