@@ -29,6 +29,8 @@ class Healers:
     def __init__(self, own: OwnPeer, probation: Probation):
         self._version, self._tracker = own.version, own.tracker
         self._probation, self._gradients = probation, own.gradients
+        self._refusers: set[PeerID] = set()
+        """Leaders that said they average another model."""
 
     @property
     def _has_first_weights(self) -> bool:
@@ -70,10 +72,12 @@ class Healers:
         """Distrust a leader that says it averages another model: this peer has trained in the swarm and knows better.
 
         Raises:
-            InputError: this peer still has its first weights, so the leader may be right
+            InputError: this peer still has its first weights, and all peers that can lead say so: they may be right
         """
         name = self._tracker.name_of(leader)
-        if self._has_first_weights:
+        self._refusers.add(leader)
+        able = {peer for peer, record in self._tracker.others.items() if not record.client_mode}
+        if self._has_first_weights and able <= self._refusers:  # a single one may be a stranger that lies
             raise InputError(
                 f"{name} averages another model than this peer: start this peer again with --initial-peers alone, so "
                 "that it takes the swarm's recipe."

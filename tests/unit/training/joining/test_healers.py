@@ -14,7 +14,8 @@ from tests.helpers.donors import version_at
 def tracker_of(*others: str) -> SimpleNamespace:
     """A tracker whose other peers all have a state to hand over."""
     swarm, trust = SimpleNamespace(donors=lambda min_step: [*others]), SimpleNamespace(distrusted=set())
-    return SimpleNamespace(others=dict.fromkeys(others), swarm=swarm, name_of=str, trust=trust)
+    records = dict.fromkeys(others, SimpleNamespace(client_mode=False))
+    return SimpleNamespace(others=records, swarm=swarm, name_of=str, trust=trust)
 
 
 def healers(version: StateVersion, tracker: SimpleNamespace, sources=(), refuters=()) -> Healers:
@@ -59,3 +60,13 @@ def test_a_leader_with_another_model_ends_newcomers_only():
     member.advance(b"a round")
     healers(member, tracker).refused_by("anna")
     assert tracker.trust.distrusted == {"anna"}
+
+
+def test_a_newcomer_does_not_end_because_one_of_several_leaders_has_another_model():
+    tracker = tracker_of("anna", "liar")
+    tracker.others["cleo"] = SimpleNamespace(client_mode=True)  # never leads, so it cannot refuse
+    newcomer = healers(version_at(0), tracker)
+    newcomer.refused_by("liar")
+    assert tracker.trust.distrusted == {"liar"}
+    with pytest.raises(InputError, match="anna averages another model"):
+        newcomer.refused_by("anna")
