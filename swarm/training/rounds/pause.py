@@ -44,10 +44,14 @@ class Pause:
         self._contribution, self._step_orders, self._round = own.contribution, step_orders, own_round
         self._catching_up, self._may_wait = catching_up, may_wait
         self._asked: Future | None = None
-        self._ask_at = 0.0
+        self._asked_at = self._ask_at = 0.0
 
     def wait(self) -> None:
-        """Wait until the run goes on or ends. Where a round is under way, do not wait: it has to end first."""
+        """Wait until the run goes on or ends. Where a round is under way, do not wait: it has to end first.
+
+        Raises:
+            InputError: the averaging process has been dead for some time
+        """
         while self._step_orders.is_paused and not self._round.is_running and self._may_wait():
             is_new = self._tracker.own.phase != PAUSED
             self._tracker.report(urgent=is_new, phase=PAUSED, samples=self._contribution.samples)
@@ -63,9 +67,16 @@ class Pause:
         """Exchange orders with a peer that trains while this one is paused, so that both know the newer list.
 
         Does not wait: a later call takes the answer.
+
+        Raises:
+            InputError: the averaging process has been dead for some time
         """
-        if self._asked is None and time.monotonic() >= self._ask_at:
-            self._asked = self._ask_one()
+        self._averager.check_alive()
+        now = time.monotonic()
+        if self._asked is not None and now > self._asked_at + self._averager.timeouts.hangs_seconds:
+            self._asked = None  # the question or its answer was lost
+        if self._asked is None and now >= self._ask_at:
+            self._asked, self._asked_at = self._ask_one(), now
         if self._asked is not None and self._asked.done():
             self._control.take(self._asked.result())
             self._asked, self._ask_at = None, time.monotonic() + ASK_SECONDS
