@@ -1,4 +1,4 @@
-"""The organiser's orders, as one peer's trainer follows them: they are looked at when each step starts."""
+"""The organiser's orders, as one peer's trainer follows them: it looks at them before each micro-batch."""
 
 from __future__ import annotations
 
@@ -35,6 +35,8 @@ class RunControl:
         self._admission, self._target, self._total, self.auto = admission, target_batch_size, total_steps, auto
         self.orders = admission.lists.orders
         """The orders that this peer follows now."""
+        self.has_missed_some = False
+        """Whether this peer has made updates for which an order counted that it did not know; the reader resets it."""
 
     def look(self, step: int) -> bool:
         """Follow the newest list from now on.
@@ -43,7 +45,7 @@ class RunControl:
             step: the present step
 
         Returns:
-            whether this peer has made updates for which an order counted that it did not know
+            whether one of its new orders counted for updates that this peer has made already
         """
         before, newest = self.orders, self._admission.lists.orders
         if newest == before:  # not by number: where there are too many deputies, an older one takes another's place
@@ -59,6 +61,7 @@ class RunControl:
             is_late |= order.at_step < step
             late = f", and this peer learns of it only at step {step}" if order.at_step < step else ""
             logger.warning(f"{said}{late}: {order}")
+        self.has_missed_some |= is_late
         return is_late
 
     def take(self, signed: bytes) -> None:

@@ -8,12 +8,16 @@ round runs. From then on it is a member like all others, and no member has waite
 
 from __future__ import annotations
 
+import contextlib
+import time
+from concurrent.futures import CancelledError
 from dataclasses import replace
 
 from hivemind.utils import get_logger
 
 from swarm.averaging.commands import RunRound
 from swarm.protocol.messages import Behind, Blame, OtherOrders, RoundEnded, Ticket
+from swarm.runtime.async_utils import wait_a_little
 from swarm.training.own_peer import OwnPeer
 from swarm.training.rounds.inflight_round import InflightRound
 from swarm.training.throughput import Work
@@ -34,7 +38,7 @@ class Listener:
     """
 
     def __init__(self, own: OwnPeer):
-        self._control = own.control
+        self._control, self._version = own.control, own.version
         self._averager, self._tracker, self._options = own.averager, own.tracker, own.options
         is_large = own.averager.vector.nbytes >= LISTEN_BYTES
         self._is_able = own.averaging.overlaps and own.averager.can_listen and is_large
@@ -49,7 +53,7 @@ class Listener:
         step = max(self._least_step, self._tracker.swarm.next_round)
         if others:
             self._averager.vector.zero_()
-            self._control.look(step)
+            self._control.look(self._version.step)
             client_mode, digest = self._tracker.own.client_mode, self._control.orders.digest(step)
             ticket = Ticket.of_listener(step, client_mode, digest, self._control.pace(step))
             order = RunRound(ticket, others, self._control.target(step))
@@ -88,9 +92,20 @@ class Listener:
             return None
         if not is_at:
             self._averager.cancel_round()
+            self._wait_until_over(listened)
             return None
         listened.ticket = replace(listened.ticket, lineage=lineage)
         return listened
+
+    def _wait_until_over(self, listened: InflightRound) -> None:
+        """Wait until the averaging process no longer writes the vector, nor copies it for other peers.
+
+        The trainer writes its own gradients there next.
+        """
+        until = time.monotonic() + self._averager.timeouts.hangs_seconds
+        while not listened.future.done() and self._averager.is_alive() and time.monotonic() < until:
+            with contextlib.suppress(CancelledError):
+                wait_a_little(listened.future)
 
     def leave(self) -> None:
         """Listen no longer."""

@@ -18,13 +18,12 @@ class StepOrders:
 
     def __init__(self, own: OwnPeer):
         self._control, self._version, self._tracker = own.control, own.version, own.tracker
-        self._has_missed_some = False
         self.target = own.control.target(own.version.step)
         """Samples over all peers for the update that ends this step."""
 
     def follow(self) -> None:
         """Look at the newest orders, and follow them from now on, also in what this peer reports."""
-        self._has_missed_some |= self._control.look(self._version.step)
+        self._control.look(self._version.step)
         self.target = self._control.target(self._tracker.own.round)
         self._tracker.aim(self.target, self._control.total_steps(math.inf))
 
@@ -48,7 +47,7 @@ class StepOrders:
 
         Its lineage is another one than this peer's. Only the first call after such orders returns a donor.
         """
-        has_missed, self._has_missed_some = self._has_missed_some, False
+        has_missed, self._control.has_missed_some = self._control.has_missed_some, False
         if not has_missed:
             return None
         swarm, own = self._tracker.swarm, self._tracker.own

@@ -58,7 +58,9 @@ def test_a_peer_that_has_followed_a_revoked_deputy_is_late_where_its_orders_fall
     control.take(LIST.signed_by(deputy))
     assert not control.look(5)
     control.take(revoke(deputy.public_key, [], ORGANISER.signer, ORGANISER.authority).to_bytes())
+    assert not control.has_missed_some
     assert control.look(8), "it has made an update of another size than the peers that knew in time"
+    assert control.has_missed_some
     assert (control.target(8).samples, control.is_over(9)) == (64, False)
 
 

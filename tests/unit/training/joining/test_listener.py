@@ -1,6 +1,7 @@
 """A peer that has nearly caught up goes to the next round before it has the weights."""
 
 from concurrent.futures import Future
+from threading import Timer
 from types import SimpleNamespace
 
 import pytest
@@ -27,6 +28,10 @@ class Averager:
 
     def __init__(self, size: int = LISTEN_BYTES // 4):
         self.vector, self.tickets, self.rounds, self.cancelled = torch.ones(size), [], [], 0
+        self.ends_after_seconds = 0.0
+
+    def is_alive(self) -> bool:
+        return True
 
     def longest_round_seconds(self, timeout_seconds: float, members) -> float:
         return timeout_seconds
@@ -39,6 +44,7 @@ class Averager:
 
     def cancel_round(self) -> None:
         self.cancelled += 1
+        Timer(self.ends_after_seconds, self.rounds[-1].set_exception, [RoundFailed("cancelled")]).start()
 
 
 def listener(averager: Averager, next_round: int = 7, overlaps: bool = True, blame=lambda blamed: None) -> Listener:
@@ -48,6 +54,7 @@ def listener(averager: Averager, next_round: int = 7, overlaps: bool = True, bla
     own = SimpleNamespace(
         averager=averager,
         tracker=tracker,
+        version=SimpleNamespace(step=next_round - 1),
         options=CoordinatorOptions(),
         control=RunControl(OPEN, 64, 100),
         averaging=SimpleNamespace(overlaps=overlaps),
@@ -79,6 +86,15 @@ def test_a_listener_that_has_other_weights_or_leaves_listens_no_longer(leave):
     leave(listening)
     assert averager.cancelled == 1
     assert not listening.is_at(7)
+
+
+def test_a_listener_with_other_weights_waits_until_the_vector_is_free():
+    averager = Averager()
+    averager.ends_after_seconds = 0.3
+    listening = listener(averager)
+    listening.begin()
+    assert listening.take(6, LINEAGE) is None
+    assert averager.rounds[0].done(), "or the trainer would write where the round still writes its averages"
 
 
 def test_a_listener_that_comes_too_late_goes_to_the_round_after_that():
