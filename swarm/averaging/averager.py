@@ -150,7 +150,7 @@ class SwarmAverager:
         return future
 
     def took_over(self) -> None:
-        """Forget what rounds left out: the download has replaced the weights that they were about."""
+        """Forget what rounds left out: other weights have replaced those that this was about."""
         self._process.send(TookOver())
 
     def cancel_download(self) -> None:

@@ -116,7 +116,7 @@ class AveragingOptions:
         namespace: run and recipe; peers of another one cannot reach this peer
         vector: shape [n], fp32, shared memory: what is averaged, in place; belongs to the trainer except during a round
         fragments: how many numbers of the vector a round averages, from its beginning on; equal on all members
-        target: a group with fewer samples disperses, and its members compute on; all members must have the same
+        target: the recipe's target, which counts until the organiser orders another one; each round brings its own
         codec: how gradients travel; all members must have the same
         rule: how reducers combine gradients; all members must have the same
         auto: whether a round's tickets name its codec and local steps; `codec` and `rule` are the first ones
@@ -236,7 +236,7 @@ class Rounds:
         self._signals.expect_company(grace.open_until)
 
     def took_over(self) -> None:
-        """Forget what rounds have left out: this peer has other weights now."""
+        """Forget what rounds have left out: this peer has other weights now, which it took over or went back to."""
         self._unsettled.forget()
         for memory in (*self._feedbacks, self._low_rank):
             if memory is not None:
@@ -407,7 +407,6 @@ class Rounds:
         """End the round without an average: the group's members go back to the state of this step."""
         liars = frozenset() if self._audits is None else await self._audits.liars_since(step, closed)
         self._matchmaking.met(closed.peer_ids)
-        self.took_over()
         raise WentBack(closed, step, liars)
 
     def _accept_batch(self, closed: Group, ticket: Ticket) -> Group:

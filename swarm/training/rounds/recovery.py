@@ -48,7 +48,8 @@ class Recovery:
         healers: Healers,
     ):
         self._version, self._gradients, self._attendance = own.version, own.gradients, own.attendance
-        self._tracker, self._control, self._should_stop = own.tracker, own.control, own.should_stop
+        self._tracker, self._averager, self._control = own.tracker, own.averager, own.control
+        self._should_stop = own.should_stop
         self._round, self._step_orders, self._going_back = own_round, step_orders, going_back
         self._attester, self._catching_up, self._healers = attester, catching_up, healers
 
@@ -87,6 +88,7 @@ class Recovery:
             if has_gone:
                 self._gradients.adopt()  # with local steps, this sets the anchors, which others download and compare
                 self._attester.note_update()
+                self._averager.took_over()  # nothing is owed any more
         if not has_gone:
             self._round.take_back()
             self._catching_up.begin(is_told=True)
