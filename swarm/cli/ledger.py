@@ -147,7 +147,7 @@ def summary(found: Audit) -> str:
             f"{found.equal_states:,} were equal."
         )
     lines.append(
-        "Nothing was tampered with. The members stated these samples and agreed on them; nothing was recomputed."
+        "Nothing was tampered with. The members stated these samples and agreed on them; this command recomputes none."
         if not found.findings
         else "Something was tampered with: see below."
     )

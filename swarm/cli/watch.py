@@ -168,8 +168,8 @@ class SwarmView:
             found.append("No peer can be called, so the peers cannot average. Start one with an open --port.")
         elif len(full) == 1 and len(self.records) > 1:
             found.append(
-                f"Only {full[0]!r} can be called. Without it no peer can average: start another one with an open "
-                "--port."
+                f"Only {full[0]!r} can be called. Without it no peer can average or join: start another one, with a "
+                "--port that is open to the internet."
             )
         return found
 

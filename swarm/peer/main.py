@@ -462,7 +462,7 @@ class Peer:
             print(warning)
         print(session.averaging.protection)
         print(session.averaging.protection_of_work(recipe.dataset not in OWN_DATA))
-        print("Ctrl-C leaves the swarm in order; the other peers train on.\n", flush=True)
+        print("Ctrl-C leaves the swarm cleanly; the other peers train on.\n", flush=True)
         invitation = self._entry.invitation()
         self._shown = self._entry.line if invitation is None else invitation[0]
         if addresses and (invitation is not None or not session.joins):

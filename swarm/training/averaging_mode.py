@@ -198,7 +198,7 @@ class Averaging:
         if self.checks_work and has_shared_data:
             return (
                 "Members recompute about 1 % of each other's micro-batches, chosen at random. They leave out a member "
-                "whose gradients differ."
+                "whose stated results differ (docs/explanation/checks.md says what this does not find)."
             )
         needs = "that needs --averaging sync or overlap, and clipped averages"
         why = "each member has samples of its own" if self.checks_work else needs

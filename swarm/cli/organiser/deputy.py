@@ -1,7 +1,7 @@
 """Let another person sign in your place: a second key with fewer rights, for a time.
 
     swarm deputy ben.key --days 14                    # may let people in and remove them
-    swarm deputy desk.key --rights enrol              # for swarm enrol on your machine; your own key goes into a drawer
+    swarm deputy enrol.key --rights enrol             # for swarm enrol on your machine; your own key goes into a drawer
     swarm deputy desk.key --revoke                    # from now on it orders nothing, and opens no desk
 
 Give Ben ben.key, ben.key.warrant, and a copy of the folder of the run in OUTPUT_DIR/organiser. Leave out of the copy
@@ -81,8 +81,9 @@ def _make(options: DeputyOptions, folder: OrganiserFolder, say: Callable[[str], 
     if folder.is_started and (folder.path / TLS_FILE).exists():
         folder.note_enrolment_port(folder.enrolment_port)  # and the fingerprint of that file, for lines of a copy
     say(
-        f"{path} may sign in your place for run {folder.run_id}, for {options.days:g} days. Give your deputy this key, "
-        f"{warrant_path(path)} and a copy of {folder.path} without your own key, {FIRST_LINE_FILE} and {TLS_FILE}."
+        f"{path} may sign in your place for run {folder.run_id}, for {options.days:g} days. A desk needs only this key "
+        f"and {warrant_path(path)}. A person on another machine also needs a copy of {folder.path} without your own "
+        f"key, {FIRST_LINE_FILE} and {TLS_FILE}."
     )
     if passphrase is None:
         say(f"It has no passphrase: set {VARIABLE} to make a key with one.")
@@ -102,8 +103,8 @@ def _revoke(options: DeputyOptions, folder: OrganiserFolder, say: Callable[[str]
     key, rights, end = _deputy(options.file.expanduser(), folder)
     if Right.CONTROL not in rights:
         raise InputError(
-            f"{options.file.name} has no right to give orders, and only that right can be taken back. It can let "
-            f"members in or remove them until {date(end)}: undo that with swarm remove."
+            f"{options.file.name} has no right to give orders, and only that right can be taken back. Its other rights "
+            f"count until {date(end)}: undo what it does with swarm remove, or with swarm remove --restore."
         )
     signer = folder.signer()
     if signer.warrant:
@@ -117,7 +118,10 @@ def _revoke(options: DeputyOptions, folder: OrganiserFolder, say: Callable[[str]
         for order in orders:
             say(f"- {order}: {what}")
     if rights & ~Right.CONTROL:
-        say(f"It can still let members in or remove them until {date(end)}: undo that with swarm remove.")
+        say(
+            f"Its other rights count until {date(end)}: undo what it does with swarm remove, or with swarm remove "
+            "--restore."
+        )
 
 
 def _deputy(file: Path, folder: OrganiserFolder) -> tuple[bytes, Right, int]:

@@ -100,7 +100,7 @@ class Bookkeeper(threading.Thread):
         """Fetch and add up once."""
         try:
             collected = self._fetch()
-            trouble = "Its folder is full: start the desk with a larger --ledger-mib." if collected.is_full else ""
+            trouble = "Its folder is full: start swarm desk with a larger --ledger-mib." if collected.is_full else ""
         except (TimeoutError, CancelledError, OSError, RuntimeError):  # the next time tries again
             trouble = "No peer handed it over the last time."
         except InputError as error:

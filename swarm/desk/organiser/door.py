@@ -255,7 +255,10 @@ def _checked(page_url: str) -> str:
         has_port, parts = False, urlsplit("")
     plain = not (parts.query or parts.fragment or parts.username or parts.password)
     if not (has_port and plain and parts.scheme == "https" and parts.hostname) or len(page_url) > MAX_ADDRESS_LENGTH:
-        raise InputError("--page-url has to be like https://desk.example.org: without https, others could read it.")
+        raise InputError(
+            "--page-url has to be like https://desk.example.org: without https, others on the network could read the "
+            "log-in."
+        )
     host = parts.netloc.lower()
     if parts.port in (None, HTTPS_PORT):
         host = re.sub(r":\d*$", "", host)

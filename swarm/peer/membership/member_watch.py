@@ -165,8 +165,8 @@ class MemberWatch(threading.Thread):
         if now - self._ended_at >= ENDED_SECONDS:
             self._end(
                 InputError(
-                    "This peer's certificate has ended and could not be renewed: ask the organiser to run the first "
-                    "peer or `swarm enrol`, and join again with a join line."
+                    "This peer's certificate has ended and could not be renewed: ask the organiser to start the "
+                    "organiser's peer or `swarm enrol`, and join again with any join line of this run."
                 )
             )
 

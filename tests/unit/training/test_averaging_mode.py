@@ -47,10 +47,10 @@ def test_the_recipe_decides_and_peers_of_different_rules_do_not_meet():
 @pytest.mark.parametrize(
     ("averaging", "has_shared_data", "said"),
     [
-        (Averaging.sync(), True, "leave out a member whose gradients differ"),
+        (Averaging.sync(), True, "leave out a member whose stated results differ"),
         (Averaging.sync(), False, "do not recompute each other's micro-batches: each member has samples of its own"),
         (Averaging.sync(robust="off"), True, "micro-batches: that needs --averaging sync or overlap, and clipped"),
-        (Averaging.overlap(), True, "leave out a member whose gradients differ"),
+        (Averaging.overlap(), True, "leave out a member whose stated results differ"),
         (Averaging.local(), True, "micro-batches: that needs --averaging sync or overlap"),
     ],
 )
