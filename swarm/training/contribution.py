@@ -24,7 +24,7 @@ logger = get_logger(__name__)
 class Contribution:
     """The gradients that this peer has added up, the number of their samples, and its notes for checks of its work.
 
-    It is empty at first, and again after `begin`, `give` and `withhold`.
+    It is empty at first, and after each method that begins anew, gives or drops.
 
     Args:
         vector: the sum to which this peer's backward passes add

@@ -89,7 +89,7 @@ class Coordinator:
         self.options, self.averaging, self._should_stop, self._apply = options, averaging, should_stop, apply
         self.waited_seconds = 0.0  # for other peers, before this peer began to train
         self.on_round: Callable[[RoundEvent], None] = lambda event: None
-        """Called for each round that has ended, with an average or without."""
+        """Called for each update, also one made alone (then under the version's lock), and each round that failed."""
         self.on_update: Callable[[StepReport], None] = lambda report: None
         """Called for each average that is applied."""
         self.is_to_leave: Callable[[], bool] = lambda: False

@@ -33,8 +33,8 @@ class Attempt:
     Args:
         donor: the donor whose state this peer takes over; None for any whose state counts more than this peer's
         timeout_seconds: seconds for which this peer looks for a donor that hands over a state
-        joins: this peer has never trained, so a long wait is worth while, and a failure is an error
-        is_told: a leader said that the swarm has gone on
+        joins: this peer has not trained since it started, so a long wait is worth while, and a failure is an error
+        is_told: the swarm has gone on, as a leader, the records or this peer's group say
         corroboration: which witnesses must confirm the leader's claim that the swarm has gone on
     """
 

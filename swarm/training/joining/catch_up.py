@@ -68,7 +68,7 @@ class CatchUp:
 
     @property
     def is_behind(self) -> bool:
-        """Whether this peer has been told that the swarm has gone on without it."""
+        """Whether this peer takes part in no round: the swarm has gone on without it, or a donor gives it a state."""
         return self._behind_since is not None
 
     def join(self) -> None:
@@ -89,7 +89,8 @@ class CatchUp:
 
         Args:
             donor: the peer whose state is wanted; None for any whose state counts more than this peer's
-            is_told: a leader said that the swarm has gone on: until this peer has the state, it takes part in no round
+            is_told: the swarm is known to have gone on: until this peer has the state, or has tried in vain, it takes
+                part in no round; so with a donor
             corroboration: which witnesses must confirm the leader's claim that the swarm has gone on; None: believe the
                 leader
 

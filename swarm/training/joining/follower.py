@@ -87,8 +87,8 @@ class Follower:
         Args:
             donor: the peer whose state is wanted; None for any whose state counts more than this peer's
             timeout_seconds: seconds for which this peer looks for a donor that hands over a state
-            joins: this peer has never trained, so a long wait is worth while, and a failure is an error
-            is_told: a leader said that the swarm has gone on, so the attempt also waits for a round that still runs
+            joins: this peer has not trained since it started: a long wait is worth while, and a failure is an error
+            is_told: the swarm is known to have gone on, so the attempt also waits for a round that still runs
             corroboration: which witnesses must confirm the leader's claim that the swarm has gone on; None: believe the
                 leader
         """

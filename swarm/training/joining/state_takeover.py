@@ -171,7 +171,7 @@ class StateTakeover:
         """Go on without a state, because the time is over.
 
         Raises:
-            InputError: this peer joins, and its weights have never been trained
+            InputError: this peer joins, and still has the weights with which it began
         """
         tracker, version = self._tracker, self._version
         said = f"The swarm's state could not be downloaded in {search.seconds:.0f} s ({search.reason})"
