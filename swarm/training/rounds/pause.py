@@ -19,6 +19,8 @@ ASK_SECONDS = 1.0
 """Seconds from one answer until a paused peer again asks a peer that trains for its orders."""
 END_SECONDS = 30.0
 """Time for other peers to learn that a paused run has ended. A client-mode peer looks for orders every 15 s."""
+QUIET_SECONDS = 2.0
+"""Time without a paused peer in fresh records until none is believed to be paused. A record may still be on its way."""
 
 
 class Pause:
@@ -90,12 +92,13 @@ class Pause:
 
     def _let_others_hear(self) -> None:
         """Stay for a while after a paused run was ended: client-mode peers learn of the end only by calling a peer."""
-        until = time.monotonic() + END_SECONDS
-        while time.monotonic() < until and self._may_wait():
+        began = seen_paused = time.monotonic()
+        while time.monotonic() < min(began + END_SECONDS, seen_paused + QUIET_SECONDS) and self._may_wait():
             self._tracker.report(urgent=self._tracker.own.phase != TRAINING, phase=TRAINING)
-            self._tracker.exchange.wait_refreshed(1.0)
-            if not self._num_paused:
-                break
+            is_fresh = self._tracker.exchange.wait_refreshed(1.0)
+            if self._num_paused or not is_fresh:
+                seen_paused = time.monotonic()
+            time.sleep(POLL_SECONDS)
 
     @property
     def _num_paused(self) -> int:
