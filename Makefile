@@ -30,8 +30,8 @@ test: setup ## run the tests, all but the long ones
 test-long: setup ## run the long ones: a soak, the lab, exactness, memory, footprint, many models, some slow programs and attacks
 	@$(RUN) -m pytest -m long
 
-test-fast: setup ## run the unit tests without the fuzzing, under two minutes
-	@$(RUN) -m pytest tests/unit --ignore tests/unit/fuzz
+test-fast: setup ## run the quick unit tests, about two minutes; without fuzzing, and the checks of documents and structure
+	@$(RUN) -m pytest -m "not slow" tests/unit --ignore tests/unit/fuzz --ignore tests/unit/project
 
 FUZZ_TIMES ?= 10
 fuzz: setup ## parsers of strangers' bytes read over 100,000 damaged and false messages, a few minutes

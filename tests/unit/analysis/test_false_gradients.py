@@ -35,6 +35,7 @@ EXPECTED = {"reverse": 50.0, "against-0.1": 0.05, "labels": 0.5}
 """Expected false gradients. The honest gradient is -0.5."""
 
 
+@pytest.mark.slow
 def test_a_process_that_lies_gives_false_gradients_of_each_parameter_once():
     """Each lie has a process of its own, forked after one import of torch."""
     command = [sys.executable, "-c", PROGRAM, *EXPECTED]

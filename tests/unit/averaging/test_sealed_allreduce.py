@@ -348,6 +348,7 @@ class Audited:
         return {me: audits.found() for me, audits in self.audits.items()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("codec", ["none", "fp16", "int8", "int4", "topk"])
 def test_honest_members_never_find_a_peer_out(codec):
     """Codecs leave remainders, some members have no samples, and some are lost on the way. Every round is audited.

@@ -169,6 +169,7 @@ def test_a_member_that_computes_half_is_found_by_all_soon_after_one_has_found_it
         assert members.members[peer].left_out[LIAR][0] is Blame.MADE_UP_WORK
 
 
+@pytest.mark.slow
 def test_a_member_that_computes_half_is_nearly_always_found_within_a_hundred_updates():
     async def scenario(members):
         await members.until(lambda: bool(members.who_left_out), 100)
@@ -259,6 +260,7 @@ def test_an_accuser_that_has_named_an_absent_member_is_heard_about_others():
     assert looked_at == {LIAR: HINTED_AUDITS}
 
 
+@pytest.mark.slow
 def test_a_hundred_accusers_cost_no_more_than_a_few():
     """Names cost nothing in an open run. Each time another peer accuses another peer."""
     me, *others = peers = [PeerID(bytes([18, 32, *[number] * 32])) for number in range(100)]

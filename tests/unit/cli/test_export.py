@@ -90,6 +90,7 @@ def test_timm_gives_the_same_logits_bit_for_bit(recipe, tmp_path, capsys):
     assert names_in(tmp_path / "model") == ["README.md", "config.json", "model.safetensors"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("recipe", [small("digits"), small("glyphs")], ids=["digits", "glyphs"])
 def test_onnx_runtime_gives_the_same_logits_for_any_number_of_images(recipe, tmp_path, capsys):
     folder = run_of(tmp_path, recipe)
@@ -157,6 +158,7 @@ def test_the_card_of_a_baseline_counts_all_samples_until_its_weights(tmp_path):
         assert read_record(folder, 80).samples == 80 * 256
 
 
+@pytest.mark.slow
 def test_weights_that_began_with_others_name_them(tmp_path):
     folder = run_of(tmp_path, small("cifar10-vit-tiny"))
     recipe = replace(preset("cifar10-vit-base"), model="vit_tiny_patch16_224", image_size=32)
@@ -182,6 +184,7 @@ def test_contributors_that_agreed_are_named_as_text(tmp_path):
     assert "\\[b\\](javascript:1)" in card
 
 
+@pytest.mark.slow
 def test_an_earlier_export_is_replaced_only_when_asked_and_as_a_whole(tmp_path, refusal):
     folder = run_of(tmp_path, small("digits"))
     given = [str(folder.path), "--to", str(tmp_path / "m")]
@@ -197,6 +200,7 @@ def test_an_earlier_export_is_replaced_only_when_asked_and_as_a_whole(tmp_path, 
     assert names_in(tmp_path) == ["m", "runs"], "nothing half is left"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fails_at", ["model.safetensors", "README.md", "config.json"])
 def test_an_export_that_breaks_off_leaves_no_mixture_of_two_models(fails_at, tmp_path, monkeypatch, refusal):
     given = [str(run_of(tmp_path, small("digits")).path), "--to", str(tmp_path / "m"), "--overwrite"]

@@ -89,6 +89,7 @@ def join(machine: Machine, organiser: Organiser, end: float = DAY_SECONDS) -> by
     return credentials.certificate
 
 
+@pytest.mark.slow
 def test_a_member_moves_with_its_key_and_its_certificate(old, new, backup, organiser):
     certificate = join(old, organiser)
     assert old.run("export", backup) == 0
@@ -131,6 +132,7 @@ def test_show_names_removed_members(old, organiser):
         assert f"removed from run night-1: {why.lstrip(chr(27))}" in old.text
 
 
+@pytest.mark.slow
 def test_a_longer_certificate_that_is_there_already_stays(old, new, backup, organiser):
     join(old, organiser)
     assert old.run("export", backup) == 0
@@ -155,6 +157,7 @@ def test_a_backup_holds_the_memberships_that_end_last_however_long_their_lists_a
     assert there == {f"night-{number}" for number in range(MAX_MEMBERSHIPS)}
 
 
+@pytest.mark.slow
 def test_another_name_and_place(old, new, backup, organiser):
     join(old, organiser)
     assert old.run("export", backup) == 0
@@ -167,6 +170,7 @@ def test_another_name_and_place(old, new, backup, organiser):
     assert "with 1 membership" in new.text, "it is found by its peer id, not by a name"
 
 
+@pytest.mark.slow
 def test_nothing_is_written_over_without_being_asked(old, new, backup, refusal, tmp_path):
     assert old.run("export", backup) == 0
     sealed = backup.read_bytes()
@@ -183,6 +187,7 @@ def test_nothing_is_written_over_without_being_asked(old, new, backup, refusal, 
     assert [path.name for path in tmp_path.rglob(".*")] == [], "nothing half is left"
 
 
+@pytest.mark.slow
 def test_what_cannot_be_opened_is_refused_in_a_sentence(old, new, backup, refusal, monkeypatch):
     assert old.run("export", backup) == 0
     whole = backup.read_text()

@@ -130,6 +130,7 @@ def test_each_line_is_in_the_file_at_once(monkeypatch):
     assert main(["--json"]) == 1
 
 
+@pytest.mark.slow
 def test_a_swarm_that_stands_still_and_one_that_does_not(monkeypatch, capsys):
     monkeypatch.setattr("swarm.cli.watch.LOOK_SECONDS", 0.3)
     dht = start_dht(NetworkOptions(host_maddrs=("/ip4/127.0.0.1/tcp/0",)))

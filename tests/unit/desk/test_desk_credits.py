@@ -167,6 +167,7 @@ def books(swarm, monkeypatch) -> Bookkeeper:
     return Bookkeeper(swarm.hand_over, swarm.folder, Credits(swarm.folder.with_name(f"{RUN}.credits.json"), RUN))
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(120)
 def test_signed_updates_are_added_up_and_a_changed_line_costs_only_its_own_peer(swarm, books):
     books.turn()
@@ -205,6 +206,7 @@ def test_a_folder_into_which_another_program_fetches_is_said(swarm, books):
     assert books.credits.trouble == "A desk keeps its ledgers there."
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(120)
 def test_a_ledger_of_another_run_in_the_folder_is_said_and_changes_nothing(swarm, books):
     swarm.train()
@@ -219,6 +221,7 @@ def test_a_ledger_of_another_run_in_the_folder_is_said_and_changes_nothing(swarm
     assert books.credits.time is None
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(120)
 def test_a_ledger_that_names_too_many_peers_is_said_and_changes_nothing(swarm, books, monkeypatch):
     monkeypatch.setattr(bookkeeper, "MAX_FILE_BYTES", 10)

@@ -156,6 +156,7 @@ def test_the_curves_show_the_whole_run_in_a_bounded_number_of_points(seen):
     assert max(gaps) <= 4 * min(gaps)
 
 
+@pytest.mark.slow
 def test_strangers_without_end_cost_neither_memory_nor_the_view(seen):
     seen.train("ada", steps=range(2))
     for wave in range(8):

@@ -66,6 +66,7 @@ def test_a_visitor_that_wants_to_join_reads_where_the_program_is(another):
     assert "git clone &#39;https://example.org/a&amp;b/swarm-vit&#39; swarm-vit &amp;&amp; cd swarm-vit" in told
 
 
+@pytest.mark.slow
 def test_a_screen_reader_is_interrupted_only_when_something_has_happened(seen, monkeypatch):
     """The sentence has changing numbers, and a browser fetches the page every second."""
     monkeypatch.setattr("swarm.desk.guard.PER_ADDRESS", 500)  # here all requests come within a second or two
@@ -211,6 +212,7 @@ QUESTION = b"GET /desk.css HTTP/1.1\r\nhost: localhost\r\n\r\n"
 FORM = b"POST /order HTTP/1.1\r\nhost: localhost\r\ncontent-length: 100\r\n\r\n"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("asked", "then"),
     [

@@ -94,6 +94,7 @@ def test_an_answer_survives_the_wire():
             EnrolAnswer.from_bytes(too_long.to_bytes())
 
 
+@pytest.mark.slow
 @settings(max_examples=200)
 @given(some.text())
 def test_names_can_be_shown(name):

@@ -253,6 +253,7 @@ def test_a_peer_that_wants_to_be_called_back_and_does_not_answer_holds_few_calls
     assert again == [True], "nothing stays counted"
 
 
+@pytest.mark.slow
 def test_names_of_strangers_crowd_out_strangers_and_no_known_peer():
     records = OwnedRecords(RSAPrivateKey())
     records.met.add([PEERS[1]])

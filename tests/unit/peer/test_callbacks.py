@@ -164,6 +164,7 @@ def test_a_peer_that_waits_asks_its_limits(is_reached):
     assert asked.is_set() == is_reached
 
 
+@pytest.mark.slow
 def test_weights_are_tested_after_validations_and_nothing_is_chosen_by_that(tmp_path):
     recipe = replace(preset("digits"), embed_dim=16, depth=1, num_heads=2, warmup_steps=1, target_batch_size=32)
     recipe = replace(recipe, validate_every_steps=2, total_steps=9, drop_path=0.5)

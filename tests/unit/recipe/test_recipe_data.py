@@ -40,6 +40,7 @@ def test_order_depends_on_seed_and_identity_alone():
     assert order[:50] != order[50:100]
 
 
+@pytest.mark.slow
 def test_order_is_equal_in_another_process():
     code = "from recipe.data.sampler import PeerSampler; from itertools import islice; "
     code += "print(list(islice(iter(PeerSampler(50, 1, 'alice')), 70)))"
@@ -186,6 +187,7 @@ def test_position_counts_batches_that_were_trained_on():
     assert resumed.state_dict() == {"position": 16}
 
 
+@pytest.mark.slow
 def test_synthetic_is_deterministic():
     recipe = preset("synthetic")
     one, two = (next(iter(build_data(recipe, batch_size=16).train_dataloader())) for _ in range(2))

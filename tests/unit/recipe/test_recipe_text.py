@@ -47,6 +47,7 @@ def test_no_text_is_in_two_parts():
     assert build_data(preset("docstrings")).digest == REFERENCE_DIGEST
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(version("networkx") != VERSIONS["networkx"], reason="another version of the library")
 def test_the_bundled_texts_can_be_made_again():
     """Here with one library only: all four take several seconds."""
@@ -68,6 +69,7 @@ def test_a_damaged_archive_is_refused(monkeypatch, tmp_path):
 # ---- tokens and batches --------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_words_have_the_same_tokens_in_another_process():
     code = "from recipe.text.tokens import HashedWords; print(HashedWords()(['Draw an edge, 3_x.'], 9).tolist())"
     printed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120)

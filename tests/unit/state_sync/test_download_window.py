@@ -47,6 +47,7 @@ class LineOf:
 MBIT = 125_000.0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("rate", "round_trip"),
     [(10 * MBIT, 0.03), (10 * MBIT, 0.2), (100 * MBIT, 0.1), (100 * MBIT, 0.2), (2 * MBIT, 0.05), (1000 * MBIT, 0.002)],

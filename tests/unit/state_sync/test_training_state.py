@@ -416,6 +416,7 @@ def mutated(description: dict, chance: random.Random):
     return description if chance.random() < 0.95 else chance.choice(JUNK)
 
 
+@pytest.mark.slow
 def test_mutated_descriptions_are_refused_and_nothing_else():
     donor, joiner = make(1), make(2)
     train(donor)

@@ -22,6 +22,7 @@ from tests.helpers.attacks.work_trainer import BATCH_NORM, LINEAGE, RECIPES, TEX
 LATER = bytes(range(1, 17))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", RECIPES)
 def test_another_peer_computes_the_same_numbers_again(name):
     worker, checker = Trainer(RECIPES[name], X, at=24), Trainer(RECIPES[name], Y, micro_batch=6)

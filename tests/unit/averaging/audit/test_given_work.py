@@ -303,6 +303,7 @@ def shows_another_list(swarm: Swarm):
     swarm.audits[MEMBERS[LIAR]].work.answer = lambda caller, name: LISTS[1]
 
 
+@pytest.mark.slow
 def test_a_member_that_shows_no_list_or_another_one_is_left_out_for_that(monkeypatch):
     monkeypatch.setattr(work_audits, "COMPARED_SHARE", 1.0)
     for hide in (refuses_lists, shows_another_list):
