@@ -92,12 +92,12 @@ class Pause:
 
     def _let_others_hear(self) -> None:
         """Stay for a while after a paused run was ended: client-mode peers learn of the end only by calling a peer."""
-        began = seen_paused = time.monotonic()
-        while time.monotonic() < min(began + END_SECONDS, seen_paused + QUIET_SECONDS) and self._may_wait():
+        began = quiet_since = time.monotonic()
+        while time.monotonic() < min(began + END_SECONDS, quiet_since + QUIET_SECONDS) and self._may_wait():
             self._tracker.report(urgent=self._tracker.own.phase != TRAINING, phase=TRAINING)
             is_fresh = self._tracker.exchange.wait_refreshed(1.0)
             if self._num_paused or not is_fresh:
-                seen_paused = time.monotonic()
+                quiet_since = time.monotonic()
             time.sleep(POLL_SECONDS)
 
     @property
