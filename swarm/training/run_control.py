@@ -35,22 +35,18 @@ class RunControl:
         self._admission, self._target, self._total, self.auto = admission, target_batch_size, total_steps, auto
         self.orders = admission.lists.orders
         """The orders that this peer follows now."""
-        self.has_missed_some = False
-        """Whether this peer has made updates for which an order counted that it did not know; the reader resets it."""
+        self._has_missed_some = False
 
-    def look(self, step: int) -> bool:
+    def look(self, step: int) -> None:
         """Follow the newest list from now on.
 
         Args:
             step: the present step
-
-        Returns:
-            whether one of its new orders counted for updates that this peer has made already
         """
         before, newest = self.orders, self._admission.lists.orders
         if newest == before:  # not by number: where there are too many deputies, an older one takes another's place
-            return False
-        self.orders, is_late = newest, False
+            return
+        self.orders = newest
         news = [(order, "The organiser has ordered") for order in newest.given if order not in before.given]
         gone = [order for order in before.given if order not in newest.given]
         news += [
@@ -58,11 +54,15 @@ class RunControl:
             for order in gone
         ]
         for order, said in news:
-            is_late |= order.at_step < step
-            late = f", and this peer learns of it only at step {step}" if order.at_step < step else ""
+            is_late = order.at_step < step
+            self._has_missed_some |= is_late
+            late = f", and this peer learns of it only at step {step}" if is_late else ""
             logger.warning(f"{said}{late}: {order}")
-        self.has_missed_some |= is_late
-        return is_late
+
+    def take_missed(self) -> bool:
+        """Whether this peer, since the last call, made updates for which an order counted that it did not know."""
+        has_missed, self._has_missed_some = self._has_missed_some, False
+        return has_missed
 
     def take(self, signed: bytes) -> None:
         """Store a list of orders that came with a round (or nothing, if it is empty); it counts from `look` on."""

@@ -47,8 +47,7 @@ class StepOrders:
 
         Its lineage is another one than this peer's. Only the first call after such orders returns a donor.
         """
-        has_missed, self._control.has_missed_some = self._control.has_missed_some, False
-        if not has_missed:
+        if not self._control.take_missed():
             return None
         swarm, own = self._tracker.swarm, self._tracker.own
         donors = swarm.donors(min_step=self._version.step)

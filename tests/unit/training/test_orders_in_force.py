@@ -29,7 +29,7 @@ def control() -> RunControl:
 def test_a_list_counts_once_the_peer_has_looked_at_it(control):
     control.take(SIGNED)
     assert control.target(8).samples == 64
-    assert not control.look(5)
+    control.look(5)
     assert (control.target(6).samples, control.target(7).samples) == (64, 128)
     assert (control.total_steps(8), control.is_over(8), control.is_over(9)) == (100, False, True)
 
@@ -37,8 +37,10 @@ def test_a_list_counts_once_the_peer_has_looked_at_it(control):
 @pytest.mark.parametrize(("step", "is_late"), [(6, False), (7, False), (8, True)])
 def test_an_order_is_late_where_an_update_was_made_without_it(control, step, is_late, caplog):
     control.take(SIGNED)
-    assert control.look(step) == is_late
-    assert not control.look(step), "once"
+    control.look(step)
+    control.look(step)
+    assert control.take_missed() == is_late
+    assert not control.take_missed(), "once"
     assert ("learns of it only at step 8" in caplog.text) == is_late
 
 
@@ -47,7 +49,8 @@ def test_an_order_is_late_where_an_update_was_made_without_it(control, step, is_
 )
 def test_a_list_without_the_organisers_signature_changes_nothing(control, signed):
     control.take(signed)
-    assert not control.look(5)
+    control.look(5)
+    assert not control.take_missed()
     assert control.orders == Orders("run")
 
 
@@ -56,11 +59,11 @@ def test_a_peer_that_has_followed_a_revoked_deputy_is_late_where_its_orders_fall
     allowed = warrant(ORGANISER.signer, "run", key.public_key().public_bytes_raw(), Right.CONTROL, 0, 2**32)
     deputy = Signer(key, allowed)
     control.take(LIST.signed_by(deputy))
-    assert not control.look(5)
+    control.look(5)
     control.take(revoke(deputy.public_key, [], ORGANISER.signer, ORGANISER.authority).to_bytes())
-    assert not control.has_missed_some
-    assert control.look(8), "it has made an update of another size than the peers that knew in time"
-    assert control.has_missed_some
+    assert not control.take_missed()
+    control.look(8)
+    assert control.take_missed(), "it has made an update of another size than the peers that knew in time"
     assert (control.target(8).samples, control.is_over(9)) == (64, False)
 
 
