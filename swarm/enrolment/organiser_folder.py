@@ -148,6 +148,17 @@ class OrganiserFolder:
         self.note_contact(contact.organiser, contact.addresses, port, contact.public_ip)
         os.utime(self._contact, ns=(before.st_atime_ns, before.st_mtime_ns))
 
+    def note_fingerprint(self) -> None:
+        """Note the fingerprint of the TLS certificate in this folder, if there is one, for join lines made from a copy.
+
+        An earlier version did not note it when the run was started.
+
+        Raises:
+            InputError: as `authority`, or it cannot be written
+        """
+        if self.is_started and (self.path / TLS_FILE).exists():
+            self.note_enrolment_port(self.enrolment_port)
+
     def first_token(self, uses: int, days: float) -> bytes:
         """Return the invitation in the line that the organiser's peer prints; empty if none is kept for these numbers.
 

@@ -78,8 +78,7 @@ def _make(options: DeputyOptions, folder: OrganiserFolder, say: Callable[[str], 
     path, passphrase = options.file.expanduser(), os.environ.get(VARIABLE) or None
     deputy = make_deputy(folder.signer(), folder.run_id, rights, options.days, path, passphrase)
     folder.keep_warrant(path.name, deputy)
-    if folder.is_started and (folder.path / TLS_FILE).exists():
-        folder.note_enrolment_port(folder.enrolment_port)  # and the fingerprint of that file, for lines of a copy
+    folder.note_fingerprint()
     say(
         f"{path} may sign in your place for run {folder.run_id}, for {options.days:g} days. A desk needs only this key "
         f"and {warrant_path(path)}. A person on another machine also needs a copy of {folder.path} without your own "
