@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import pandas as pd
-
 from analysis.campaigns.systems import SYSTEMS
 from analysis.reporting.figures import LABELS, bound_rows, part_rows
 from analysis.reporting.results import Experiment
+from analysis.reporting.words import span
 
 PAIRED = (
     "filled dots are mean ratios of updates/s with their 95 % intervals, hollow dots those of samples/s. Right of 1 "
@@ -41,7 +40,7 @@ def parts(experiment: Experiment, mark: str) -> str:
     """The caption of `figures.parts`."""
     shown = part_rows(experiment)
     n = experiment.valid[experiment.valid["system"].isin(shown["system"])].groupby(["system", experiment.axis]).size()
-    found = f"Where the time of an update goes, per sample in it{mark}: means of {_span(n)} runs."
+    found = f"Where the time of an update goes, per sample in it{mark}: means of {span(n)} runs."
     if experiment.axes:
         found += f" Behind the name of a system stands: {LABELS.get(experiment.axis, experiment.axis)}."
     if any(SYSTEMS[system].overlaps for system in shown["system"]):
@@ -57,17 +56,12 @@ def _means(experiment: Experiment, column: str, what: str) -> str:
     few, enough = n.min() < 3, n.max() >= 3
     interval = ("with its 95 % interval" + (" from three on" if few else "")) if enough else "too few for an interval"
     if experiment.axes:
-        dots = f"a large dot is the mean of {_span(n)} {what}, {interval}; small dots are runs"
+        dots = f"a large dot is the mean of {span(n)} {what}, {interval}; small dots are runs"
         return f"{dots}. Systems stand side by side."
-    return f"a bar is the mean of {_span(n)} {what}, {interval}; dots are runs."
+    return f"a bar is the mean of {span(n)} {what}, {interval}; dots are runs."
 
 
 def _missing(why: str, experiment: Experiment, shown: list[str]) -> str:
     """A sentence on the systems that are not in the picture; empty if all are."""
     labels = [SYSTEMS[system].label for system in experiment.systems if system not in shown]
     return f" {why}: {'; '.join(labels)}." if labels else ""
-
-
-def _span(numbers: pd.Series) -> str:
-    least, most = int(numbers.min()), int(numbers.max())
-    return f"{least}" if least == most else f"{least} to {most}"

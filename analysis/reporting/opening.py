@@ -15,7 +15,7 @@ from analysis.reporting import captions, figures
 from analysis.reporting.results import Experiment, ratios
 from analysis.reporting.section import Section
 from analysis.reporting.tables import with_interval
-from analysis.reporting.words import paced_rates, results_table
+from analysis.reporting.words import paced_rates, results_table, span
 
 HEADLINES = ("swarm-local-1-fp16", "swarm-fp16")
 """The two systems that the report opens with: averaging that overlaps, as volunteers use it, and synchronous
@@ -160,7 +160,7 @@ def _results(found: dict[str, list[Comparison]]) -> list[str]:
     """A sentence on each swarm, and one on the settings where the first swarm gains most and least."""
     said = []
     for system, rows in found.items():
-        in_updates, in_samples = (_span([row.means[rate] for row in rows]) for rate in RATES)
+        in_updates, in_samples = (span([row.means[rate] for row in rows], 2) for rate in RATES)
         verdicts = [row.verdict("updates_per_second") for row in rows]
         label, opponent = SYSTEMS[system].label, SYSTEMS[FAIR_OPPONENT].label
         said.append(
@@ -261,11 +261,6 @@ def _row(system: str, row: Comparison) -> dict[str, Any]:
     for rate, name in RATES.items():
         shown[f"{name}, times"] = with_interval(row.means[rate], row.half_widths[rate], row.n, digits=2)
     return shown
-
-
-def _span(values: Sequence[float]) -> str:
-    least, greatest = f"{min(values):.2f}", f"{max(values):.2f}"
-    return least if least == greatest else f"{least} to {greatest}"
 
 
 def _capital(text: str) -> str:

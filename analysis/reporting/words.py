@@ -169,7 +169,7 @@ def beside_the_clock(experiment: Experiment) -> str | None:
 
 
 def _percent(shares: Sequence[float]) -> str:
-    return f"{_span([100 * share for share in shares])} %"
+    return f"{span([100 * share for share in shares])} %"
 
 
 def lost_warm_up(experiment: Experiment) -> str | None:
@@ -235,7 +235,7 @@ def results_table(experiments: Sequence[Experiment]) -> pd.DataFrame:
     for experiment in experiments:
         for system, against in _against_fair(experiment).items():
             row = {"experiment": experiment.name, "over": _label(experiment) if experiment.axes else "–"}
-            row |= {"system": SYSTEMS[system].label, "peers": _span(experiment.valid["peers"])}
+            row |= {"system": SYSTEMS[system].label, "peers": span(experiment.valid["peers"])}
             row["each paced to, samples/s"] = ", ".join(f"{rate:g}" for rate in paced_rates(experiment)) or "not paced"
             row |= {f"{SYSTEMS[baseline].label}: {name}": None for baseline in FAIR for name in RATES}
             rows.append(row | against)
@@ -255,11 +255,11 @@ def _against_fair(experiment: Experiment) -> dict[str, dict[str, str]]:
                 slower = sum(mean + half_width < 1 for mean, half_width, _ in intervals)
                 shown = f"shown to be faster in {faster} of {len(means)} settings, slower in {slower}"
                 column = f"{SYSTEMS[baseline].label}: {name}"
-                found.setdefault(system, {})[column] = f"{_span(means, 2)}; {shown}"
+                found.setdefault(system, {})[column] = f"{span(means, 2)}; {shown}"
     return found
 
 
-def _span(values: Iterable[float], digits: int = 0) -> str:
+def span(values: Iterable[float], digits: int = 0) -> str:
     """The least and the greatest of the values."""
     least, greatest = (f"{found(values):.{digits}f}" for found in (min, max))
     return least if least == greatest else f"{least} to {greatest}"
@@ -326,7 +326,7 @@ def _seconds_of_validations(experiment: Experiment) -> str:
             wall = rounds[-1]["ended_at"] - rounds[0]["ended_at"]
             found.setdefault(system, []).append((wall - sum(item["seconds"] for item in rounds[1:])) / number)
     said = [
-        f"{_span([max(0.0, one) for one in seconds], 1)} s with {SYSTEMS[system].label}"
+        f"{span([max(0.0, one) for one in seconds], 1)} s with {SYSTEMS[system].label}"
         for system, seconds in found.items()
     ]
     return f" (one took {'; '.join(said)})" if said else ""
