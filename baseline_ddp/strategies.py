@@ -22,6 +22,12 @@ from recipe.training.task import ClassificationTask
 
 POWERSGD_RANK = 2
 """Rank of the matrices that approximate the gradients; Vogels et al. 2019, table 3, use 1, 2 and 4."""
+POWERSGD_BUCKET_MIB = 2**20
+"""Size of DDP's buckets with powersgd: larger than any model, so that there is one bucket.
+
+torch's hook starts an all-reduce when another one has ended, and waits for it in one of gloo's two threads. With two
+buckets on slow lines, both threads wait and none is left, or two processes start them in another order: all hang.
+"""
 
 
 def choose_strategy(options: ComputeOptions, processes: Processes, device: torch.device) -> str:
@@ -91,7 +97,8 @@ class ReplicatedStrategy(DDPStrategy):
     """
 
     def __init__(self, hook: str, powersgd_warmup_steps: int, communication: Stopwatch, timeout: timedelta) -> None:
-        super().__init__(timeout=timeout, gradient_as_bucket_view=True)
+        bucket_mib = POWERSGD_BUCKET_MIB if hook == "powersgd" else None
+        super().__init__(timeout=timeout, gradient_as_bucket_view=True, bucket_cap_mb=bucket_mib)
         self._hook_name, self._powersgd_warmup_steps = hook, powersgd_warmup_steps
         self._communication = communication
 
