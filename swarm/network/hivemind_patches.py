@@ -21,8 +21,8 @@ Without them:
 - A node would store anything from any caller, and would discard a whole answer for one invalid record in it.
 - A message of 2 kB would end the process that decodes it. A node could take any number of places in the DHT, and be
   given all records again and again. It could use up the calls that a process answers, and keep a peer that calls it
-  first from starting. A question could have any number of keys. Names under which no peer answers would be remembered
-  for good (all these: `swarm.network.dht_bounds`).
+  first from starting. A question could have any number of keys, and an answer any number of nodes.
+  Names under which no peer answers would be remembered for good (all these: `swarm.network.dht_bounds`).
 - Each peer would need torch's manager process for its shared memory (some 60 MB). If a peer were killed together with
   it, files would stay in shared memory until the machine is switched off.
 """
@@ -39,7 +39,7 @@ from uuid import UUID
 
 import hivemind.dht.node
 import torch.multiprocessing
-from google.protobuf.message import DecodeError
+from google.protobuf.message import DecodeError, Message
 from hivemind.dht.node import Blacklist, DHTNode, _SearchState
 from hivemind.dht.protocol import DHTProtocol
 from hivemind.dht.routing import DHTID, RoutingTable
@@ -114,8 +114,22 @@ def _expected_error(call):
     async def repaired(*args, **kwargs):
         try:
             return await call(*args, **kwargs)
-        except (ValueError, TypeError, DecodeError) as error:  # too long, no marker, or no protobuf
+        except (ValueError, TypeError, DecodeError) as error:  # too long, no marker, no protobuf, or too many entries
             raise P2PHandlerError(f"an answer that cannot be read: {error}") from error
+
+    return repaired
+
+
+def _with_checked_answers(call):
+    """Refuse answers in the DHT that are longer than the caller has asked for, before anything in them is read."""
+
+    @wraps(call)
+    async def repaired(
+        self: P2P, peer_id: PeerID, handle_name: str, request: Message, answer_type: type[Message]
+    ) -> Message:
+        answer = await call(self, peer_id, handle_name, request, answer_type)
+        nodes.check_answer(request, answer)
+        return answer
 
     return repaired
 
@@ -309,7 +323,7 @@ def repair_hivemind() -> None:
     ControlClient.stream_open = _open_stream
     P2P.receive_raw_data = staticmethod(_receive_raw_data)
     P2P.receive_protobuf = staticmethod(_expected_error(P2P.receive_protobuf))
-    P2P._call_unary_protobuf_handler = _expected_error(P2P._call_unary_protobuf_handler)
+    P2P._call_unary_protobuf_handler = _expected_error(_with_checked_answers(P2P._call_unary_protobuf_handler))
     ControlClient._handle_persistent_request = _handle_some_calls
     P2P.add_protobuf_handler = _add_handler
     P2P._make_process_args = staticmethod(_with_settings(P2P._make_process_args))

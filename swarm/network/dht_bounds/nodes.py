@@ -3,7 +3,8 @@
 - A node chooses its place in the DHT itself. A stranger in many places next to the key of a run would be given all
   records of the run. So each peer has one place, and no peer gets the place of another.
 - A caller that asks for many keys at once, or for the same again and again, would keep the node busy for minutes. And
-  an answer of more than 4 MiB does not get through. So questions and answers are bounded.
+  an answer of more than 4 MiB does not get through. One that names hundreds of thousands of nodes would keep the
+  asking node busy for seconds. So questions and answers are bounded.
 - A newcomer is given the records that it should store. A caller that is new again and again would use up the node's
   line. So the records that it is given count as answers.
 - A newcomer may ask to be called back. A caller that then does not answer would use up the calls that a process answers
@@ -23,6 +24,7 @@ from dataclasses import dataclass, field
 from functools import wraps
 from typing import Any
 
+from google.protobuf.message import Message
 from hivemind.dht.node import DHTNode
 from hivemind.dht.protocol import DHTProtocol, ValidationError
 from hivemind.dht.routing import DHTID, RoutingTable
@@ -47,6 +49,8 @@ ALL_BYTES_AT_ONCE, ALL_BYTES_PER_SECOND = 2**27, 2**20
 line."""
 KEY_BYTES = 2**9
 """Bytes that each key of a question counts for beside its answer, since its neighbours have to be found."""
+MAX_NEIGHBOURS = 64
+"""Nodes that an answer names for one key at most. Nodes of Hivemind name 20."""
 
 HAND_OVERS, HAND_OVERS_PER_SECOND = 64, 1.0
 """Newcomers that are given records, at once and then per second. Further ones find the records by a search."""
@@ -150,6 +154,38 @@ async def call_store(
     if options.get("in_cache") is False:  # Hivemind passes it only for records that are handed over
         limits.answered.spend(self, peer, sum(len(self.serializer.dumps(value)) for value in values))
     return await _call_store(self, peer, keys, values, *args, **options)
+
+
+def check_place(node: dht_pb2.NodeInfo) -> None:
+    """Check the place that a node says it has. A node that wants to be in no routing table names none.
+
+    Raises:
+        ValueError: it is no place
+    """
+    if len(node.node_id) not in (0, DHTID.HASH_NBYTES):
+        raise ValueError(f"a place of {len(node.node_id)} bytes")
+
+
+def check_answer(request: Message, answer: Message) -> None:
+    """Check what another node answers before it is read: reading takes time for each entry, in which nothing else runs.
+
+    Args:
+        request: what the node was asked
+        answer: any answer; those that do not come from a DHT node are not looked at
+
+    Raises:
+        ValueError: the answer names too many nodes, has more entries than the request, or names an impossible place
+    """
+    if isinstance(answer, dht_pb2.FindResponse):
+        if len(answer.results) > len(request.keys):
+            raise ValueError(f"an answer for {len(answer.results)} keys")
+        for result in answer.results:
+            if (num_named := max(len(result.nearest_node_ids), len(result.nearest_peer_ids))) > MAX_NEIGHBOURS:
+                raise ValueError(f"an answer that names {num_named} nodes")
+    if isinstance(answer, dht_pb2.StoreResponse) and len(answer.store_ok) > len(request.keys):
+        raise ValueError(f"an answer for {len(answer.store_ok)} records")
+    if isinstance(answer, (dht_pb2.FindResponse, dht_pb2.StoreResponse, dht_pb2.PingResponse)):
+        check_place(answer.peer)
 
 
 async def rpc_find(self: DHTProtocol, request: dht_pb2.FindRequest, context: P2PContext) -> dht_pb2.FindResponse:

@@ -10,11 +10,12 @@ from types import SimpleNamespace
 
 import msgpack
 import pytest
+from google.protobuf.message import Message
 from hivemind.dht.node import DHTNode, _SearchState
 from hivemind.dht.protocol import DHTProtocol
 from hivemind.dht.routing import DHTID, RoutingTable
 from hivemind.dht.storage import DictionaryDHTValue
-from hivemind.p2p import PeerID
+from hivemind.p2p import P2P, PeerID
 from hivemind.proto import dht_pb2
 from hivemind.utils import MPFuture, ValueWithExpiration
 from hivemind.utils.serializer import MSGPackSerializer
@@ -29,6 +30,7 @@ repair_hivemind()
 NESTED = b"\x91" * 600 + b"\xc0"
 """Lists inside each other: msgpack reads them, and pickle does not."""
 TOO_MANY = msgpack.packb([None] * (decoding.MAX_VALUES + 1))
+LIAR = PeerID(bytes([18, 32, *[9] * 32]))
 
 
 @pytest.mark.parametrize("read", [plain, decoding.loads])
@@ -123,3 +125,76 @@ def test_nothing_is_stored_past_the_checks_of_its_key(key, in_cache):
         keys=[key], subkeys=[b"one"], values=[b"value"], expiration_time=[time.time() + 60], in_cache=[in_cache]
     )
     assert asyncio.run(store_requested(node, request)) == [False]
+
+
+class Answered(P2P):
+    """A connection to p2pd through which each call gets the same answer.
+
+    Args:
+        answer: what another peer answers
+    """
+
+    def __init__(self, answer: Message):
+        super().__init__()
+        self._client, self._answer = self, answer.SerializeToString()
+
+    def __del__(self) -> None:
+        """End nothing: there is no p2pd."""
+
+    async def call_unary_handler(self, *_) -> bytes:
+        return self._answer
+
+
+def asking(answer: Message) -> DHTProtocol:
+    """A DHT node whose calls get this answer."""
+    node = DHTProtocol(_initialized_with_create=True)
+    node.p2p, node.client_mode, node.authorizer, node.wait_timeout = Answered(answer), True, None, 20.0
+    node.node_id, node.node_info, node.record_validator = DHTID(0), dht_pb2.NodeInfo(), None
+    node.rpc_semaphore, node.routing_table = asyncio.Semaphore(), RoutingTable(DHTID(0), 20, 5)
+    return node
+
+
+def naming(node_ids: list[bytes], peer_ids: list[bytes]) -> dht_pb2.FindResponse:
+    """An answer about one key that names these nodes."""
+    return dht_pb2.FindResponse(results=[dht_pb2.FindResult(nearest_node_ids=node_ids, nearest_peer_ids=peer_ids)])
+
+
+def test_an_answer_that_names_very_many_nodes_is_refused_before_they_are_read(monkeypatch):
+    """500,000 places of five bytes, each of a peer without a name, kept the asking process busy for seconds."""
+    read, key = [], DHTID(7)
+    places = [number.to_bytes(5, "big") for number in range(500_000)]
+    monkeypatch.setattr(DHTID, "from_bytes", read.append)
+    monkeypatch.setattr("hivemind.dht.protocol.PeerID", read.append)
+
+    async def ask() -> None:
+        for few_peers in ([b""] * len(places), []):
+            assert await asking(naming(places, few_peers)).call_find(LIAR, [key]) is None
+        assert await asking(naming([b""], [b""] * 500_000)).call_find(LIAR, [key]) is None
+
+    asyncio.run(ask())
+    assert read == []
+
+
+def test_an_answer_that_names_as_many_nodes_as_hivemind_does_is_read():
+    named = {DHTID(number): PeerID(bytes([18, 32, *[number] * 32])) for number in range(1, 21)}
+    answer = naming([place.to_bytes() for place in named], [peer.to_bytes() for peer in named.values()])
+    found = asyncio.run(asking(answer).call_find(LIAR, [DHTID(7)]))
+    assert found == {DHTID(7): (None, named)}
+
+
+def test_an_answer_to_a_store_has_no_more_entries_than_the_store():
+    """A peer that pushes a record looks at each entry."""
+
+    async def stored(num_entries: int) -> list[bool] | None:
+        node = asking(dht_pb2.StoreResponse(store_ok=[True] * num_entries))
+        return await node.call_store(LIAR, [DHTID(7)], [b"value"], [2e9], subkeys=[b"owner"])
+
+    assert asyncio.run(stored(2)) is None
+    assert asyncio.run(stored(1)) == [True]
+
+
+@pytest.mark.parametrize("num_bytes", [19, 21, 2**20])
+def test_an_answer_with_an_impossible_place_is_a_call_that_failed(num_bytes):
+    """Hivemind's ping raised an error for it that ended the start of a peer, and that other callers do not expect."""
+    answer = dht_pb2.PingResponse(peer=dht_pb2.NodeInfo(node_id=b"\xff" * num_bytes))
+    assert asyncio.run(asking(answer).call_ping(LIAR)) is None
