@@ -257,6 +257,7 @@ async def _store_some(self: DHTProtocol, request: dht_pb2.StoreRequest, context:
         return await _store_all(self, request, context)
     if len(request.keys) > STORES_AT_ONCE:
         raise ValueError(f"{len(request.keys)} records at once")
+    nodes.check_place(request.peer)  # before a task reads it, whose error nothing would handle
     if request.peer:  # the caller may want to be in the routing table
         ping = asyncio.create_task(self.rpc_ping(dht_pb2.PingRequest(peer=request.peer), context))
         _pings.add(ping)

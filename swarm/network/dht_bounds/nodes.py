@@ -192,8 +192,10 @@ async def rpc_find(self: DHTProtocol, request: dht_pb2.FindRequest, context: P2P
     """As Hivemind's, with bounds on the keys of a question and on the size of the answer.
 
     Raises:
-        ValueError: the question has too many keys or a key twice, or the caller has had enough answers for now
+        ValueError: the question has too many keys or a key twice, the caller has had enough answers for now, or it
+            names an impossible place
     """
+    check_place(request.peer)  # Hivemind reads it in a task whose error nothing would handle
     if len(request.keys) > MAX_KEYS or len(set(request.keys)) < len(request.keys):
         raise ValueError(f"a question for {len(request.keys)} keys")
     if not limits.answered.may(self, context.remote_id):

@@ -1,6 +1,7 @@
 """Bounds on what a DHT node decodes, believes and answers."""
 
 import asyncio
+import gc
 from functools import partial
 from types import SimpleNamespace
 
@@ -273,6 +274,27 @@ def test_a_call_with_too_many_records_is_refused():
     request = dht_pb2.StoreRequest(keys=[bytes(20)] * 60_000)
     with pytest.raises(ValueError, match="60000 records at once"):
         asyncio.run(DHTProtocol.rpc_store(node, request, SimpleNamespace(remote_id=PEERS[0])))
+
+
+def test_a_caller_without_a_possible_place_is_refused_and_leaves_no_failed_task_behind(caplog):
+    """Each such call put twenty lines of an error that nothing had handled on the volunteer's screen."""
+    node, here = node_at(DHTID(0)), SimpleNamespace(remote_id=PEERS[0])
+    node.storage = BoundedStorage(KnownKeys(OwnedRecords(RSAPrivateKey())))
+    node.rpc_ping = partial(nodes.rpc_ping, node)
+    nowhere = dht_pb2.NodeInfo(node_id=b"\xff" * 21)
+
+    async def run() -> None:
+        for call in (
+            nodes.rpc_find(node, dht_pb2.FindRequest(peer=nowhere), here),
+            DHTProtocol.rpc_store(node, dht_pb2.StoreRequest(peer=nowhere), here),
+        ):
+            with pytest.raises(ValueError, match="a place of 21 bytes"):
+                await call
+        await asyncio.sleep(0)
+        gc.collect()
+
+    asyncio.run(run())
+    assert not caplog.records
 
 
 def test_hivemind_uses_these_bounds():
