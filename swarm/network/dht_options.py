@@ -239,6 +239,11 @@ def _launch(options: NetworkOptions, peers: list[str], meanwhile: Callable[[], N
         client_mode=options.client_mode,
         startup_timeout=options.startup_timeout_seconds,
         check_if_identity_free=options.check_identity,
+        # Nothing that a search has found is kept or passed on: with a false end it would be answered in place of newer
+        # records, and other nodes of this program refuse it.
+        cache_locally=False,
+        cache_nearest=0,
+        cache_on_store=False,
     )
     dht.records = records
     try:

@@ -202,26 +202,8 @@ class BoundedStorage(DHTLocalStorage):
         self._others_are_full_until, self._has_complained = 0.0, False
 
     def store(self, key: DHTID, value: Any, expiration_time: float, subkey: Any = None) -> bool:
-        """Store one record, or, without a subkey, the dictionary that a search has found and whose records are checked.
-
-        Returns:
-            whether it was stored
-        """
-        if subkey is not None:
-            return self.store_subkey(key, subkey, value, expiration_time)
-        if not isinstance(value, DictionaryDHTValue) or not self.known.knows(key) or len(value) > self.known.most(key):
-            return False
-        num_bytes = _count(value)
-        if num_bytes > MAX_KEY_BYTES or not self._others_have_room(key, num_bytes):
-            return False
-        expiration_time = min(expiration_time, get_dht_time() + MAX_LIFE_SECONDS)
-        if (before := self.get(key)) is not None and before.expiration_time >= expiration_time:
-            return False  # Hivemind would refuse it as well, but give its end to the stored one
-        stored = TimedStorage.store(self, key, value, expiration_time)
-        if stored:
-            self._bytes[key] = num_bytes
-        _forget_ghosts(self)
-        return stored
+        """Store one record; return whether it was stored. A value without a subkey has no owner, and is not stored."""
+        return subkey is not None and self.store_subkey(key, subkey, value, expiration_time)
 
     def store_subkey(self, key: DHTID, subkey: Any, value: bytes, expiration_time: float) -> bool:
         self._forget_older_list(key)

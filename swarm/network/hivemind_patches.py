@@ -241,8 +241,7 @@ def _with_bounded_storage(create):
     async def repaired(cls, *args, **kwargs) -> DHTProtocol:
         protocol = await create(cls, *args, **kwargs)
         if (records := records_of(protocol)) is not None:
-            known = KnownKeys(records)
-            protocol.storage, protocol.cache = BoundedStorage(known), BoundedStorage(known)
+            protocol.storage = BoundedStorage(KnownKeys(records))
         return protocol
 
     return repaired

@@ -90,7 +90,7 @@ def _receivers(node: DHTNode, key: DHTID) -> list[PeerID]:
 class PushedHere:
     """Returns the records that other peers have stored under a key on this node; None if there are none.
 
-    Hivemind's `get` would also return results of earlier searches, which may be outdated.
+    Hivemind's `get` would ask other nodes as well.
 
     Args:
         key: DHT key, as text

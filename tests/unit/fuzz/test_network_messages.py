@@ -66,7 +66,6 @@ def node() -> SimpleNamespace:
     records.take_part(Admission(ORGANISER.authority), PREFIX)
     return SimpleNamespace(
         storage=BoundedStorage(KnownKeys(records)),
-        cache=BoundedStorage(KnownKeys(records)),
         serializer=MSGPackSerializer,
         record_validator=CompositeValidator([records]),
         IS_DICTIONARY="dictionary",

@@ -195,31 +195,12 @@ def test_an_older_record_that_is_sent_again_ends_nothing(node):
     assert node.has(key, "anna")
 
 
-def test_what_a_search_has_found_is_kept_within_the_same_bounds(node):
-    key = key_of("run")
+def test_what_has_no_owner_is_not_stored(node):
+    key, records = key_of("run"), DictionaryDHTValue()
     node.records.written.add(key.to_bytes())
-    found = DictionaryDHTValue()
-    for number in range(MAX_RECORDS):
-        found.store(subkey_of(f"peer {number}"), b"value", time.time() + 60)
-    assert node.storage.store(key, found, float("inf"))
-    assert node.storage.get(key).expiration_time < time.time() + dht_storage.MAX_LIFE_SECONDS + 1
-    found.store(subkey_of("one more"), b"value", time.time() + 60)
-    assert not Node().storage.store(key, found, time.time() + 60)
-    assert not node.storage.store(key, found, time.time() + 120)
-    assert not node.storage.store(key, b"a value without an owner", time.time() + 60)
-
-
-def test_what_a_search_has_found_changes_nothing_if_it_ends_earlier(node, monkeypatch):
-    key, number = key_of("run"), 0
-    node.records.written.add(key.to_bytes())
-    while node.stores(key, f"peer {number}", bytes(30_000)):
-        number += 1
-    assert number * 30_000 > MAX_KEY_BYTES - 60_000
-    assert not node.storage.store(key, DictionaryDHTValue(), time.time() + 30)
-    assert not node.stores(key, "one more", bytes(30_000)), "there is as little room as before"
-    later = time.time() + 45
-    monkeypatch.setattr("hivemind.utils.timed_storage.get_dht_time", lambda: later)
-    assert node.has(key, "peer 0")
+    records.store(subkey_of("anna"), b"value", time.time() + 60)
+    for value in (b"value", records):
+        assert not node.storage.store(key, value, time.time() + 60)
 
 
 def test_acquaintances_are_read_first(node):

@@ -2,6 +2,7 @@
 
 import asyncio
 import hashlib
+import inspect
 import itertools
 import time
 from collections import Counter
@@ -13,11 +14,15 @@ from hivemind.dht.node import Blacklist, DHTNode
 from hivemind.dht.routing import DHTID, RoutingTable
 from hivemind.dht.storage import DHTLocalStorage, DictionaryDHTValue
 from hivemind.p2p import PeerID
+from hivemind.proto import dht_pb2
 from hivemind.utils import MSGPackSerializer, ValueWithExpiration, get_dht_time
 
+from recipe.errors import InputError
+from swarm.network import dht_options
 from swarm.network.acquaintances import Acquaintances
-from swarm.network.dht_bounds import places, searches
+from swarm.network.dht_bounds import nodes, places, searches
 from swarm.network.dht_bounds.places import NEW_PEERS, PLACES
+from swarm.network.dht_options import NetworkOptions
 from swarm.network.hivemind_patches import repair_hivemind
 from tests.helpers.virtual_time import run_in_virtual_time
 
@@ -216,3 +221,60 @@ def test_a_false_statement_about_a_node_does_not_hide_it():
     network = Network([*HONEST[:3], "liar"], far_away)
     found = asyncio.run(asyncio.wait_for(network.node.find_nearest_nodes([KEY]), 10))
     assert set(found[KEY]) >= {place(name) for name in HONEST}
+
+
+@pytest.fixture
+def options(monkeypatch) -> dict[str, object]:
+    """The options with which a peer of this program starts Hivemind's node."""
+    given = {}
+
+    def start(**options) -> None:
+        given.update(options)
+        raise InputError("no node is started")
+
+    monkeypatch.setattr(dht_options, "SwarmDHT", start)
+    with pytest.raises(InputError, match="no node is started"):
+        dht_options.start_dht(NetworkOptions(host_maddrs=("/ip4/127.0.0.1/tcp/0",)))
+    return given
+
+
+def keep_results_as(network: Network, options: dict[str, object]) -> None:
+    """Have the node that searches keep and pass on results as one that is started with these options."""
+    by_default = inspect.signature(DHTNode.create).parameters
+    for name in ("cache_locally", "cache_nearest", "cache_on_store"):
+        setattr(network.node, name, options.get(name, by_default[name].default))
+
+
+def test_what_a_search_has_found_is_sent_to_no_other_node(options):
+    """All records of a key went to a node next to it after each search, and each node of this program refuses them."""
+    network = Network(HONEST[:6], dict, has_record=[HONEST[5]])
+    keep_results_as(network, options)
+
+    async def look() -> None:
+        assert await network.get() is not None
+        await asyncio.sleep(0)  # for what the search has begun at its end
+
+    asyncio.run(asyncio.wait_for(look(), 10))
+    assert not network.stored
+
+
+def test_a_false_end_of_what_a_search_has_found_hides_no_record_that_is_stored_later(options):
+    """An empty answer that claims to stay for an hour was given on for that hour, in place of all stored records."""
+    network = Network(["liar"], dict)
+    keep_results_as(network, options)
+
+    async def call_find(to: PeerID, keys: Sequence[DHTID]) -> dict:
+        return {key: (ValueWithExpiration(DictionaryDHTValue(), get_dht_time() + 3599), {}) for key in keys}
+
+    async def ignore(*_) -> None:
+        """Remember no caller."""
+
+    async def answer() -> dht_pb2.FindResponse:
+        await network.get()
+        network.storage.store(KEY, b"manifest", get_dht_time() + 60, subkey=b"owner")
+        question = dht_pb2.FindRequest(keys=[KEY.to_bytes()])
+        return await nodes.rpc_find(network, question, SimpleNamespace(remote_id=peer("newcomer")))
+
+    network.call_find, network.rpc_ping, network.node_info = call_find, ignore, dht_pb2.NodeInfo()
+    (result,) = asyncio.run(asyncio.wait_for(answer(), 10)).results
+    assert [owner for owner, _ in MSGPackSerializer.loads(result.value).items()] == [b"owner"]
