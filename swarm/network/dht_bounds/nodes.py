@@ -17,6 +17,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
 from collections.abc import Sequence
 from contextvars import ContextVar
@@ -150,10 +151,32 @@ def _keep_few_replacements(table: RoutingTable, node_id: DHTID) -> None:
 async def call_store(
     self: DHTProtocol, peer: PeerID, keys: Sequence[DHTID], values: Sequence[Any], *args: Any, **options: Any
 ) -> list[bool] | None:
-    """As Hivemind's, but records that a newcomer is handed over count as answers."""
-    if options.get("in_cache") is False:  # Hivemind passes it only for records that are handed over
-        limits.answered.spend(self, peer, sum(len(self.serializer.dumps(value)) for value in values))
-    return await _call_store(self, peer, keys, values, *args, **options)
+    """As Hivemind's, but records that a newcomer is handed over count as answers, and are sent key by key."""
+    if options.get("in_cache") is not False:  # Hivemind passes it only for records that are handed over
+        return await _call_store(self, peer, keys, values, *args, **options)
+    limits.answered.spend(self, peer, sum(len(self.serializer.dumps(value)) for value in values))
+    return await _hand_over(self, peer, keys, values, *args)
+
+
+async def _hand_over(
+    self: DHTProtocol, peer: PeerID, keys: Sequence[DHTID], values: Sequence[Any], ends: Sequence[float]
+) -> list[bool] | None:
+    """Send a newcomer its records, one key in a message: all of them may be more than a message can have.
+
+    A newcomer that takes no more now keeps its place. Otherwise it would be new again, and be given all once more.
+    """
+    table, stored = self.routing_table, []
+    for key, value, end in zip(keys, values, ends, strict=True):
+        place = table.get(peer_id=peer)
+        answer = await _call_store(self, peer, [key], [value], [end], in_cache=False)
+        if answer is None:
+            await asyncio.sleep(0)  # until Hivemind has removed it from the table
+            if place is not None and place not in table and peer not in table:
+                table.add_or_update_node(place, peer)
+                _keep_few_replacements(table, place)
+            return None
+        stored += answer
+    return stored
 
 
 def check_place(node: dht_pb2.NodeInfo) -> None:

@@ -10,7 +10,7 @@ from hivemind.dht.protocol import DHTProtocol
 from hivemind.dht.routing import DHTID, RoutingTable
 from hivemind.dht.storage import DictionaryDHTValue
 from hivemind.dht.validation import CompositeValidator
-from hivemind.p2p import PeerID
+from hivemind.p2p import P2PHandlerError, PeerID
 from hivemind.proto import dht_pb2
 from hivemind.utils import ValueWithExpiration
 from hivemind.utils.crypto import RSAPrivateKey
@@ -193,6 +193,20 @@ def test_a_peer_that_is_new_again_and_again_is_given_all_records_a_few_times(mon
     assert node.routing_table.get(peer_id=PEERS[2]) == DHTID(500), "it is known all the same"
 
 
+def giving(store) -> SimpleNamespace:
+    """A node that gives newcomers records.
+
+    Args:
+        store: what each newcomer does with a message
+    """
+    node = node_at(DHTID(0))
+    node.serializer, node.call_store = MSGPackSerializer, partial(nodes.call_store, node)
+    node.update_routing_table = partial(nodes.update_routing_table, node)
+    node.IS_DICTIONARY, node.rpc_semaphore, node.wait_timeout = DHTProtocol.IS_DICTIONARY, asyncio.Semaphore(), 1.0
+    node.get_stub = lambda peer: SimpleNamespace(rpc_store=partial(store, peer))
+    return node
+
+
 def test_records_that_are_handed_over_count_as_an_answer(monkeypatch):
     """A peer that fills a node's storage, and is new again and again, would have it send megabytes per second."""
     answered = nodes.CallerLimits(2**20, 0.0, TokenBucket(2**20, 0.0))
@@ -203,12 +217,10 @@ def test_records_that_are_handed_over_count_as_an_answer(monkeypatch):
         given.append(peer)
         return dht_pb2.StoreResponse()
 
-    node, records = node_at(DHTID(0)), DictionaryDHTValue()
-    node.serializer, node.call_store = MSGPackSerializer, partial(nodes.call_store, node)
-    node.IS_DICTIONARY, node.rpc_semaphore, node.wait_timeout = DHTProtocol.IS_DICTIONARY, asyncio.Semaphore(), 1.0
-    node.get_stub = lambda peer: SimpleNamespace(rpc_store=partial(store, peer))
+    records = DictionaryDHTValue()
     for number in range(300):
         records.store(bytes([number % 256, number // 256]), bytes(1000), 2e9)
+    node = giving(store)
     node.storage = {DHTID(7): SimpleNamespace(value=records, expiration_time=2e9)}
 
     async def run() -> None:
@@ -221,6 +233,30 @@ def test_records_that_are_handed_over_count_as_an_answer(monkeypatch):
     asyncio.run(run())
     assert given == [PEERS[1]] * 4, "1 MiB, and what was over"
     assert DHTID(500) in node.routing_table
+
+
+@pytest.mark.parametrize("takes", [True, False])
+def test_records_are_handed_over_key_by_key_and_a_newcomer_that_refuses_them_stays_known(takes, monkeypatch):
+    """All in one message may be too long. A newcomer that was forgotten for it came again, and was given all again."""
+    limit(monkeypatch)
+    given, keys, place = [], [DHTID(number) for number in (7, 8, 9)], DHTID(100)
+
+    async def store(peer, request, timeout) -> dht_pb2.StoreResponse:
+        given.append(list(request.keys))
+        if not takes:
+            raise P2PHandlerError("too many calls at a time")
+        return dht_pb2.StoreResponse(store_ok=[True])
+
+    async def run() -> list[bool] | None:
+        node = giving(store)
+        node.routing_table.add_or_update_node(place, PEERS[1])
+        stored = await nodes.call_store(node, PEERS[1], keys, [DictionaryDHTValue()] * 3, [2e9] * 3, in_cache=False)
+        await asyncio.sleep(0)
+        assert node.routing_table.get(peer_id=PEERS[1]) == place
+        return stored
+
+    assert asyncio.run(run()) == ([True] * 3 if takes else None)
+    assert given == [[key.to_bytes()] for key in (keys if takes else keys[:1])]
 
 
 def test_a_peer_that_wants_to_be_called_back_and_does_not_answer_holds_few_calls(monkeypatch):
