@@ -2,7 +2,8 @@
 
 An open stream costs a file, and a message that is being read costs its size. A name costs a stranger nothing, so all
 strangers together have limits as well. If they have all their streams open, the stranger that has most gives one up for
-a stranger that has fewer. A peer that has been in a group with this process is no stranger.
+a stranger that has fewer. If they have used up their bytes, the stranger that has most gives up all its streams. A peer
+that has been in a group with this process is no stranger.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import asyncio
 import resource
 from collections import Counter
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from weakref import WeakKeyDictionary
 
 from hivemind.p2p import P2P, PeerID
@@ -31,6 +33,9 @@ BUFFERED_BYTES = 2**26
 """Bytes of one peer's messages that are being read, or that wait for their handler."""
 STRANGERS_BYTES = 2**24
 """Bytes of all strangers' messages. Twice as much took 43 MB of the averaging process, and 19 MB of p2pd."""
+ROOM_SECONDS = 2.0
+"""Time for which a stranger's message waits for room before streams of another stranger end for it. A peer that sends
+much before this peer knows of its group is no stranger any more by then."""
 REQUEST_SECONDS = 10.0
 """Time in which a request has to be complete."""
 MAX_REQUEST_BYTES = 2**16
@@ -118,9 +123,19 @@ class StreamLimits:
             self._streams.pop(peer, None)
 
     async def take_bytes(self, peer: PeerID, num_bytes: int) -> None:
-        """Wait until so many bytes of this peer may be buffered; `give_bytes` gives them back."""
+        """Wait until so many bytes of this peer may be buffered; `give_bytes` gives them back.
+
+        A stranger that has waited for `ROOM_SECONDS` gets the room of a stranger that has more bytes.
+        """
+        clock = asyncio.get_running_loop().time
+        patient_until = clock() + ROOM_SECONDS
         while not self._has_room(peer, num_bytes):
-            await self._freed.wait()
+            is_patient = clock() < patient_until
+            if not is_patient:
+                self._make_room_for_bytes(peer, num_bytes)
+            with suppress(TimeoutError):
+                async with asyncio.timeout_at(patient_until if is_patient else None):
+                    await self._freed.wait()
         self._bytes[peer] += num_bytes
 
     def give_bytes(self, peer: PeerID, num_bytes: int) -> None:
@@ -135,6 +150,19 @@ class StreamLimits:
             return False
         of_strangers = sum(number for other, number in self._bytes.items() if other not in self._met)
         return peer in self._met or of_strangers + num_bytes <= STRANGERS_BYTES
+
+    def _make_room_for_bytes(self, peer: PeerID, num_bytes: int) -> None:
+        """End all streams of the stranger that has most bytes, if this stranger will have fewer than that one.
+
+        A message counts from its header on. So two names that send no more than headers could hold all room.
+        """
+        of_strangers = {other: number for other, number in self._bytes.items() if other not in self._met}
+        most = max(of_strangers, key=of_strangers.__getitem__, default=peer)
+        if peer in self._met or self._bytes[peer] + num_bytes >= self._bytes[most]:
+            return
+        streams = self._streams.get(most, [])
+        while streams:  # all: it may have opened the newest ones only to keep the one that holds the bytes
+            streams.pop()()
 
     def _wake(self) -> None:
         # A new event for the next wait: the callers that this one wakes look again, and some wait again.

@@ -2,14 +2,16 @@
 
 import asyncio
 import socket
-from contextlib import closing
+from contextlib import AsyncExitStack, closing
 from functools import partial
 from types import SimpleNamespace
 
+import pytest
 from hivemind.p2p import P2P, PeerID
 from hivemind.proto.averaging_pb2 import DownloadData
 
-from swarm.network.served_stream import ServedStream
+from swarm.network import stream_limits
+from swarm.network.served_stream import MAX_MESSAGE_BYTES, ServedStream
 from swarm.network.stream_limits import BUFFERED_BYTES, STRANGERS_BYTES, STREAMS, StreamLimits
 
 MEMBERS = [PeerID(bytes([18, 32, *[number] * 32])) for number in range(4)]
@@ -101,6 +103,11 @@ class Caller:
     async def ask(self) -> None:
         await P2P.send_protobuf(DownloadData(metadata=b"x"), self._writer)
 
+    async def announce(self, num_bytes: int) -> None:
+        """Send the header of a message of this size, and no byte of it."""
+        self._writer.write(P2P.MESSAGE_MARKER + num_bytes.to_bytes(P2P.HEADER_LEN, P2P.BYTEORDER))
+        await self._writer.drain()
+
     async def answer(self) -> DownloadData:
         answer, error = await P2P.receive_protobuf(DownloadData, self.reader)
         assert error is None, error
@@ -156,4 +163,62 @@ def test_a_stream_that_makes_room_ends_at_once_although_its_request_waits_for_ro
                 assert len(done) == 1
 
     both_ask = asyncio.Event()
+    asyncio.run(asyncio.wait_for(run(), 30))
+
+
+def test_the_stranger_that_has_most_bytes_gives_up_its_streams_for_one_that_will_have_fewer(monkeypatch):
+    monkeypatch.setattr(stream_limits, "ROOM_SECONDS", 0.0)
+    most = STRANGERS_BYTES - 3000
+
+    async def run() -> None:
+        limits, ended = StreamLimits(), []
+        for peer, num_bytes in ((BEN, 2000), (ANNA, most), (CLEO, 1000)):
+            await limits.take_bytes(peer, num_bytes)
+            assert all(limits.open_stream(peer, partial(ended.append, (peer, number))) for number in range(2))
+        as_many = asyncio.ensure_future(limits.take_bytes(NEWCOMER, most))
+        await asyncio.sleep(0)
+        assert not ended, "it would have as many"
+        as_many.cancel()
+        fewer = asyncio.ensure_future(limits.take_bytes(NEWCOMER, 1500))
+        await asyncio.sleep(0)
+        assert ended == [(ANNA, 1), (ANNA, 0)]
+        assert not fewer.done(), "these bytes are in memory until its streams have ended"
+        limits.give_bytes(ANNA, most)
+        await fewer
+
+    asyncio.run(asyncio.wait_for(run(), 30))
+
+
+@pytest.mark.parametrize("strangers", [[ANNA, BEN], [ANNA, BEN, BEN]], ids=["all room", "and a queue for it"])
+def test_strangers_that_announce_large_messages_and_send_none_keep_no_other_stranger_waiting(strangers, monkeypatch):
+    """Two headers of nine bytes kept newcomers from the state for three minutes."""
+    monkeypatch.setattr(stream_limits, "ROOM_SECONDS", 0.05)
+
+    class Noting(StreamLimits):
+        """Limits that note which strangers ask for room."""
+
+        def __init__(self):
+            super().__init__()
+            self.askers, self.all_ask = [], asyncio.Event()
+
+        async def take_bytes(self, peer, num_bytes) -> None:
+            self.askers.append(peer)
+            if len(self.askers) == len(strangers):
+                self.all_ask.set()
+            await super().take_bytes(peer, num_bytes)
+
+    async def repeat(requests, context):
+        async for request in requests:
+            yield request
+
+    async def run() -> None:
+        limits = Noting()
+        async with AsyncExitStack() as callers:
+            for peer in strangers:
+                await (await callers.enter_async_context(Caller(limits, peer, repeat))).announce(MAX_MESSAGE_BYTES)
+            await limits.all_ask.wait()
+            newcomer = await callers.enter_async_context(Caller(limits, NEWCOMER, repeat))
+            await newcomer.ask()
+            assert (await asyncio.wait_for(newcomer.answer(), 5)).metadata == b"x"
+
     asyncio.run(asyncio.wait_for(run(), 30))
