@@ -129,12 +129,12 @@ def warrant_path(path: Path) -> Path:
     return path.with_name(f"{path.name}.warrant")
 
 
-def check_right(signer: Signer, authority: Authority, right: Right, now: float = 0.0) -> None:
+def check_right(signer: Signer, authority: Authority, right: Right, now: float | None = None) -> None:
     """Check that what this key signs counts in a run.
 
     Args:
         right: the right that a deputy's key needs for it
-        now: seconds since 1970; 0 for this machine's clock
+        now: seconds since 1970; None for this machine's time
 
     Raises:
         InputError: it does not count

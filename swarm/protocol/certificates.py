@@ -115,11 +115,11 @@ class Signed:
     end: int
     key: bytes
 
-    def check_time(self, now: float = 0.0) -> None:
+    def check_time(self, now: float | None = None) -> None:
         """Check that its signer has the right to sign at this time.
 
         Args:
-            now: seconds since 1970; 0 for this machine's time
+            now: seconds since 1970; None for this machine's time
 
         Raises:
             NotSigned: it has not
@@ -304,11 +304,11 @@ class Certificate:
         """Whether this fraction of its time is over."""
         return now > self.begin + share * (self.end - self.begin)
 
-    def check_time(self, now: float = 0.0) -> None:
+    def check_time(self, now: float | None = None) -> None:
         """Check that it counts at this time.
 
         Args:
-            now: seconds since 1970; 0 for this machine's time
+            now: seconds since 1970; None for this machine's time
 
         Raises:
             NotSigned: it does not count yet, or not any more
@@ -344,7 +344,7 @@ class Removals:
         return signed
 
     @classmethod
-    def read(cls, data: bytes, authority: Authority, now: float = 0.0) -> Removals:
+    def read(cls, data: bytes, authority: Authority, now: float | None = None) -> Removals:
         """Read a list. It counts for good, even if it was signed by a deputy whose warrant has ended since.
 
         Raises:
@@ -353,7 +353,7 @@ class Removals:
         signed = authority.read(REMOVALS, data, MAX_REMOVALS_BYTES, Right.REMOVE)
         run_id, number, removed = _fields(_REMOVALS, signed.content, MAX_REMOVALS_BYTES)
         authority.check_run(run_id)
-        if number / 1000 > (now or time.time()) + CLOCK_SECONDS:
+        if number / 1000 > (time.time() if now is None else now) + CLOCK_SECONDS:
             raise NotSigned("was made in the future: are both clocks right?")
         signed.check_time(number / 1000)
         return cls(run_id, number, {serial: printed(why) for serial, why in removed})  # a deputy can sign any reason
@@ -414,8 +414,8 @@ def _check_signature(key: bytes, signature: bytes, text: bytes) -> None:
         raise NotSigned("was not signed by the organiser of this run") from None
 
 
-def _check_time(begin: int, end: int, now: float, what: str) -> None:
-    now = now or time.time()
+def _check_time(begin: int, end: int, now: float | None, what: str) -> None:
+    now = time.time() if now is None else now
     said = f"{what} " if what else ""
     if now < begin:
         raise NotSigned(

@@ -291,7 +291,7 @@ def _bounded_revocations(revocations: Iterable[Revocation]) -> list[Revocation]:
     return sorted(set(revocations), key=lambda revocation: (revocation.key, revocation.signature))[:MAX_REVOKED]
 
 
-def merged(known: OrderBook, data: bytes, authority: Authority, now: float = 0.0) -> OrderBook:
+def merged(known: OrderBook, data: bytes, authority: Authority, now: float | None = None) -> OrderBook:
     """What is known, merged with a list that another peer has passed on.
 
     A liar may have composed the list of anything that the organiser and her deputies have ever signed. So no more of it
@@ -301,12 +301,12 @@ def merged(known: OrderBook, data: bytes, authority: Authority, now: float = 0.0
         known: what this peer knows
         data: the other peer's list
         authority: the organiser of the run
-        now: seconds since 1970; 0 for this machine's time
+        now: seconds since 1970; None for this machine's time
 
     Raises:
         NotSigned: something in it was not signed by the organiser or a deputy, or it has more than any peer passes on
     """
-    now = now or time.time()
+    now = time.time() if now is None else now
     try:
         told, groups = from_wire(_BOOK, data, MAX_BOOK_BYTES)
     except ValueError:

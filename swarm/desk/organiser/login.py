@@ -60,18 +60,18 @@ class Login:
         return signer.sign(LOGIN, to_wire(self.run_id, self.address, self.challenge, self.time))
 
     @classmethod
-    def read(cls, data: bytes, authority: Authority, now: float = 0.0) -> Login:
+    def read(cls, data: bytes, authority: Authority, now: float | None = None) -> Login:
         """The log-in in these bytes, if the organiser, or a deputy with the right control, has just signed it.
 
         Args:
             data: as `signed_by` returns it
             authority: the run, with the organiser's public key
-            now: seconds since 1970; 0: the present time
+            now: seconds since 1970; None for this machine's time
 
         Raises:
             NotSigned: it is no such log-in, is for another run, or is too old
         """
-        now = now or time.time()
+        now = time.time() if now is None else now
         signed = authority.read(LOGIN, data, MAX_LOGIN_BYTES, Right.CONTROL)
         signed.check_time(now)
         try:

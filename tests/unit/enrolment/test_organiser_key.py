@@ -110,10 +110,10 @@ def test_a_deputy_may_do_what_the_warrant_says(tmp_path):
     check_right(deputy, authority, Right.ENROL)
     check_right(organiser, authority, Right.REMOVE)
     for which, right, when, why in (
-        (authority, Right.REMOVE, 0.0, "was signed by a deputy who has no right to"),
+        (authority, Right.REMOVE, None, "was signed by a deputy who has no right to"),
         (authority, Right.ENROL, time.time() + 31 * 24 * 3600, "was signed by a deputy whose warrant has ended on"),
-        (Authority("other", organiser.public_key), Right.ENROL, 0.0, "is for run 'digits', not for 'other'"),
-        (Authority("digits", deputy.public_key), Right.ENROL, 0.0, "was not signed by the organiser of this run"),
+        (Authority("other", organiser.public_key), Right.ENROL, None, "is for run 'digits', not for 'other'"),
+        (Authority("digits", deputy.public_key), Right.ENROL, None, "was not signed by the organiser of this run"),
     ):
         with pytest.raises(InputError, match=f"This key cannot be used for run .*{why}"):
             check_right(deputy, which, right, when)

@@ -66,10 +66,11 @@ def test_a_deputy_needs_the_right():
         (lambda: Orders("other", 0, (Order(7, What.END),)).signed_by(ORGANISER.signer), "not signed by the organiser"),
         (lambda: orders(Order(7, What.END, 0, 2**42 - 1)).signed_by(ORGANISER.signer), "made in the future"),
         (lambda: orders(Order(7, What.END, 0, 1)).signed_by(deputy(Right.CONTROL, begin=9)), "whose warrant begins on"),
+        (lambda: orders(Order(7, What.END, 0, 0)).signed_by(deputy(Right.CONTROL, begin=9)), "whose warrant begins on"),
         (lambda: ORGANISER.remove(), "cannot be read"),
         (lambda: b"", "cannot be read"),
     ],
-    ids=["another key", "another run", "the future", "before the warrant", "another list", "nothing"],
+    ids=["another key", "another run", "the future", "before the warrant", "dated 0", "another list", "nothing"],
 )
 def test_forged_lists_change_nothing(signed, says):
     here = Admission(AUTHORITY)
