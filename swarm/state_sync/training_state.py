@@ -29,7 +29,7 @@ MAX_SCALARS = 16
 """Statistics that an optimizer may have for each parameter."""
 NEVER_NEGATIVE = {
     *("step", "exp_avg_sq", "max_exp_avg_sq", "exp_inf"),  # Adam and its kin
-    *("square_avg", "sum", "exp_avg_sq_row", "exp_avg_sq_col"),  # RMSprop, Adagrad, Adafactor
+    *("square_avg", "sum"),  # RMSprop, Adagrad
 }
 """Statistics that count or add up squares. An optimizer takes their root, or a power of them."""
 
