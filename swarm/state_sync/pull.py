@@ -12,6 +12,7 @@ from hivemind.p2p import P2P, P2PDaemonError, P2PHandlerError
 from hivemind.proto.averaging_pb2 import DownloadData
 
 from swarm.protocol.admission import OPEN
+from swarm.protocol.certificates import printed
 from swarm.protocol.messages import RoundFailed
 from swarm.state_sync.download import Download
 from swarm.state_sync.download_messages import Offer, Wish, ask_for
@@ -51,7 +52,7 @@ class Stream:
     async def receive(self) -> DownloadData:
         message, error = await P2P.receive_protobuf(DownloadData, self._reader)
         if error is not None:
-            raise RoundFailed(f"the donor could not send it: {error.message[:200]}")
+            raise RoundFailed(f"the donor could not send it: {printed(error.message)[:200]}")
         return message
 
     def close(self) -> None:

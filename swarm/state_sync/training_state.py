@@ -20,6 +20,7 @@ from hivemind.utils import get_logger
 from torch import nn
 
 from swarm.protocol.attestation import DIGEST_BYTES
+from swarm.protocol.certificates import printed
 from swarm.protocol.messages import RoundFailed
 from swarm.protocol.wire import LINEAGE_BYTES, MAX_STEP
 
@@ -235,7 +236,8 @@ class SharedState:
             if kind not in made:
                 made[kind] = made_statistics(optimizer, group, param)
             if made[kind] is not None and not _are_like(found, made[kind], param):
-                raise RoundFailed(f"the state's statistics {', '.join(sorted(found))} are not this optimizer's")
+                names = printed(", ".join(sorted(found)))[:200]
+                raise RoundFailed(f"the state's statistics {names} are not this optimizer's")
 
     @torch.no_grad()
     def distance_to(self, tensors: Sequence[torch.Tensor]) -> float:

@@ -8,7 +8,9 @@ from dataclasses import replace
 
 import pytest
 import torch
+from hivemind.p2p import P2P
 from hivemind.proto.averaging_pb2 import DownloadData
+from hivemind.proto.p2pd_pb2 import RPCError
 from hivemind.proto.runtime_pb2 import Tensor
 from hivemind.utils import MPFuture, MSGPackSerializer
 
@@ -202,6 +204,24 @@ def test_after_a_piece_that_cannot_be_read_the_donor_is_asked_for_everything_aga
         assert "a part of the state" in error.value.reasons["anna"]
         assert newcomer.downloader.broken is None, "that piece would be missing for ever"
         assert len((await newcomer.take("anna")).content) == STATE_BYTES
+
+    run(test)
+
+
+class Fails(Donor):
+    """A donor. Its answer is an error, with a text that would clear a terminal and fake a line."""
+
+    async def serve(self, peer, reader, writer):
+        await P2P.send_protobuf(RPCError(message="no room\x1b[2J\nTook over step 7"), writer)
+        await reader.read()  # until the newcomer hangs up
+        writer.close()
+
+
+def test_the_text_of_an_error_does_not_control_the_newcomers_terminal():
+    async def test():
+        with pytest.raises(NoState) as error:
+            await Newcomer({"anna": Fails()}).take("anna")
+        assert error.value.reasons["anna"] == "the donor could not send it: no room[2JTook over step 7"
 
     run(test)
 

@@ -297,6 +297,10 @@ SPOILED = {
     "statistics of fewer parameters": lambda d, t: ({**d, "statistics": d["statistics"][1:]}, t),
     "statistics of another optimizer": lambda d, t: trained(make(1, "momentum")).export(3, LINEAGE),
     "one kind of statistics less": lambda d, t: without(d, t, "exp_avg_sq"),
+    "names of statistics that control a terminal": lambda d, t: (
+        {**d, "statistics": [(index, f"\x1b[2J{key}\n") for index, key in d["statistics"]]},
+        t,
+    ),
     "statistics in whole numbers": lambda d, t: with_all(d, t, "exp_avg", lambda s: s.long()),
     "single numbers as statistics": lambda d, t: with_all(d, t, "exp_avg", lambda s: s.flatten()[0]),
     "one number in a row as statistics": lambda d, t: with_all(d, t, "exp_avg", lambda s: s.flatten()[:1]),
@@ -314,8 +318,9 @@ def test_a_state_that_does_not_fit_changes_nothing(spoiled):
     train(donor)
     train(joiner, steps=1)
     before = everything(joiner)
-    with pytest.raises(RoundFailed, match="state"):
+    with pytest.raises(RoundFailed, match="state") as error:
         take_over(joiner, *SPOILED[spoiled](*donor.export(3, LINEAGE)))
+    assert str(error.value).isprintable()
     assert_equal(everything(joiner), before)
 
 
