@@ -10,6 +10,8 @@ import torch
 from swarm.protocol.messages import RoundFailed
 
 MAX_DIMENSIONS = 8
+MAX_NUMBERS = 2**63 - 1
+"""Largest product of a shape's sizes that torch can compute. It also multiplies those of a tensor without numbers."""
 DTYPES = {
     str(dtype).removeprefix("torch."): dtype
     for dtype in (
@@ -39,6 +41,8 @@ def unpack(layout: Layout, content: torch.Tensor) -> list[torch.Tensor]:
     except Exception as error:
         raise RoundFailed(f"the state's layout is malformed: {error!r}") from error
     if any(len(s) > MAX_DIMENSIONS or any(type(n) is not int or not 0 <= n <= len(content) for n in s) for s in shapes):
+        raise RoundFailed("the state's layout is out of bounds")
+    if any(math.prod(n or 1 for n in shape) > MAX_NUMBERS for shape in shapes):
         raise RoundFailed("the state's layout is out of bounds")
     sizes = [math.prod(shape) * dtype.itemsize for dtype, shape in zip(dtypes, shapes, strict=True)]
     if sum(sizes) != len(content):

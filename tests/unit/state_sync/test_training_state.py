@@ -369,8 +369,9 @@ LAYOUTS = {
     "a size that is no integer": [("float32", [True])],
     "a huge tensor": [("float32", [2**62, 2**62])],
     "many dimensions": [("float32", [1] * 1000)],
-    "more than there is": [("float32", [3])],
-    "less than there is": [("float32", [1])],
+    "more than there is": [("float32", [151])],
+    "less than there is": [("float32", [149])],
+    "an empty tensor of huge sizes": [("uint8", [600]), ("uint8", [600] * 7 + [0])],
     "nothing": [],
 }
 
@@ -378,7 +379,7 @@ LAYOUTS = {
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_layout_that_does_not_fit_is_refused(layout):
     with pytest.raises(RoundFailed, match="the state"):
-        unpack(LAYOUTS[layout], torch.zeros(8, dtype=torch.uint8))
+        unpack(LAYOUTS[layout], torch.zeros(600, dtype=torch.uint8))
 
 
 JUNK = [
