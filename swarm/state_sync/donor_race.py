@@ -117,8 +117,7 @@ class DonorRace:
     def _start(self) -> None:
         if self._waiting:
             download = self._waiting.pop(0)
-            if download.offer is not None:
-                download.begin_again()
+            download.begin_again()  # silence counts from now on, not from when all downloads were made
             self._alone = time.monotonic(), download.num_bytes
             self._running[asyncio.ensure_future(self._watched(download))] = download
 

@@ -368,6 +368,33 @@ def test_a_donor_that_is_ahead_on_a_shared_line_has_to_fill_it_alone(monkeypatch
     run_in_virtual_time(test, monkeypatch, seconds=600)
 
 
+class Silent(Donor):
+    """A donor that never answers."""
+
+    async def answers(self, requests, context):
+        await asyncio.Event().wait()
+        yield
+
+
+class Copies(Donor):
+    """A donor whose trainer needs 5 s for a copy."""
+
+    async def _export(self):
+        await asyncio.sleep(5.0)
+        return await super()._export()
+
+
+def test_a_donor_that_is_asked_late_has_as_long_to_answer_as_the_first(monkeypatch):
+    """It is asked when the first three donors have been silent for as long as a donor may be."""
+
+    async def test():
+        donors = {"anna": Silent(), "ben": Silent(), "cleo": Silent(), "dan": Copies()}
+        donor = (await Newcomer(donors).take(*donors)).donor
+        assert donor == "dan"
+
+    run_in_virtual_time(test, monkeypatch, seconds=600)
+
+
 def test_no_other_donor_is_asked_for_a_state_that_is_here_at_once():
     async def test():
         newcomer = Newcomer({"anna": Donor(), "ben": Donor()})
