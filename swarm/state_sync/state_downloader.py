@@ -58,6 +58,7 @@ class StateDownloader:
         self._running: asyncio.Task | None = None
         self.broken: Download | None = None
         """The last download that failed and has useful pieces. It is dropped after `kept_seconds`."""
+        self._dropping: asyncio.TimerHandle | None = None
 
     def cancel(self) -> None:
         """Cancel the running download, if there is one."""
@@ -100,19 +101,21 @@ class StateDownloader:
         broken = self.broken
         if broken is None or (broken.donor, broken.request.average_of) != (donor, request.average_of):
             return Download(donor, request, self._timeouts)
-        self.broken = None
+        self._drop_broken()
         broken.request = replace(broken.request, is_awaited=request.is_awaited)
         broken.begin_again()
         return broken
 
     def _keep_broken(self, race: DonorRace) -> None:
         if race.broken:
-            self.broken = kept = race.broken[-1]
-            asyncio.get_running_loop().call_later(self._timeouts.kept_seconds, self._drop_broken, kept)
+            self._drop_broken()
+            self.broken, loop = race.broken[-1], asyncio.get_running_loop()
+            self._dropping = loop.call_later(self._timeouts.kept_seconds, self._drop_broken)
 
-    def _drop_broken(self, kept: Download) -> None:
-        if self.broken is kept:
-            self.broken = None
+    def _drop_broken(self) -> None:
+        if self._dropping is not None:
+            self._dropping.cancel()
+        self.broken = self._dropping = None
 
     def _pull(self, download: Download) -> Pull:
         donor = download.donor

@@ -1,8 +1,10 @@
 """Download of a state: a broken one goes on, damage is refused, and the fastest donor wins."""
 
 import asyncio
+import gc
 import pickle
 import threading
+import weakref
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 
@@ -405,23 +407,50 @@ def test_no_other_donor_is_asked_for_a_state_that_is_here_at_once():
     run(test)
 
 
+async def break_off(newcomer: Newcomer, name: str) -> None:
+    """Begin a download from this donor, and give it up in the middle."""
+    uploads, taking = newcomer.donors[name].server.uploads, asyncio.ensure_future(newcomer.take(name))
+    await until(lambda: any(upload.sent_bytes > SLICE_BYTES for upload in uploads.of.values()))
+    newcomer.downloader.cancel()
+    with pytest.raises(NoState, match="given up"):
+        await taking
+    assert newcomer.downloader.broken is not None
+
+
 def test_bytes_that_have_arrived_are_of_use_in_the_next_attempt(monkeypatch):
     """The donor is gone for longer than a download waits."""
 
     async def test():
         donor = Slow(3e6)
         newcomer = Newcomer({"anna": donor})
-        taking = asyncio.ensure_future(newcomer.take("anna"))
-        await until(lambda: donor.exports and any(u.sent_bytes > SLICE_BYTES for u in donor.server.uploads.of.values()))
-        newcomer.downloader.cancel()
-        with pytest.raises(NoState, match="given up"):
-            await taking
-        assert newcomer.downloader.broken is not None
+        await break_off(newcomer, "anna")
         had = newcomer.downloader.broken.num_bytes
         assert had > 0
         donor.server.state_changed()
         content = (await newcomer.take("anna")).content
         assert set(content.unique().tolist()) == {1}, "it is still the state of then"
+
+    run_in_virtual_time(test, monkeypatch, seconds=600)
+
+
+def test_a_broken_download_is_not_held_beside_the_one_that_follows_it(monkeypatch):
+    async def test():
+        newcomer = Newcomer({name: Slow(3e6) for name in ("anna", "ben", "cleo")})
+        await break_off(newcomer, "anna")
+        of_anna = weakref.ref(newcomer.downloader.broken)
+        await asyncio.sleep(40)
+        await break_off(newcomer, "ben")
+        gc.collect()
+        assert of_anna() is None
+        await asyncio.sleep(40)
+        assert newcomer.downloader.broken is not None, "its own time has not passed"
+        await asyncio.sleep(DEFAULT_TIMEOUTS.kept_seconds - 40 + 1)
+        assert newcomer.downloader.broken is None
+        await break_off(newcomer, "cleo")
+        of_cleo = weakref.ref(newcomer.downloader.broken)
+        await newcomer.take("cleo")
+        gc.collect()
+        assert of_cleo() is None
 
     run_in_virtual_time(test, monkeypatch, seconds=600)
 
