@@ -134,9 +134,10 @@ class StateServer:
             logger.debug("the average could not be kept for others", exc_info=True)
         has_kept, self._has_kept = self._has_kept, asyncio.Event()
         has_kept.set()
-        for upload in [*self.uploads.of.values()]:
+        for peer_id, upload in [*self.uploads.of.items()]:
             if (other := upload.snapshot.average_of) is not None and self._average_log.of(other) is None:
-                upload.end()  # its average is no longer kept: a peer so far behind does not catch up by it
+                # Its average is no longer kept: a peer so far behind does not catch up by it.
+                self.uploads.of.pop(peer_id).end()
 
     def _keep_average_log(self) -> None:
         self._average_log.keep()
@@ -279,15 +280,17 @@ class StateServer:
         key = step, batch[-1].after
         if self._packed is not None and self._packed[0] == key:
             return self._packed[1]
-        if len(self._packing) >= MAX_PACKING:
+        tensors = [tensor for average in batch for tensor in average.tensors]
+        are_copied = len(tensors) > 1  # `pack` does not copy a single one
+        if len(self._packing) >= MAX_PACKING or (are_copied and not self.uploads.make_room_for_averages()):
             return None  # peers ask for one average after the other and take none of them
-        layout, data = pack([tensor for average in batch for tensor in average.tensors])
+        layout, data = pack(tensors)
         lineages = [average.after for average in batch]
         description = MSGPackSerializer.dumps(((step, batch[0].before, lineages), layout))
         ready = asyncio.ensure_future(in_thread(content_of, description, data.numpy()))
         self._packing.add(ready)
         ready.add_done_callback(self._packing.discard)
-        self._packed = key, Snapshot(None, ready, step, batch[0].num_bytes)
+        self._packed = key, Snapshot(None, ready, step, batch[0].num_bytes, data.nbytes if are_copied else 0)
         return self._packed[1]
 
     def _note_taken(self, peer_id: PeerID) -> None:

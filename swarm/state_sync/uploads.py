@@ -24,6 +24,8 @@ MAX_SNAPSHOTS = 8
 """Copies of the state that are kept for downloads; two, if more would take too much memory."""
 MAX_HELD_BYTES = 2**31
 """Bytes of copies at which no third copy of the state is made."""
+MAX_COPIED_BYTES = 2**28
+"""Bytes of averages that were copied, to be sent together, at which no more are copied."""
 STATES_PER_HOUR, AVERAGES_PER_HOUR = 4, 60
 """States, and averages, that a peer id gets in an hour."""
 COPY_SHARE = 0.1
@@ -55,12 +57,14 @@ class Snapshot:
         ready: a future of its `Content`
         average_of: the step that the first average ended; None for the state
         average_bytes: bytes of the first average; 0 for the state
+        copied_bytes: bytes of averages that were copied; 0 for the state, and for an average that needs no copy
     """
 
     version: int | None
     ready: asyncio.Future
     average_of: int | None = None
     average_bytes: int = 0
+    copied_bytes: int = 0
 
     @property
     def content(self) -> Content | None:
@@ -233,10 +237,20 @@ class Uploads:
         self.sweep()
         states = {peer_id: upload for peer_id, upload in self.of.items() if upload.snapshot.version is not None}
         idle = [peer_id for peer_id, upload in states.items() if not upload.is_in_the_way]
-        idle.sort(key=lambda peer_id: states[peer_id].moved_at)
-        while not self._has_room() and idle:
+        return self._drop_while_full(idle, self._has_room)
+
+    def make_room_for_averages(self) -> bool:
+        """Whether more averages may be copied. Uploads that stall, or that no stream takes, make room for them."""
+        copies = {peer_id: upload for peer_id, upload in self.of.items() if upload.snapshot.copied_bytes}
+        idle = [peer_id for peer_id, upload in copies.items() if not (upload.streams and upload.is_in_the_way)]
+        return self._drop_while_full(idle, self._has_room_for_averages)
+
+    def _drop_while_full(self, idle: list[PeerID], has_room: Callable[[], bool]) -> bool:
+        """Drop these uploads, the oldest first, until there is room. Return whether there is."""
+        idle.sort(key=lambda peer_id: self.of[peer_id].moved_at)
+        while not has_room() and idle:
             self.of.pop(idle.pop(0)).end()
-        return self._has_room()
+        return has_room()
 
     def _has_room(self) -> bool:
         snapshots = {upload.snapshot for upload in self.of.values() if upload.snapshot.version is not None}
@@ -244,3 +258,7 @@ class Uploads:
         largest = max((size for size in sizes if size is not None), default=MAX_HELD_BYTES)
         held = sum(largest if size is None else size for size in sizes)
         return len(snapshots) < MAX_SNAPSHOTS and (len(snapshots) < 2 or held < MAX_HELD_BYTES)
+
+    def _has_room_for_averages(self) -> bool:
+        snapshots = {upload.snapshot for upload in self.of.values()}
+        return sum(snapshot.copied_bytes for snapshot in snapshots) < MAX_COPIED_BYTES

@@ -170,6 +170,41 @@ def test_a_stranger_cannot_have_the_same_average_packed_again_and_again(monkeypa
     run(test)
 
 
+async def ask_for_average(donor: Donor, name: str, step: int) -> tuple[Offer, asyncio.StreamWriter]:
+    """Ask for an average under this name, and take nothing of it."""
+    reader, writer = await donor.open_stream(name)
+    await P2P.send_protobuf(DownloadData(metadata=Wish(step).to_bytes()), writer)
+    offer, _ = await P2P.receive_protobuf(DownloadData, reader)
+    return Offer.from_bytes(offer.metadata, 10**9), writer
+
+
+def test_many_names_that_ask_for_averages_do_not_fill_a_donors_memory(monkeypatch):
+    """They ask for those of two steps in turn, so what was copied last is of no use for the next name."""
+    monkeypatch.setattr(uploads_module, "MAX_COPIED_BYTES", 50_000)
+
+    async def test():
+        donor, writers = Donor(), []
+        await fetch(donor, "anna")  # from now on averages are kept
+        for step in range(4):  # together 16,000 bytes from the first one on, and 12,000 from the second one on
+            await donor.server.keep_average(step, bytes([step]), bytes([step + 1]), torch.full((1000,), 1 / 3))
+        uploads = donor.server.uploads.of
+        for number in range(100):
+            offer, writer = await ask_for_average(donor, f"peer {number}", number % 2)
+            assert offer.snapshot, "names that have hung up are in no other's way"
+            writer.close()
+            await until(lambda: not any(upload.streams for upload in uploads.values()))
+        assert sum(snapshot.held_bytes for snapshot in {upload.snapshot for upload in uploads.values()}) < 66_000
+        for number in range(9):
+            offer, writer = await ask_for_average(donor, f"waiting {number}", number % 2)
+            writers.append(writer)
+        assert not offer.snapshot, "names that wait keep theirs"
+        assert sum(snapshot.held_bytes for snapshot in {upload.snapshot for upload in uploads.values()}) < 66_000
+        for writer in writers:
+            writer.close()
+
+    run(test)
+
+
 def test_averages_that_are_sent_together_do_not_raise_the_quota(monkeypatch):
     """A peer gets 60 averages in an hour, also if twelve of them are sent at a time."""
     monkeypatch.setattr(uploads_module, "FREE_BYTES_PER_HOUR", 1.0)
@@ -311,7 +346,7 @@ def test_a_peer_that_is_too_far_behind_gets_no_average_any_more():
 
     async def test():
         donor = Donor()
-        await donor.server.keep_average(0, b"", b"", torch.zeros(100))
+        await donor.server.keep_average(0, b"", b"", torch.ones(100))
         reader, writer = await donor.open_stream("a stranger")
         await P2P.send_protobuf(DownloadData(metadata=Wish(0).to_bytes()), writer)
         await P2P.receive_protobuf(DownloadData, reader)  # from now on averages are kept
@@ -320,6 +355,7 @@ def test_a_peer_that_is_too_far_behind_gets_no_average_any_more():
             await donor.server.keep_average(step, b"", b"", torch.zeros(100))
         with pytest.raises(asyncio.IncompleteReadError):
             await asyncio.wait_for(P2P.receive_protobuf(DownloadData, reader), 5)
+        assert not donor.server.uploads.of, "it is not held for that peer, either"
         writer.close()
 
     run(test)
