@@ -53,11 +53,19 @@ FETCH_SECONDS = 2 * RELAYS * PEER_SECONDS
 LOCK = ".lock"
 """File in the folder, which a process claims that fetches into it."""
 NO_ROOM = "has more lines than the folder may hold"
+PEER_FULL = "has more lines than are kept of one peer: the rest is not fetched"
+MORE_LATER = "has more lines than one fetch takes: fetch again"
+ANSWERS = ("", NO_ROOM, PEER_FULL, MORE_LATER)
+"""What a fetch from a peer ends with that hands over its ledger as it should."""
 NO_TIME = "was not asked, because no time was left"
 
 
 class Refused(ValueError):  # noqa: N818 (reads as what happened)
     """What a peer sends is not kept. The text is the end of a sentence that begins with the name of the peer."""
+
+
+class NoMore(Refused):
+    """No more of this ledger is asked for or kept. The peer that was asked has done nothing wrong."""
 
 
 @dataclass(frozen=True)
@@ -66,15 +74,17 @@ class Collected:
 
     Args:
         num_bytes: new bytes
-        answered: peers that have handed over their ledgers without a fault
+        answered: peers that have handed over what is new in their ledgers, or as much of it as is kept
         silent: peers that handed over nothing, or not all, and why
         is_full: there was more than the folder may hold
+        is_peer_full: there was more of a peer than is kept of one peer
     """
 
     num_bytes: int
     answered: tuple[str, ...]
     silent: dict[str, str]
     is_full: bool = False
+    is_peer_full: bool = False
 
 
 class Room:
@@ -145,7 +155,7 @@ class Shelf:
             try:
                 file = LedgerFile(path)
             except OtherVersion:
-                raise Refused(f"is not asked: another version of this program wrote {path}") from None
+                raise NoMore(f"is not asked: another version of this program wrote {path}") from None
             if first := file.first_line():
                 self._open(file)
                 return LedgerWish(b"", digest_of(first), file.size)
@@ -173,7 +183,7 @@ class Shelf:
         paths = self._paths()
         path = self._folder / f"{self._peer.to_base58()}-{offer.ledger.hex()[:16]}.jsonl"
         if path in paths:
-            raise Refused("sends an older ledger of its own again")
+            raise Refused("sends an older ledger again")
         if len(paths) >= MAX_LEDGERS:
             raise Refused(f"has begun {MAX_LEDGERS} ledgers already, the most that are fetched of a peer")
         self._open(LedgerFile(path))
@@ -209,11 +219,11 @@ class Shelf:
         if not num_bytes:
             return
         if not is_signed(self._start, line):
-            raise Refused("sends lines that it has not signed")
+            raise Refused("sends lines that their owner has not signed")
         if self._others_bytes + self._file.size + num_bytes > self._max_bytes:
-            raise Refused(f"has more than {self._max_bytes / 2**20:.0f} MiB: the rest is not fetched")
+            raise NoMore(PEER_FULL)
         if not self._room.take(num_bytes if self._file.size else max(num_bytes, FILE_BYTES)):
-            raise Refused(NO_ROOM)
+            raise NoMore(NO_ROOM)
         self._file.extend(self._pending)
         self.num_bytes += num_bytes
         self._pending = []
@@ -244,7 +254,7 @@ async def fetch(call: Call, shelf: Shelf, of: PeerID | None = None) -> None:
             return
         if shelf.num_bytes == before:
             raise Refused("ended the transfer before its next signature")
-    raise Refused("has more lines than one fetch takes: fetch again")
+    raise NoMore(MORE_LATER)
 
 
 async def _read(stream: AsyncGenerator[averaging_pb2.DownloadData, None], wish: LedgerWish, shelf: Shelf) -> bool:
@@ -293,34 +303,38 @@ class FetchLedgers:
         self.run, self.peers, self.folder, self.max_bytes = run, dict(peers), folder, max_bytes
         self.room_bytes = room_bytes
 
-    async def __call__(self, _dht: DHT, node: DHTNode) -> tuple[int, dict[PeerID, str]]:
-        """Return the number of new bytes, and for each peer what was wrong, empty if nothing was."""
+    async def __call__(self, _dht: DHT, node: DHTNode) -> tuple[dict[PeerID, int], dict[PeerID, str]]:
+        """Return for each peer the number of new bytes, and what was wrong, empty if nothing was."""
         room = Room(self.room_bytes)  # made in the DHT process, as the locks below
         shelves = {peer: Shelf(self.folder, peer, self.run, self.max_bytes, room) for peer in self.peers}
         # A peer answers one of our calls at a time.
         turns = {other: asyncio.Lock() for asked in self.peers.values() for other in asked}
         p2p = node.protocol.p2p
         results = await asyncio.gather(*(self._fetch(p2p, peer, shelves[peer], turns) for peer in self.peers))
-        return sum(shelf.num_bytes for shelf in shelves.values()), dict(zip(self.peers, results, strict=True))
+        num_bytes = {peer: shelf.num_bytes for peer, shelf in shelves.items()}
+        return num_bytes, dict(zip(self.peers, results, strict=True))
 
     async def _fetch(self, p2p: P2P, peer: PeerID, shelf: Shelf, turns: Mapping[PeerID, asyncio.Lock]) -> str:
         problem = "cannot be called, and no other peer can pass its ledger on"
         for other in self.peers[peer]:
+            through = "" if other == peer else f"was asked through {other}, which "
             try:
                 async with asyncio.timeout(PEER_SECONDS), turns[other]:
                     await fetch(caller_of(p2p, other, self.run), shelf, None if other == peer else peer)
                 return ""
-            except Refused as error:
+            except NoMore as error:
                 problem = str(error)
+            except Refused as error:
+                problem = f"{through}{error}"
             except TimeoutError:
-                problem = "has more lines than one fetch takes: fetch again" if shelf.num_bytes else "takes too long"
+                problem = MORE_LATER if shelf.num_bytes else f"{through}takes too long"
             except Exception as error:
                 is_disk = isinstance(error, OSError) and not isinstance(error, ConnectionError)
                 if is_disk:
                     problem = f"cannot be kept here ({error.strerror or error})"
                 else:  # of the network: the peer is gone, or has another version
                     logger.debug(f"the ledger of {peer} from {other}", exc_info=True)
-                    problem = f"does not answer ({type(error).__name__})"
+                    problem = f"{through}does not answer ({type(error).__name__})"
         return problem
 
 
@@ -359,16 +373,22 @@ def collect(
     peers = random.sample(list(is_client), min(MAX_PEERS, len(is_client)))  # by lot: the rest may get a turn next time
     asked = {peer: [peer] for peer in peers if not is_client[peer]}
     num_bytes, problems = _fetch_all(dht, run, asked, folder, max_bytes, max_folder_bytes, until)
-    relays = itertools.cycle([peer for peer in asked if not problems[peer]])
+    relays = itertools.cycle(_answered(num_bytes, problems))
     asked = {peer: list(itertools.islice(relays, RELAYS)) for peer in peers if is_client[peer]}
-    of_clients, of_them = _fetch_all(dht, run, asked, folder, max_bytes, max_folder_bytes, until)
-    problems |= of_them
+    of_clients = _fetch_all(dht, run, asked, folder, max_bytes, max_folder_bytes, until)
+    num_bytes, problems = num_bytes | of_clients[0], problems | of_clients[1]
     return Collected(
-        num_bytes + of_clients,
-        tuple(peer.to_base58() for peer, problem in problems.items() if not problem),
+        sum(num_bytes.values()),
+        tuple(peer.to_base58() for peer in _answered(num_bytes, problems)),
         {peer.to_base58(): problem for peer, problem in problems.items() if problem},
         NO_ROOM in problems.values(),
+        PEER_FULL in problems.values(),
     )
+
+
+def _answered(num_bytes: Mapping[PeerID, int], problems: Mapping[PeerID, str]) -> list[PeerID]:
+    """Return the peers that have handed over what is new, or as much of it as is kept."""
+    return [peer for peer, problem in problems.items() if problem in ANSWERS or num_bytes.get(peer)]
 
 
 def _fetch_all(
@@ -379,9 +399,9 @@ def _fetch_all(
     max_bytes: int,
     max_folder_bytes: int,
     until: float,
-) -> tuple[int, dict[PeerID, str]]:
-    """Fetch from a few peers at a time; returns the number of new bytes, and for each peer what was wrong."""
-    num_bytes, problems = 0, dict.fromkeys(asked, NO_TIME)
+) -> tuple[dict[PeerID, int], dict[PeerID, str]]:
+    """Fetch from a few peers at a time; returns for each peer the number of new bytes, and what was wrong."""
+    num_bytes, problems = {}, dict.fromkeys(asked, NO_TIME)
     for begin in range(0, len(asked), AT_A_TIME):
         if time.monotonic() >= until:
             break
@@ -391,7 +411,7 @@ def _fetch_all(
         try:
             new, found = running.result(FETCH_SECONDS)
         except TimeoutError:
-            new, found = 0, dict.fromkeys(some, "takes too long")
-        num_bytes += new
+            new, found = {}, dict.fromkeys(some, "takes too long")
+        num_bytes |= new
         problems |= found
     return num_bytes, problems

@@ -99,8 +99,7 @@ class Bookkeeper(threading.Thread):
     def turn(self) -> None:
         """Fetch and add up once."""
         try:
-            collected = self._fetch()
-            trouble = "Its folder is full: start swarm desk with a larger --ledger-mib." if collected.is_full else ""
+            trouble = _trouble_of(self._fetch())
         except (TimeoutError, CancelledError, OSError, RuntimeError):  # the next time tries again
             trouble = "No peer handed it over the last time."
         except InputError as error:
@@ -159,6 +158,15 @@ class Bookkeeper(threading.Thread):
                 return None
             finally:
                 self._adding = None
+
+
+def _trouble_of(collected: Collected) -> str:
+    """A sentence that says why updates are missing for lack of room; empty if there was enough."""
+    if collected.is_full:
+        return "Its folder is full: start swarm desk with a larger --ledger-mib."
+    if collected.is_peer_full:
+        return "A peer has more lines than its part of the folder: start swarm desk with a larger --ledger-mib."
+    return ""
 
 
 def _result_of(ledgers: Path) -> Path:

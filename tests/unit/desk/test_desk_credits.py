@@ -140,7 +140,7 @@ class Swarm:
     def __init__(self, folder):
         self.run, self.folder = LedgerRun(folder / "letters"), folder / "ledger" / RUN
         self.problem: Exception | None = None
-        self.is_full = False
+        self.is_full = self.is_peer_full = False
 
     def train(self) -> None:
         self.run.start(*NAMES)
@@ -153,7 +153,7 @@ class Swarm:
         self.folder.mkdir(parents=True, exist_ok=True)
         for name in self.run.ledgers:
             shutil.copy(self.run.path(name), self.folder / f"{owner(name).own}-0.jsonl")
-        return Collected(1, tuple(self.run.ledgers), {}, self.is_full)
+        return Collected(1, tuple(self.run.ledgers), {}, self.is_full, self.is_peer_full)
 
 
 @pytest.fixture
@@ -192,6 +192,13 @@ def test_signed_updates_are_added_up_and_a_changed_line_costs_only_its_own_peer(
     assert "--ledger-mib" in books.credits.trouble
     assert not half.exists()
     assert of_another.exists()
+
+
+def test_a_peer_that_has_used_up_its_part_of_the_folder_is_said(swarm, books):
+    """Its credit stands still while the ledger's time is fresh."""
+    swarm.is_peer_full = True
+    books.turn()
+    assert books.credits.trouble.startswith("A peer has more lines than its part of the folder")
 
 
 def test_a_swarm_that_does_not_answer_is_said(swarm, books):

@@ -14,7 +14,20 @@ from hivemind.proto.averaging_pb2 import DownloadData
 
 from recipe.errors import InputError
 from swarm.ledger.audit import audit
-from swarm.ledger.collector import FILE_BYTES, MAX_LEDGERS, NO_ROOM, FetchLedgers, Refused, Room, Shelf, collect, fetch
+from swarm.ledger.collector import (
+    FILE_BYTES,
+    MAX_LEDGERS,
+    MORE_LATER,
+    NO_ROOM,
+    PEER_FULL,
+    Collected,
+    FetchLedgers,
+    Refused,
+    Room,
+    Shelf,
+    collect,
+    fetch,
+)
 from swarm.ledger.lines import Signature, digest_of, read_line
 from swarm.ledger.messages import PIECE_BYTES, LedgerOffer, LedgerWish
 from swarm.ledger.server import CALLS, MAX_STREAMS, LedgerServer
@@ -355,12 +368,14 @@ def test_a_peer_without_a_ledger_says_so(run, tmp_path):
 # ---- several peers at once -----------------------------------------------------------------------------------------
 
 
-def fetch_by(monkeypatch, folder, calls: dict, asked: dict, room_bytes=2**30) -> tuple[int, dict[str, str]]:
-    """Fetch as the DHT process does. Each peer is replaced by a function that answers.
+NODE = SimpleNamespace(protocol=SimpleNamespace(p2p=None))
+
+
+def answer_by(monkeypatch, calls: dict) -> None:
+    """Replace each peer by a function that answers for it.
 
     Args:
-        calls: by name of a peer, the function that answers for it
-        asked: by name of a peer, the peers that are asked for its ledger
+        calls: these functions, by name of a peer
     """
 
     def stub(p2p, peer, namespace):
@@ -372,11 +387,20 @@ def fetch_by(monkeypatch, folder, calls: dict, asked: dict, room_bytes=2**30) ->
         return SimpleNamespace(rpc_download_ledger=rpc_download_ledger)
 
     monkeypatch.setattr("swarm.ledger.calls.PeerService", SimpleNamespace(get_stub=stub))
+
+
+def fetch_by(monkeypatch, folder, calls: dict, asked: dict, room_bytes=2**30) -> tuple[int, dict[str, str]]:
+    """Fetch as the DHT process does.
+
+    Args:
+        calls: as of `answer_by`
+        asked: by name of a peer, the peers that are asked for its ledger
+    """
+    answer_by(monkeypatch, calls)
     folder.mkdir(exist_ok=True)
     peers = {owner(name).own: [owner(other).own for other in others] for name, others in asked.items()}
-    node = SimpleNamespace(protocol=SimpleNamespace(p2p=None))
-    num_bytes, problems = asyncio.run(FetchLedgers(RUN, peers, folder, 2**20, room_bytes)(None, node))
-    return num_bytes, {name: problems[owner(name).own] for name in asked}
+    num_bytes, problems = asyncio.run(FetchLedgers(RUN, peers, folder, 2**20, room_bytes)(None, NODE))
+    return sum(num_bytes.values()), {name: problems[owner(name).own] for name in asked}
 
 
 async def silent(request):
@@ -427,3 +451,69 @@ def test_all_peers_together_get_no_more_than_the_folder_may_hold(run, tmp_path, 
     assert 0 <= Room.in_folder(folder, most) < FILE_BYTES, "a short file takes a block, too"
     fetch_by(monkeypatch, folder, calls, asked, Room.in_folder(folder, most))
     assert Room.in_folder(folder, most) >= 0
+
+
+class DhtHere:
+    """Runs in this process what a DHT process would run."""
+
+    def run_coroutine(self, coroutine, return_future: bool):
+        assert return_future
+        found = asyncio.run(coroutine(None, NODE))
+        return SimpleNamespace(result=lambda _seconds: found)
+
+
+def through_anna(run: LedgerRun) -> LedgerServer:
+    """Anna's server, which passes on the ledger of Ben, a client-mode peer."""
+    ben = owner("ben").own
+
+    async def pass_on(peer, request):
+        assert peer == ben
+        async for message in caller(server_of(run, "ben"), "anna")(request):
+            yield message
+
+    return server_of(run, "anna", pass_on, known={ben})
+
+
+def collect_through_anna(monkeypatch, run: LedgerRun, folder, **options) -> Collected:
+    answer_by(monkeypatch, {"anna": caller(through_anna(run))})
+    return collect(DhtHere(), RUN, {owner("anna").own: False, owner("ben").own: True}, folder, **options)
+
+
+def lengthen(run: LedgerRun, name: str) -> None:
+    """Let this peer's ledger become longer than all others."""
+    run.start(name)
+    for _ in range(20):
+        run.update(written_by=[name])
+    run.close()
+
+
+def test_a_peer_whose_ledger_takes_several_fetches_passes_on_that_of_another(run, tmp_path, monkeypatch):
+    lengthen(run, "anna")
+    size = run.path("ben").stat().st_size
+    assert run.path("anna").stat().st_size > size
+    for module in ("server", "collector"):
+        monkeypatch.setattr(f"swarm.ledger.{module}.ANSWER_BYTES", size)
+    monkeypatch.setattr("swarm.ledger.collector.MAX_CALLS", 1)
+    found = collect_through_anna(monkeypatch, run, tmp_path / "fetched")
+    anna, ben = owner("anna").own, owner("ben").own
+    assert found.silent == {str(anna): MORE_LATER}
+    assert set(found.answered) == {str(anna), str(ben)}, "anna has handed over a part"
+    (path,) = (tmp_path / "fetched").glob(f"{ben}-*.jsonl")
+    assert path.read_bytes() == run.path("ben").read_bytes()
+
+
+def test_a_peer_that_has_used_up_its_part_of_the_folder_passes_on_the_ledger_of_another(run, tmp_path, monkeypatch):
+    lengthen(run, "anna")
+    size = run.path("ben").stat().st_size
+    for _ in range(2):  # the second time nothing of Anna is new
+        found = collect_through_anna(monkeypatch, run, tmp_path / "fetched", max_bytes=size)
+        assert found.silent == {str(owner("anna").own): PEER_FULL}
+        assert (found.is_peer_full, found.is_full) == (True, False)
+        assert str(owner("ben").own) in found.answered
+
+
+def test_what_a_relay_makes_of_a_ledger_is_not_said_of_its_owner(run, tmp_path, monkeypatch):
+    calls = {"ben": lying(signed_by_ben(run)), "dora": broken}
+    for relay, why in (("ben", "sends lines that their owner has not signed"), ("dora", "does not answer")):
+        _, problems = fetch_by(monkeypatch, tmp_path / relay, calls, {"anna": [relay]})
+        assert problems["anna"].startswith(f"was asked through {owner(relay).own}, which {why}")
