@@ -52,9 +52,10 @@ class LedgerOptions:
     ] = ()
     """With fetch: a join line, or addresses of running peers. With verify: ledgers, or folders that have some."""
     to: Annotated[Path, arg("FOLDER")] = Path("ledger")
-    """With fetch: folder where ledgers are kept. What is there already is not fetched again."""
+    """With fetch: folder where ledgers are kept, those of each run in a folder of their own. What is there already is
+    not fetched again."""
     most_mib: Annotated[int, arg("MIB")] = 4096
-    """With fetch: most MiB that all ledgers in the folder may take together. What does not fit is not fetched."""
+    """With fetch: most MiB that all ledgers of a run may take together. What does not fit is not fetched."""
     run_id: Annotated[str | None, arg("NAME", "the only one there")] = None
     """With fetch: name of the run, if there are several runs at the addresses."""
     of: Annotated[str | None, arg("JOIN_LINE", "any run")] = None
@@ -179,6 +180,7 @@ def _fetch(options: LedgerOptions, say: Callable[[str], None]) -> int:
                 raise InputError(f"No peer trains run {manifest.run_id} now: verify the run folders of its peers.")
             is_client = {peer: record.client_mode for peer, record in records.items()}
             names = {peer.to_base58(): record.name for peer, record in records.items()}
+            folder /= manifest.key_prefix  # a peer of two runs has a ledger of each under the same peer id
             collected = collect(dht, manifest.key_prefix, is_client, folder, max_folder_bytes=options.most_mib * 2**20)
     except TimeoutError:
         raise InputError("The swarm does not answer: check the connection, and try again.") from None

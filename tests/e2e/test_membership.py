@@ -96,7 +96,7 @@ def test_a_member_is_let_in_once_and_comes_back_and_goes_on_without_the_organise
     fetched = tmp_path / "fetched"
     programs.append(fetch := Program("swarm", ["ledger", "fetch", line, "--to", str(fetched)], tmp_path / "fetch.log"))
     assert fetch.wait(START_SECONDS) == 0, "a stranger may have the ledgers, too: " + fetch.output
-    assert {path.name.partition("-")[0] for path in fetched.glob("*.jsonl")} == {first.peer_id, ada.peer_id}
+    assert {path.name.partition("-")[0] for path in fetched.rglob("*.jsonl")} == {first.peer_id, ada.peer_id}
 
     ada.process.send_signal(signal.SIGINT)
     assert ada.wait(60) == 0, ada.output

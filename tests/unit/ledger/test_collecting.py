@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import multiprocessing
 import os
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 from hivemind.proto.averaging_pb2 import DownloadData
 
 from recipe.errors import InputError
+from swarm.cli.ledger import main
 from swarm.ledger.audit import audit
 from swarm.ledger.collector import (
     FILE_BYTES,
@@ -31,7 +33,8 @@ from swarm.ledger.collector import (
 from swarm.ledger.lines import Signature, digest_of, read_line
 from swarm.ledger.messages import PIECE_BYTES, LedgerOffer, LedgerWish
 from swarm.ledger.server import CALLS, MAX_STREAMS, LedgerServer
-from tests.helpers.ledgers.ledger_run import RUN, LedgerRun, owner, signed_again, where
+from swarm.protocol.run_names import key_prefix
+from tests.helpers.ledgers.ledger_run import NAMES, RUN, LedgerRun, owner, signed_again, where
 
 pytestmark = pytest.mark.timeout(60)
 FAST = 1e12
@@ -517,3 +520,23 @@ def test_what_a_relay_makes_of_a_ledger_is_not_said_of_its_owner(run, tmp_path, 
     for relay, why in (("ben", "sends lines that their owner has not signed"), ("dora", "does not answer")):
         _, problems = fetch_by(monkeypatch, tmp_path / relay, calls, {"anna": [relay]})
         assert problems["anna"].startswith(f"was asked through {owner(relay).own}, which {why}")
+
+
+def test_two_runs_of_the_same_peers_are_fetched_into_one_folder(tmp_path, monkeypatch, capsys):
+    to, names = str(tmp_path / "ledger"), {owner(name).own: name for name in NAMES}
+    records = {peer: SimpleNamespace(name=name, client_mode=False) for peer, name in names.items()}
+    monkeypatch.setattr("swarm.membership.progress_store.progress_records", lambda *_: records)
+    for run_id in ("letters", "numbers"):
+        run = LedgerRun(tmp_path / run_id, key_prefix(run_id, "0123abcd"))
+        run.start(*NAMES)
+        run.update()
+        run.close()
+        manifest = SimpleNamespace(run_id=run_id, key_prefix=run.run, authority=None)
+        looking = contextlib.nullcontext((DhtHere(), manifest))
+        monkeypatch.setattr("swarm.cli.probe.looking_at", lambda *_, looking=looking: looking)
+        answer_by(monkeypatch, {name: caller(server_of(run, name)) for name in NAMES})
+        assert main(["fetch", f"/ip4/203.0.113.5/tcp/31337/p2p/{owner('anna').own}", "--to", to]) == 0
+        said = capsys.readouterr().out
+        assert "3 peers handed over" in said
+        assert main(["verify", said.split()[-1]]) == 0
+        assert run_id in capsys.readouterr().out
