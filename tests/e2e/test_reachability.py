@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import signal
 from collections.abc import Iterator
 from dataclasses import replace
@@ -201,7 +202,8 @@ def test_two_outbound_only_peers_alone_are_told_what_is_missing(dht, address, tm
         assert [peer.wait(START_SECONDS) for peer in peers] == [2, 2]
     for peer in peers:
         error = next(line for line in peer.output.splitlines() if line.startswith("error: "))
-        assert "client-mode peers cannot average with each other" in error
+        # The one that leaves last may see no record any more.
+        assert re.search("client-mode peers cannot average with each other|No record of any peer arrives", error), error
         assert "--port 31337" in error
         assert "Traceback" not in peer.output
         updates = summary_of(peer.folder)["updates"]  # some, if the other comes late

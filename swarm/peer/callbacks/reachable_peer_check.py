@@ -7,6 +7,8 @@ import time
 
 import lightning as L
 
+from swarm.peer.rejoin import RETURN_SECONDS
+
 PATIENCE_SECONDS = 120.0  # a server-mode peer is back by then if its machine restarts
 LOOK_SECONDS = 1.0
 
@@ -14,7 +16,8 @@ LOOK_SECONDS = 1.0
 class ReachablePeerCheck(L.Callback):
     """Makes a client-mode peer leave when no server-mode peer has been in the swarm for a while.
 
-    Client-mode peers cannot call each other: each would wait for the others, or go on by itself for nothing. The check
+    Client-mode peers cannot call each other: each would wait for the others, or go on by itself for nothing. If no
+    record arrives at all, this peer's own network may be away, or its clock wrong: then it has more patience. The check
     has a thread of its own, because a round that finds no peer takes long.
 
     Args:
@@ -38,15 +41,20 @@ class ReachablePeerCheck(L.Callback):
         self._ended.set()
 
     def _look(self) -> None:
-        alone_since = None
+        since, seen_alone_seconds = None, 0.0
+        now = time.monotonic()
         while not self._ended.wait(LOOK_SECONDS) and not self._stop_requested.is_set():
             coordinator = self._strategy.coordinator
             others = [] if coordinator is None else list(coordinator.tracker.others.values())
+            before, now = now, time.monotonic()
             if coordinator is None or any(not record.client_mode for record in others):
-                alone_since = None
+                since, seen_alone_seconds = None, 0.0
                 continue
-            alone_since = alone_since or time.monotonic()
-            if time.monotonic() - alone_since >= PATIENCE_SECONDS:
+            since = since or now
+            # Only while records arrive: when this peer's line is back, the first ones may be of client-mode peers.
+            seen_alone_seconds += (now - before) if others else 0.0
+            is_alone = bool(others) and seen_alone_seconds >= PATIENCE_SECONDS
+            if is_alone or now - since >= RETURN_SECONDS:
                 self.complaint = complaint(len(others))
                 self._stop_requested.set()
 
@@ -57,9 +65,13 @@ def complaint(num_others: int) -> str:
     Args:
         num_others: client-mode peers that are there besides this one
     """
-    there = f"{num_others + 1} client-mode peers are" if num_others else "one client-mode peer is"
+    start_one = "with --port 31337 on a machine where that TCP port is open or forwarded, then join again."
+    if not num_others:
+        return (
+            "No record of any peer arrives: is this machine's network or clock wrong? If not, no peer is left that can "
+            f"be called: start one that can be reached, {start_one}"
+        )
     return (
-        f"No peer of this swarm can be called (only {there} there), and client-mode peers cannot average "
-        "with each other: start a peer that can be reached, with --port 31337 on a machine where that TCP port is open "
-        "or forwarded, then join again."
+        f"No peer of this swarm can be called (only {num_others + 1} client-mode peers are there), and client-mode "
+        f"peers cannot average with each other: start a peer that can be reached, {start_one}"
     )

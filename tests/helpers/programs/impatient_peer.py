@@ -1,4 +1,4 @@
-"""A peer that goes on alone after a second, or leaves ten seconds after the last server-mode peer."""
+"""A peer that goes on alone after a second, or leaves ten or twenty seconds after the last server-mode peer."""
 
 import os
 import sys
@@ -12,7 +12,7 @@ with quick_imports():
 
 if __name__ == "__main__":
     comeback.ALONE_SECONDS = 1.0
-    company.PATIENCE_SECONDS = 10.0
+    company.PATIENCE_SECONDS, company.RETURN_SECONDS = 10.0, 20.0
     status = main()
     sys.stdout.flush()
     os._exit(status)

@@ -2,9 +2,11 @@
 
 import errno
 import io
+import itertools
 import os
 import threading
 import time
+from collections.abc import Iterator
 from dataclasses import replace
 from datetime import timedelta
 from types import SimpleNamespace
@@ -76,16 +78,38 @@ def test_a_peer_that_waits_for_company_prints_nothing_below_its_join_line(tmp_pa
     assert capsys.readouterr().out == "joining\n", "a line tells that the training has begun"
 
 
-@pytest.mark.parametrize(("others", "there"), [(0, "one client-mode peer is"), (1, "2 client-mode peers are")])
-def test_a_peer_that_can_call_no_other_hears_how_many_are_there(monkeypatch, others, there):
-    monkeypatch.setattr(reachable_peer_check, "PATIENCE_SECONDS", 0.0)
-    monkeypatch.setattr(reachable_peer_check, "LOOK_SECONDS", 0.0)
-    found = {str(number): SimpleNamespace(client_mode=True) for number in range(others)}
-    strategy = SimpleNamespace(coordinator=SimpleNamespace(tracker=SimpleNamespace(others=found)))
+def leaves_with(looks: Iterator[int]) -> str:
+    """Return the complaint of a client-mode peer that sees so many other client-mode peers, look by look."""
+
+    class Tracker:
+        @property
+        def others(self) -> dict:
+            return {str(number): SimpleNamespace(client_mode=True) for number in range(next(looks))}
+
+    strategy = SimpleNamespace(coordinator=SimpleNamespace(tracker=Tracker()))
     check = reachable_peer_check.ReachablePeerCheck(client_mode=True, stop_requested=(asked := threading.Event()))
     check.setup(SimpleNamespace(strategy=strategy), None, "fit")
     assert asked.wait(10)
-    assert f"(only {there} there)" in check.complaint
+    return check.complaint
+
+
+@pytest.fixture
+def hasty(monkeypatch):
+    """No pause between two looks, and no patience where client-mode peers are seen."""
+    monkeypatch.setattr(reachable_peer_check, "PATIENCE_SECONDS", 0.0)
+    monkeypatch.setattr(reachable_peer_check, "LOOK_SECONDS", 0.0)
+    return monkeypatch
+
+
+def test_a_peer_that_can_call_no_other_hears_how_many_are_there(hasty):
+    assert "(only 2 client-mode peers are there)" in leaves_with(itertools.repeat(1))
+
+
+def test_a_peer_whose_own_line_is_away_has_more_patience_and_says_what_may_be_wrong(hasty):
+    """It gets no record at all, and cannot tell whether all other peers have left."""
+    assert "(only 3 client-mode peers are there)" in leaves_with(itertools.chain([0] * 100, itertools.repeat(2)))
+    hasty.setattr(reachable_peer_check, "RETURN_SECONDS", 0.0)
+    assert "is this machine's network or clock wrong?" in leaves_with(itertools.repeat(0))
 
 
 def said_after(seconds: list[tuple[float, float]], averaging: Averaging, module: nn.Module, num_peers: int = 2) -> list:
