@@ -54,11 +54,15 @@ def trained_before(options: PeerOptions) -> tuple[str, Recipe] | None:
     return None
 
 
-def resumed(options: PeerOptions) -> PeerOptions:
+def resumed(options: PeerOptions, since: float = 0.0) -> PeerOptions:
     """With `--resume`, return options that go on with the newest checkpoint, and print which one that is.
 
     Without `--resume` the options stay as they are. Peers of a demo are left out, unless their run is named:
     `swarm demo` itself goes on with them.
+
+    Args:
+        options: of this peer
+        since: checkpoints that were written before this time are left out; seconds since 1970
 
     Raises:
         InputError: there is no checkpoint, a name is malformed, or `--start-from` was given as well
@@ -73,7 +77,7 @@ def resumed(options: PeerOptions) -> PeerOptions:
     peers = [RunFolder(path.parent) for path in output_dir.glob(f"{run_id}/{name}/{RunFolder('').rounds.name}")]
     of_demos = [folder for folder in peers if options.run_id is None and folder.identity.exists()]
     peers = [folder for folder in peers if folder not in of_demos]
-    checkpoints = [path for folder in peers for path in resumable(folder.checkpoints)]
+    checkpoints = [path for folder in peers for path in resumable(folder.checkpoints) if path.stat().st_mtime >= since]
     if not checkpoints:
         said = f"--resume finds no checkpoint in {output_dir}"
         if any(resumable(folder.checkpoints) for folder in of_demos):

@@ -142,17 +142,17 @@ def settled(options: PeerOptions) -> PeerOptions:
     """In the first process, return options with which torchrun can start this peer again as the same one.
 
     A peer without a name gets one that is the same at all starts by one torchrun. From the second start on, the peer
-    goes on with its newest checkpoint, if there is one.
+    goes on with its newest checkpoint, if it has written one since torchrun began. An older one may be of another run.
     """
     if options.resume:  # the checkpoint has the name and the run
         return options
+    launcher = psutil.Process(os.getppid())
     if options.machine.public_name is None:
-        launcher = psutil.Process(os.getppid())
         name = hashlib.sha256(f"{launcher.pid} {launcher.create_time()}".encode()).hexdigest()[:6]
         options = replace(options, machine=replace(options.machine, public_name=f"peer-{name}"))
     if int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0)):
         with contextlib.suppress(InputError):  # it was killed before its first checkpoint
-            return resumed(replace(options, resume=True, start_from=None))
+            return resumed(replace(options, resume=True, start_from=None), launcher.create_time())
     return options
 
 

@@ -4,6 +4,7 @@ import contextlib
 import io
 import os
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -132,14 +133,24 @@ def test_variables_that_torchrun_would_not_set_are_refused(environment, variable
         Launched.from_environment()
 
 
+def checkpoint_of(folder: Path) -> Path:
+    """Return a checkpoint that a peer has written into its run folder just now."""
+    (folder / "checkpoints").mkdir(parents=True)
+    (folder / "rounds.jsonl").touch()
+    path = folder / "checkpoints" / "step=1.ckpt"
+    path.touch()
+    return path
+
+
 def test_an_island_that_torchrun_starts_again_is_the_same_peer(environment, tmp_path):
     options = replace(PeerOptions(), machine=replace(PeerOptions().machine, output_dir=tmp_path))
     first, again = launch.settled(options), launch.settled(options)
     assert first.machine.public_name == again.machine.public_name
-    folder = tmp_path / "run" / first.machine.public_name
-    (folder / "checkpoints").mkdir(parents=True)
-    (folder / "rounds.jsonl").touch()
-    (folder / "checkpoints" / "step=1.ckpt").touch()
+    os.utime(checkpoint_of(tmp_path / "before" / first.machine.public_name), (1, 1))
+    environment.setenv("TORCHELASTIC_RESTART_COUNT", "1")
+    assert launch.settled(options).run_id is None, "it was killed before its first checkpoint of this run"
+    checkpoint_of(tmp_path / "run" / first.machine.public_name)
+    environment.setenv("TORCHELASTIC_RESTART_COUNT", "0")
     assert launch.settled(options).run_id is None
     environment.setenv("TORCHELASTIC_RESTART_COUNT", "1")
     assert launch.settled(options).run_id == "run"
