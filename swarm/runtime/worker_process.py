@@ -109,13 +109,14 @@ class WorkerProcess(mp.get_context("fork").Process):
                 self._outer.send(command)
 
     def stop(self) -> None:
-        """Let the process end by itself, or terminate it after `STOP_SECONDS`."""
+        """Let the process end by itself, or kill it after `STOP_SECONDS`."""
         if self.is_alive():
             self.send(Stop())
             self.join(STOP_SECONDS)
         if self.is_alive():
             logger.debug("the averaging process does not end by itself")
-            self.terminate()
+            self.kill()  # not SIGTERM: the handler that it has inherited asks a trainer to leave, and ends no process
+            self.join(STOP_SECONDS)
 
     # ---- in the worker process ------------------------------------------------------------------------------------
 

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import multiprocessing
 import os
+import signal
 import threading
 import time
 from functools import partial
@@ -86,6 +87,23 @@ def test_a_process_that_is_killed_leaves_no_thread():
     process.start()
     process.kill()
     assert not answering_threads(before)
+
+
+def ignore_sigterm(ignores) -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    ignores.set()
+    time.sleep(600.0)
+
+
+def test_a_process_that_is_stuck_does_not_outlive_its_trainer(monkeypatch):
+    """It is forked from the trainer, whose handlers of signals it inherits."""
+    monkeypatch.setattr("swarm.runtime.worker_process.STOP_SECONDS", 1.0)
+    ignores = multiprocessing.Event()
+    process = WorkerProcess(None, None, None, partial(ignore_sigterm, ignores))
+    process.start()
+    assert ignores.wait(20.0)
+    process.stop()
+    assert process.exitcode == -signal.SIGKILL
 
 
 class Impatient:
