@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -60,11 +61,25 @@ def newest_checkpoint(folder: Path, needed: bool, data_name: str) -> tuple[Path 
     return None, None
 
 
-def own_checkpoint(folder: Path, step: int) -> Path:
-    """Return the path for this peer's own weights of this step; own weights that were kept before are deleted."""
+def save_own(folder: Path, step: int, save: Callable[[Path], None]) -> Path | None:
+    """Save this peer's own weights of this step, and delete those that were kept before.
+
+    Args:
+        folder: of the checkpoints
+        step: of the weights
+        save: writes them to a path; on a full disk it writes nothing
+
+    Returns:
+        the path; None if it could not be written, so that what was kept before stays
+    """
+    path = folder / f"{OWN_PREFIX}{step}.ckpt"
+    save(path)
+    if not path.exists():
+        return None
     for older in folder.glob(f"{OWN_PREFIX}*.ckpt"):
-        older.unlink(missing_ok=True)
-    return folder / f"{OWN_PREFIX}{step}.ckpt"
+        if older != path:
+            older.unlink(missing_ok=True)
+    return path
 
 
 def _read(path: Path, data_name: str) -> dict[str, Any] | None:

@@ -9,6 +9,7 @@ import threading
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 
 import psutil
 import torch
@@ -41,7 +42,7 @@ from swarm.peer.callbacks.status_reporter import StatusReporter
 from swarm.peer.callbacks.swarm_metrics import SwarmMetrics
 from swarm.peer.callbacks.time_limit import TimeLimit
 from swarm.peer.callbacks.traffic_limit import TrafficLimit
-from swarm.peer.checkpoints import kept_checkpoints, own_checkpoint, sweep_checkpoints
+from swarm.peer.checkpoints import kept_checkpoints, save_own, sweep_checkpoints
 from swarm.peer.helping.helper import NoStepMetrics
 from swarm.peer.island.computing import device_options
 from swarm.peer.membership.entry import Entry
@@ -342,9 +343,8 @@ class Session:
 
     def _keep_own(self, step: int) -> None:
         """Save this peer's own weights before they are replaced by weights that are far from them."""
-        path = own_checkpoint(self.folder.checkpoints, step)
-        self.strategy.lightning_module.trainer.save_checkpoint(path, weights_only=False)
-        if path.exists():
+        save = partial(self.strategy.lightning_module.trainer.save_checkpoint, weights_only=False)
+        if path := save_own(self.folder.checkpoints, step, save):
             logger.warning(
                 f"The swarm's weights are far from this peer's own: it takes them over, and keeps its own in {path}"
             )

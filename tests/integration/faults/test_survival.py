@@ -6,6 +6,7 @@ import resource
 import signal
 import socket
 import warnings
+from functools import partial
 from threading import Event
 from types import SimpleNamespace
 
@@ -21,7 +22,7 @@ from recipe.training.loggers import PatientTensorBoardLogger
 from swarm.membership.announcer import addresses_in
 from swarm.network.known_peers import MAX_REMEMBERED, met_before, read_book, write_book
 from swarm.network.signed_records import peer_of
-from swarm.peer.checkpoints import newest_checkpoint, own_checkpoint, sweep_checkpoints
+from swarm.peer.checkpoints import newest_checkpoint, save_own, sweep_checkpoints
 from swarm.peer.session import Session
 from swarm.training.throughput import MAX_DROPPED, Throughput
 from tests.helpers.owners import subkey_of
@@ -125,8 +126,8 @@ def save(path, step: int) -> None:
 
 def test_the_newest_checkpoint_that_can_be_read(tmp_path):
     assert newest_checkpoint(tmp_path, True, VisionData.__qualname__) == (None, None)
-    save(own_checkpoint(tmp_path, 7), step=7)
-    save(own_checkpoint(tmp_path, 9), step=9)
+    for step in (7, 9):
+        save_own(tmp_path, step, partial(save, step=step))
     assert [path.name for path in tmp_path.iterdir()] == ["own-step-9.ckpt"], (
         "the newest of these, and never gone on from"
     )
@@ -200,6 +201,16 @@ def test_an_old_checkpoint_stays_until_a_newer_one_could_be_written(tmp_path, fu
     files.save_checkpoint({"step": 5}, tmp_path / "step=5.ckpt")
     files.remove_checkpoint(tmp_path / "step=3.ckpt")
     assert [file.name for file in tmp_path.iterdir()] == ["step=5.ckpt"]
+
+
+def test_own_weights_stay_until_newer_ones_could_be_written(tmp_path, full_disk):
+    files = AtomicCheckpointIO()
+    small, big = {"step": 1}, {"weights": torch.zeros(100_000)}
+    assert save_own(tmp_path, 7, partial(files.save_checkpoint, small)) == tmp_path / "own-step-7.ckpt"
+    assert save_own(tmp_path, 9, partial(files.save_checkpoint, big)) is None
+    assert [file.name for file in tmp_path.iterdir()] == ["own-step-7.ckpt"]
+    assert save_own(tmp_path, 11, partial(files.save_checkpoint, small)) == tmp_path / "own-step-11.ckpt"
+    assert [file.name for file in tmp_path.iterdir()] == ["own-step-11.ckpt"]
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
