@@ -141,7 +141,7 @@ def come_back(
             if str(error) != told:
                 told = str(error)
                 limit = f"{RETURN_SECONDS / 60:.0f} minutes at most"
-                if has_trained:
+                if has_trained and isinstance(error, NobodyAnswers) and waited_seconds < alone_after_seconds:
                     limit = f"for {alone_after_seconds:.0f} s; then this peer goes on alone with its last checkpoint"
                 print(f"{told}\nTrying again, {limit}.", file=sys.stderr, flush=True)
         signal.signal(signal.SIGINT, lambda signal_number, _frame: leave(signal_number))

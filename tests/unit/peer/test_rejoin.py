@@ -10,6 +10,7 @@ from recipe.presets import preset
 from recipe.run_folder import RunFolder
 from swarm.cli.train import read_start
 from swarm.enrolment.removed import Removed
+from swarm.network.addresses import NobodyAnswers
 from swarm.peer.main import run
 from swarm.peer.options import own_recipe, parse_options
 from swarm.peer.rejoin import come_back, resumed, trained_before
@@ -142,3 +143,27 @@ def test_a_peer_that_cannot_join_gives_up_when_its_time_is_up(monkeypatch, capsy
     said = capsys.readouterr()
     assert "Its port is taken." in said.err
     assert said.out == "Time is up (--max-time).\n"
+
+
+@pytest.mark.parametrize(
+    ("error", "alone_seconds", "is_promised"),
+    [
+        (NobodyAnswers("None of these peers can be reached."), 30.0, True),
+        (NobodyAnswers("None of these peers can be reached."), 0.0, False),
+        (InputError("Its port is taken."), 30.0, False),
+    ],
+)
+def test_only_a_peer_that_nobody_answers_is_told_that_it_will_go_on_alone(
+    monkeypatch, capsys, error, alone_seconds, is_promised
+):
+    monkeypatch.setattr("swarm.peer.rejoin.RETRY_SECONDS", 0.0)
+    monkeypatch.setattr("swarm.peer.rejoin.ALONE_SECONDS", alone_seconds)
+
+    def make_peer(alone: bool):
+        raise error
+
+    assert come_back(make_peer, again=True, has_trained=True, leave=lambda _: None, is_time_up=lambda: True) == 0
+    said = capsys.readouterr().err
+    assert said.startswith(f"{error}\nTrying again, ")
+    assert ("goes on alone" in said) == is_promised
+    assert ("10 minutes at most" in said) != is_promised
