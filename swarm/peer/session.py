@@ -413,7 +413,7 @@ class Session:
             samples=self.metrics.contributed,
             seconds=seconds,
             val_accuracy=final.val_accuracy,
-            train_loss=self.metrics.loss,
+            train_loss=self.metrics.own_loss,
             max_num_peers=self.metrics.max_num_peers,
             name=self.name,
             swarm_samples=self.metrics.swarm_samples,

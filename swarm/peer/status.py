@@ -39,7 +39,7 @@ class Status:
         num_peers: peers in the last update
         rate: this peer's samples per second, waiting included
         swarm_rate: the swarm's samples per second
-        loss: training loss of the last update over all peers
+        loss: training loss of the last update over all peers, as they claim it
         val_accuracy: last validation accuracy, 0 to 1
         contributed: samples that this peer has put into averages
         swarm_samples: samples in all averages that this peer took part in

@@ -18,7 +18,7 @@ SMOOTHING = 0.1
 class SwarmMetrics(L.Callback):
     """Logs how each global update came about, and keeps the sums for the summary.
 
-    Tags: `swarm/peers`, `swarm/samples`, `swarm/own_samples`, `swarm/loss` (over all peers' samples),
+    Tags: `swarm/peers`, `swarm/samples`, `swarm/own_samples`, `swarm/loss` (over all peers' samples, as they claim it),
     `perf/swarm_samples_per_second` (samples of the update over its time, validation excluded),
     `round/compute_seconds`, `round/blocked_seconds`, `round/meeting_seconds`, `round/exchange_seconds`,
     `round/granularity` (computing over exchange) and `round/parts_received_fraction` (of the average and, as a reducer,
@@ -32,7 +32,7 @@ class SwarmMetrics(L.Callback):
         self._rounds = JsonlFile(rounds)
         self.contributed = self.swarm_samples = self.updates = self.max_num_peers = 0
         self.complete_updates = 0
-        self.rate = self.swarm_rate = self.loss = None
+        self.rate = self.swarm_rate = self.loss = self.own_loss = None
         self._began: float | None = None
         self._step = -1
         self._since = 0.0
@@ -76,6 +76,8 @@ class SwarmMetrics(L.Callback):
         self.max_num_peers = max(self.max_num_peers, report.num_peers)
         self.complete_updates += report.round is None or report.round.complete
         self.loss = report.loss
+        if report.own_samples:  # a helper has none, and neither has a peer that only listened to the round
+            self.own_loss = report.ticket.loss
         self.rate = self._smooth(self.rate, report.own_samples / seconds)
         self.swarm_rate = self._smooth(self.swarm_rate, report.samples / seconds)
 

@@ -30,6 +30,8 @@ from swarm.peer.callbacks.time_limit import TimeLimit
 from swarm.peer.callbacks.traffic_limit import TrafficLimit
 from swarm.peer.startup_timer import seconds_since_command
 from swarm.peer.status import Status
+from swarm.protocol.messages import Ticket
+from swarm.protocol.round_report import StepReport
 from swarm.runtime.line_use import LineUse
 from swarm.runtime.timeouts import seconds_since_boot
 from swarm.training.averaging_mode import Averaging
@@ -76,6 +78,21 @@ def test_a_peer_that_waits_for_company_prints_nothing_below_its_join_line(tmp_pa
     time.sleep(2 * STATUS_SECONDS)
     reporter.finish("left")
     assert capsys.readouterr().out == "joining\n", "a line tells that the training has begun"
+
+
+def test_a_member_that_claims_a_false_loss_does_not_change_what_others_say_of_theirs(tmp_path):
+    coordinator = SimpleNamespace(last_step=None)
+    trainer = SimpleNamespace(global_step=0, strategy=SimpleNamespace(coordinator=coordinator), loggers=[])
+    metrics = SwarmMetrics(tmp_path / "rounds.jsonl")
+    metrics.on_train_start(trainer, None)
+    for step, own_samples, own_loss in ((1, 10, 2.5), (2, 0, 0.0)):
+        trainer.global_step = step
+        ticket = Ticket(step - 1, own_samples, False, own_loss, bytes(16))
+        coordinator.last_step = StepReport(step, 2, 40, own_samples, 1e9, 1.0, 0.0, None, ticket=ticket)
+        metrics.on_train_batch_end(trainer, None, None, None, 0)
+    assert metrics.updates == 2
+    assert metrics.loss == 1e9
+    assert metrics.own_loss == 2.5, "in the second round it only listened"
 
 
 def leaves_with(looks: Iterator[int]) -> str:
