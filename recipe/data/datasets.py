@@ -11,7 +11,7 @@ from filelock import FileLock
 from torch.nn import functional as F
 from torch.utils.data import Dataset, Subset
 from torchvision.datasets import CIFAR10
-from torchvision.datasets.utils import check_md5
+from torchvision.datasets.utils import check_integrity, check_md5
 
 from recipe.config import Recipe
 from recipe.data.damaged_images import ImagesByClass
@@ -63,12 +63,16 @@ def as_float(images: torch.Tensor) -> torch.Tensor:
 def prepare(recipe: Recipe, data_dir: Path) -> None:
     """Downloads what can be downloaded and is missing; peers on one machine wait for each other.
 
+    Where nothing is missing, nothing is written: the folder may be read-only.
+
     Raises:
         InputError: the folder cannot be written, or the download failed.
     """
     if recipe.dataset != "cifar10":
         return
     try:
+        if all(check_integrity(path, md5) for path, md5 in _cifar10_files(data_dir)):
+            return
         data_dir.mkdir(parents=True, exist_ok=True)
         with FileLock(data_dir / ".download.lock"):
             CIFAR10(data_dir, download=True)
@@ -163,19 +167,20 @@ def _cifar10(_: Recipe, data_dir: Path) -> Splits:
 
 def damaged_cifar10(data_dir: Path) -> InputError | None:
     """The error about the first file whose checksum is not the published one; None if there is none."""
-    batches = data_dir / CIFAR10.base_folder
-    published = [(batches / name, md5) for name, md5 in (*CIFAR10.train_list, *CIFAR10.test_list)]
-    published += [
-        (batches / CIFAR10.meta["filename"], CIFAR10.meta["md5"]),
-        (data_dir / CIFAR10.filename, CIFAR10.tgz_md5),
-    ]
-    for path, md5 in published:
+    for path, md5 in (*_cifar10_files(data_dir), (data_dir / CIFAR10.filename, CIFAR10.tgz_md5)):
         if path.is_file() and not check_md5(path, md5):
             return InputError(
                 f"{path} has the wrong checksum, so it is damaged or not the published file: delete it, and connect "
                 f"this machine to the network or put {CIFAR10.filename} from {CIFAR10.url} into {data_dir}."
             )
     return None
+
+
+def _cifar10_files(data_dir: Path) -> list[tuple[Path, str]]:
+    """The files of a complete CIFAR-10, with their published checksums."""
+    batches = data_dir / CIFAR10.base_folder
+    listed = (*CIFAR10.train_list, *CIFAR10.test_list, (CIFAR10.meta["filename"], CIFAR10.meta["md5"]))
+    return [(batches / name, md5) for name, md5 in listed]
 
 
 def _imagefolder(recipe: Recipe, data_dir: Path) -> Splits:

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from filelock import FileLock
 from torch.utils.data import Dataset
-from torchvision.datasets.utils import check_md5, download_url
+from torchvision.datasets.utils import check_integrity, check_md5, download_url
 
 from recipe.config import Recipe
 from recipe.data.splits import Splits
@@ -57,12 +57,16 @@ class Texts(Dataset):
 def prepare(recipe: Recipe, data_dir: Path) -> None:
     """Downloads what can be downloaded and is missing; peers on one machine wait for each other.
 
+    Where nothing is missing, nothing is written: the folder may be read-only.
+
     Raises:
         InputError: the folder cannot be written, or the download failed.
     """
     if recipe.dataset != "ag-news":
         return
     try:
+        if all(check_integrity(_ag_news_folder(data_dir) / name, md5) for name, md5 in AG_NEWS_MD5.items()):
+            return
         data_dir.mkdir(parents=True, exist_ok=True)
         with FileLock(data_dir / ".download.lock"):
             for name, md5 in AG_NEWS_MD5.items():

@@ -285,6 +285,12 @@ def test_cifar10_that_cannot_be_downloaded(tmp_path, monkeypatch):
         data.setup()
 
 
+def test_a_complete_cifar10_is_taken_from_a_folder_that_cannot_be_written(cifar_folder):
+    """As /kaggle/input is, or a folder that another user has prepared. Here the lock file cannot be opened."""
+    (cifar_folder / ".download.lock").mkdir()
+    build_data(preset("cifar10-vit-tiny"), cifar_folder).prepare_data()
+
+
 def test_a_damaged_file_of_cifar10_is_named(cifar_folder, monkeypatch):
     monkeypatch.setattr(CIFAR10, "url", "http://127.0.0.1:9/cifar-10-python.tar.gz")
     damaged = cifar_folder / CIFAR10.base_folder / "data_batch_3"

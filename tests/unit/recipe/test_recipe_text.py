@@ -1,5 +1,6 @@
 """Texts as data and models: what is read, how it is cut, and that texts of unequal length do not disturb each other."""
 
+import hashlib
 import subprocess
 import sys
 from collections import Counter
@@ -288,6 +289,17 @@ def test_ag_news_that_cannot_be_downloaded(tmp_path, monkeypatch):
     write_csv(tmp_path / "ag_news_csv" / "train.csv", [("1", "not", "the published file")])
     with pytest.raises(InputError, match="wrong checksum"):
         data.setup()
+
+
+def test_a_complete_ag_news_is_taken_from_a_folder_that_cannot_be_written(tmp_path, monkeypatch):
+    """Here the lock file cannot be opened."""
+    for name in corpora.AG_NEWS_MD5:
+        write_csv(tmp_path / "ag_news_csv" / name, [("1", "a text")])
+        content = (tmp_path / "ag_news_csv" / name).read_bytes()
+        monkeypatch.setitem(corpora.AG_NEWS_MD5, name, hashlib.md5(content).hexdigest())
+    (tmp_path / ".download.lock").mkdir()
+    recipe = replace(preset("ag-news-distilbert"), model="transformer-encoder", pretrained=False)
+    build_data(recipe, tmp_path).prepare_data()
 
 
 def test_the_doctor_sees_texts(own_texts):
