@@ -29,7 +29,7 @@ INTERRUPTED_STATUS = 130
 def finish(session: Session) -> int:
     """Tests the best checkpoint and completes the run folder; returns the exit status.
 
-    A run that was interrupted is not tested, so that it ends quickly.
+    A run that was interrupted is neither validated once more nor tested, so that it ends quickly.
 
     Raises:
         RunFailed: the best checkpoint could not be copied to its address.

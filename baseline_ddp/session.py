@@ -246,7 +246,11 @@ class Session:
             profiler=self.split.data,
             sync_batchnorm=self.options.compute.sync_batchnorm and self.strategy_name == "ddp",
             loggers=self._loggers(),
-            step_metrics=StepMetrics([self.split, ResourceMeter(self.device)], self.stop_request),
+            step_metrics=StepMetrics(
+                [self.split, ResourceMeter(self.device)],
+                wants_to_stop=lambda: self.stop_request.time_is_up,
+                is_interrupted=lambda: self.stop_request.interrupted,
+            ),
         )
 
     def _loggers(self) -> list[Logger]:

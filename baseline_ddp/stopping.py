@@ -12,7 +12,7 @@ from recipe.durations import parse_duration
 
 
 class StopRequest(Timer):
-    """Asks to stop when the time is up, or after Ctrl-C or SIGTERM.
+    """Asks to stop when the time is up, with a last validation, or after Ctrl-C or SIGTERM, without one.
 
     It is Lightning's Timer, whose time is part of checkpoints, without the Timer's broadcast after every micro-batch.
     Before every micro-batch, Lightning 2.6 makes another broadcast of whether the first process has received SIGTERM.
@@ -38,13 +38,10 @@ class StopRequest(Timer):
         left = self.time_remaining()
         return left is not None and left <= 0
 
-    def __call__(self) -> bool:
-        """Whether this process wants to stop."""
-        return self.interrupted or self.time_is_up
-
     @contextmanager
     def listening(self, speaks: bool) -> Iterator[None]:
-        """Treats SIGINT and SIGTERM as requests to stop; torchrun kills processes that still run 30 s later.
+        """Treats SIGINT and SIGTERM as requests to stop. torchrun kills processes that still run 30 s later, so there
+        is no validation before the last snapshot.
 
         Args:
             speaks: whether to print what happens next.

@@ -34,8 +34,9 @@ class Snapshots(Checkpoint):
 
     Lightning saves model, optimizer, schedule, loss scaler, position in the data, step and timer. This callback adds
     the strategy, and the states of the random generators of all processes. If an update is also validated, the snapshot
-    comes after that, so that a resumed run has the same validations. A run may resume with another number of processes
-    and other micro-batches: the size of updates does not change.
+    comes after that, so that a resumed run has the same validations. Only a run that is interrupted leaves out the
+    validation of its last update, which may take longer than is left until it is killed. A run may resume with another
+    number of processes and other micro-batches: the size of updates does not change.
     """
 
     def __init__(self, path: Path, every: int, strategy_name: str) -> None:

@@ -46,15 +46,22 @@ class StepMetrics(L.Callback):
     Args:
         gauges: further quantities to log.
         wants_to_stop: called in every process at every update. If one process says yes, all stop together at the next
-            update.
+            update, after a last validation.
+        is_interrupted: like `wants_to_stop`, but without the last validation, which may take longer than is left until
+            the processes are killed. Only a run that has made all its updates is validated nevertheless.
         times: number of processes that compute as much as this one, if the trainer does not know of the others.
     """
 
     def __init__(
-        self, gauges: Iterable[Gauge] = (), wants_to_stop: Callable[[], bool] = lambda: False, times: int = 1
+        self,
+        gauges: Iterable[Gauge] = (),
+        wants_to_stop: Callable[[], bool] = lambda: False,
+        is_interrupted: Callable[[], bool] = lambda: False,
+        times: int = 1,
     ) -> None:
         self.times = times
-        self.gauges, self.wants_to_stop = list(gauges), wants_to_stop
+        self.gauges = list(gauges)
+        self.wants_to_stop, self.is_interrupted = wants_to_stop, is_interrupted
         self.samples = 0
         self.started_at = 0.0
         self.paused_at: float | None = None
@@ -113,7 +120,8 @@ class StepMetrics(L.Callback):
         """Sends this process's values to the others, and sets `_finish`, which writes the line once theirs are here."""
         measured = [(gauge, gauge.take(seconds)) for gauge in self.gauges]
         means = torch.stack([metric.compute().float() for metric in pl_module.train_metrics.values()])
-        others = [seconds, float(self.wants_to_stop()), *(value for _, values in measured for value in values.values())]
+        asked = [float(self.is_interrupted()), float(self.wants_to_stop())]
+        others = [seconds, *asked, *(value for _, values in measured for value in values.values())]
         own = torch.cat([means, means.new_tensor(others)])
         everyone, work = own.unsqueeze(0), None
         if trainer.world_size > 1:
@@ -130,7 +138,10 @@ class StepMetrics(L.Callback):
             line = {name: _mean(columns.pop(0)) for name in names} | {"train/lr": learning_rate}
             line["perf/step_seconds"] = _mean(columns.pop(0))
             line["perf/samples_per_second"] = samples * len(rows) / line["perf/step_seconds"]
-            trainer.should_stop = any(columns.pop(0)) or trainer.should_stop
+            is_interrupted, is_to_stop = any(columns.pop(0)), any(columns.pop(0))
+            trainer.should_stop = trainer.should_stop or is_interrupted or is_to_stop
+            if is_interrupted and trainer.global_step < trainer.max_steps:
+                trainer.limit_val_batches = 0
             for gauge, values in measured:
                 for tag in values:
                     line |= _tagged(tag, columns.pop(0), gauge.per_process)
