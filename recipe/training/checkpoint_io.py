@@ -71,13 +71,33 @@ class AtomicCheckpointIO(TorchCheckpointIO):
         self._has_warned = True
 
 
+class BestCheckpoint(ModelCheckpoint):
+    """Keeps the best score when the run folder is moved, or mounted elsewhere. Lightning forgets it then, and the next
+    validation overwrites the checkpoint."""
+
+    @property
+    def state_key(self) -> str:
+        """The key of Lightning's own class, under which earlier snapshots have the state as well."""
+        return super().state_key.replace(type(self).__qualname__, ModelCheckpoint.__qualname__, 1)
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Takes the state over, with all files in the folder where they are now."""
+        names = ("best_model_path", "kth_best_model_path", "last_model_path")
+        paths = {name: self._here(state_dict[name]) for name in names}
+        scores = {self._here(path): score for path, score in state_dict["best_k_models"].items()}
+        super().load_state_dict({**state_dict, **paths, "dirpath": self.dirpath, "best_k_models": scores})
+
+    def _here(self, path: str) -> str:
+        return path and str(Path(self.dirpath, Path(path).name))
+
+
 def best_checkpoint(folder: Path) -> ModelCheckpoint:
     """The callback that writes the checkpoint `BEST`.
 
     Args:
         folder: folder of the checkpoint.
     """
-    return ModelCheckpoint(
+    return BestCheckpoint(
         folder,
         BEST.removesuffix(".ckpt"),
         monitor="val/top1",

@@ -13,11 +13,15 @@ from pathlib import Path
 import fsspec
 import pytest
 import torch
+from lightning.pytorch.callbacks import ModelCheckpoint
+from torch.nn import functional as F
 
 from recipe.errors import InputError
 from recipe.presets import preset
 from recipe.remote_file import RemoteCopy, RemoteFile
 from recipe.run_folder import RunFolder
+from recipe.training.checkpoint_io import best_checkpoint
+from recipe.training.task import ClassificationTask
 from tests.helpers.clusters import Cluster, run_cluster, train
 from tests.helpers.programs.ports import free_port
 
@@ -255,4 +259,37 @@ def train_without_uploads(options: list[str]) -> int:
 
     RemoteFile.write = refuse
     session.RemoteCopy = results.RemoteCopy = partial(RemoteCopy, attempts=1)
+    return train(options)
+
+
+def test_a_run_that_was_moved_keeps_its_best_checkpoint(tmp_path):
+    """As when the folder is mounted elsewhere: what Lightning stored in the snapshot are absolute paths."""
+    before, after, log = tmp_path / "before", tmp_path / "after", tmp_path / "log"
+    before.mkdir()
+    train_with_accuracy(1, [*arguments(before), "--max-steps", 2], log)
+    best = (before / "run" / "single-1" / "checkpoints" / "best.ckpt").read_bytes()
+    before.rename(after)
+    train_with_accuracy(0, [*arguments(after), "--resume"], log)
+    assert json.loads((after / "run" / "single-1" / "summary.json").read_text())["steps"] == 6
+    assert (after / "run" / "single-1" / "checkpoints" / "best.ckpt").read_bytes() == best
+
+
+def test_snapshots_of_earlier_versions_have_the_best_score_under_the_same_key(tmp_path):
+    assert best_checkpoint(tmp_path).state_key == ModelCheckpoint(monitor="val/top1", mode="max").state_key
+
+
+def train_with_accuracy(accuracy: int, options: list, log: Path) -> None:
+    with Cluster(1, train_and_guess, [str(option) for option in options], accuracy, log=log) as cluster:
+        assert cluster.results() == [0], log.read_text()
+
+
+def train_and_guess(options: list[str], accuracy: int) -> int:
+    """Like `train`, but validation images are all guessed right (accuracy 1) or all wrong (0)."""
+
+    def guess(self, batch, batch_idx):
+        labels = batch[1].clamp(min=0)
+        self.val_loss.update(1.0)
+        self.val_metrics.update(F.one_hot((labels + 1 - accuracy) % 10, 10).float(), batch[1])
+
+    ClassificationTask.validation_step = guess
     return train(options)
