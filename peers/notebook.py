@@ -17,12 +17,13 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from peers.display import make_display
+from peers.display import Display, LineDisplay, make_display
 from peers.platforms import Platform, detect
 from recipe.errors import InputError
 from recipe.run_folder import check_name, make_writable
 from swarm.enrolment.join_line import is_join_line, whom_to_join
 from swarm.network.addresses import VARIABLE
+from swarm.peer.options import UPLOAD_SECONDS
 from swarm.peer.status import Status
 from swarm.runtime.processes import die_with_parent
 
@@ -136,13 +137,17 @@ class _Volunteer:
             )
 
     def run(self) -> dict:
-        display = make_display()
+        display: Display = LineDisplay()
         try:
+            display = make_display()
             while self._process.poll() is None:
                 display.show(self._status())
                 self._wait(POLL_SECONDS)
         except KeyboardInterrupt:
             self._leave()
+        except BaseException:  # after it, nobody could stop the peer
+            self._leave()
+            raise
         if self._end is not None and self._process.returncode in (*INTERRUPTED, -signal.SIGKILL):
             display.close(self._end)
             return self._summary() or {}
@@ -163,22 +168,37 @@ class _Volunteer:
         return True
 
     def _leave(self) -> None:
-        """Ask the peer to leave, as Ctrl-C does in a terminal, and end it by force if it does not."""
+        """Ask the peer to leave, as Ctrl-C does in a terminal, and end it by force if it does not.
+
+        A peer that has written its summary may still be uploading, which takes longer.
+        """
         self._end = "Left before the training began."
         self._process.send_signal(signal.SIGINT)
+        seconds = LEAVE_SECONDS
         try:
-            if not self._wait(LEAVE_SECONDS):
-                self._end = f"Ended by force after {LEAVE_SECONDS:g} s. The others train on."
-                self._process.kill()
-        except KeyboardInterrupt:  # interrupted twice: end it at once
+            has_left = self._wait(LEAVE_SECONDS)
+            if not has_left and (self._summary() or {}).get("upload_to"):
+                print(f"Uploading what is left, for {UPLOAD_SECONDS:g} s at most; interrupt again to end this at once.")
+                seconds += UPLOAD_SECONDS
+                has_left = self._wait(UPLOAD_SECONDS)
+            if not has_left:
+                self._end = f"Ended by force after {seconds:g} s. The others train on."
+        except KeyboardInterrupt:  # interrupted twice
             self._end = "Ended by force. The others train on."
-            self._process.kill()
-        self._process.wait()
+        finally:
+            self._process.kill()  # does nothing if it has ended
+            self._process.wait()
 
     def _newest(self, file: str) -> Path | None:
-        """This session's newest file of that name in OUTPUT_DIR/RUN_ID/NAME; RUN_ID is known only to the swarm."""
-        found = [path for path in self._folder.glob(f"*/{self._name}/{file}") if path.stat().st_mtime >= self._began]
-        return max(found, key=lambda path: path.stat().st_mtime, default=None)
+        """This session's newest file of that name in OUTPUT_DIR/RUN_ID/NAME; RUN_ID is known only to the swarm.
+
+        None also if the folder cannot be read now, as with a Drive that is not there for a while.
+        """
+        try:
+            times = {path: path.stat().st_mtime for path in self._folder.glob(f"*/{self._name}/{file}")}
+        except OSError:
+            return None
+        return max((path for path in times if times[path] >= self._began), key=times.get, default=None)
 
     def _summary(self) -> dict | None:
         path = self._newest("summary.json")

@@ -21,6 +21,8 @@ from swarm.peer.startup_timer import seconds_since_command
 MAX_INVITE_DAYS = 3650
 MIN_UPLOAD_MBPS = 4.0
 """Least limit of the upload: twice the rate for which a round has time, since a peer sends more than its rounds."""
+UPLOAD_SECONDS = 300.0
+"""How long a peer that ends waits for what `--upload-to` has not copied yet."""
 
 
 @dataclass(frozen=True)

@@ -13,10 +13,9 @@ from recipe.remote_file import RemoteCopy, RemoteFile
 from recipe.training.checkpoint_io import BEST
 from swarm.peer.callbacks.status_reporter import PatientConsole
 from swarm.peer.checkpoints import OWN_PREFIX
+from swarm.peer.options import UPLOAD_SECONDS
 from swarm.runtime.once import Once
 
-LAST_SECONDS = 300.0
-"""How long a peer that ends waits for uploads that are under way."""
 LATEST, SUMMARY = "last.ckpt", "summary.json"
 OPTION = "--upload-to"
 _LOOK_SECONDS = 0.2
@@ -64,7 +63,7 @@ class CheckpointUpload:
             self._unread.add(file)  # what was copied before is older
             self._complain(str(error.strerror))
 
-    def finish(self, summary: Path, say: Callable[[str], None], seconds: float = LAST_SECONDS) -> None:
+    def finish(self, summary: Path, say: Callable[[str], None], seconds: float = UPLOAD_SECONDS) -> None:
         """Send the summary, and wait for all uploads that are under way.
 
         Args:

@@ -1,10 +1,12 @@
 """Messages of a notebook about a peer that has ended, without a swarm."""
 
+import errno
 import sys
 import time
 from pathlib import Path
 from typing import NamedTuple
 
+import psutil
 import pytest
 
 from peers.display import WidgetDisplay
@@ -72,14 +74,14 @@ def test_a_notebook_that_shows_no_widgets_prints_a_line_a_minute(capsys):
 
 
 class Screen:
-    """A screen at which a person waits until the peer is there, and then interrupts the cell."""
+    """A screen at which a person waits until the peer is there, and then interrupts the cell, or that fails then."""
 
-    def __init__(self, there: Path):
-        self.there, self.last_words = there, ""
+    def __init__(self, there: Path, error: BaseException | None = None):
+        self.there, self.error, self.last_words = there, error or KeyboardInterrupt(), ""
 
     def show(self, status: Status) -> None:
         if self.there.exists():
-            raise KeyboardInterrupt
+            raise self.error
 
     def close(self, last_words: str) -> None:
         self.last_words = last_words
@@ -98,6 +100,73 @@ def test_a_person_that_interrupts_the_cell_sees_no_error(tmp_path, monkeypatch, 
     monkeypatch.setattr("peers.notebook.POLL_SECONDS", 0.05)
     assert join(PEER, public_name="ada", output_dir=tmp_path) == {}
     assert screen.last_words == words
+
+
+class Person:
+    """Reads what the cell prints, and then lets the peer's upload arrive, or interrupts the cell once more."""
+
+    def __init__(self, arrived: Path, is_patient: bool):
+        self.arrived, self.is_patient, self.told = arrived, is_patient, ""
+
+    def read(self, words: str) -> None:
+        self.told = words
+        if not self.is_patient:
+            raise KeyboardInterrupt
+        self.arrived.touch()
+
+
+@pytest.mark.parametrize(("is_patient", "words"), [(True, "Goodbye."), (False, "Ended by force. The others train on.")])
+def test_a_peer_that_uploads_is_waited_for_until_the_cell_is_interrupted_again(
+    tmp_path, monkeypatch, is_patient, words
+):
+    person, screen = Person(tmp_path / "arrived", is_patient), Screen(tmp_path / "there")
+    ends = f"while [ ! -e {person.arrived} ]; do sleep 0.05; done; echo Goodbye.; exit 0"
+    begins = """mkdir -p run/ada; echo '{"upload_to": "file:///far"}' > run/ada/summary.json"""
+    script = f"cd {tmp_path}; trap '{ends}' INT; sleep 0.1; {begins}; touch there; while :; do sleep 0.05; done"
+    monkeypatch.setattr(sys, "executable", program(tmp_path, script))
+    monkeypatch.setattr("peers.notebook.make_display", lambda: screen)
+    monkeypatch.setattr("peers.notebook.print", person.read, raising=False)
+    monkeypatch.setattr("peers.notebook.LEAVE_SECONDS", 0.3)
+    monkeypatch.setattr("peers.notebook.POLL_SECONDS", 0.05)
+    assert join(PEER, public_name="ada", output_dir=tmp_path) == {"upload_to": "file:///far"}
+    assert "for 300 s at most; interrupt again to end" in person.told
+    assert screen.last_words == words
+
+
+def test_an_error_while_watching_leaves_no_peer_that_nobody_can_stop(tmp_path, monkeypatch):
+    """For example, the output of the cell cannot be written any more."""
+    screen = Screen(tmp_path / "there", OSError("no longer connected"))
+    script = f"trap 'exit 130' INT; echo $$ > {tmp_path}/pid; touch {screen.there}; while :; do sleep 0.05; done"
+    monkeypatch.setattr(sys, "executable", program(tmp_path, script))
+    monkeypatch.setattr("peers.notebook.make_display", lambda: screen)
+    monkeypatch.setattr("peers.notebook.POLL_SECONDS", 0.05)
+    with pytest.raises(OSError, match="no longer connected"):
+        join(PEER, public_name="ada", output_dir=tmp_path)
+    assert not psutil.pid_exists(int((tmp_path / "pid").read_text()))
+
+
+def test_a_folder_that_cannot_be_read_for_a_while_ends_nothing(tmp_path, monkeypatch):
+    """As with a Drive that is mounted: reading raises OSError until it is there again."""
+
+    def unreadable(folder, pattern):
+        (tmp_path / "read").touch()
+        raise OSError(errno.ENOTCONN, "Transport endpoint is not connected")
+
+    script = f"while [ ! -e {tmp_path}/read ]; do sleep 0.05; done; echo error: no room; exit 2"
+    monkeypatch.setattr(sys, "executable", program(tmp_path, script))
+    monkeypatch.setattr(Path, "glob", unreadable)
+    with pytest.raises(CannotJoin, match="no room"):
+        join(PEER, public_name="ada", output_dir=tmp_path)
+
+
+def test_an_interrupt_before_there_is_a_display_ends_the_peer_too(tmp_path, monkeypatch, capsys):
+    def interrupt():
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(sys, "executable", program(tmp_path, "trap 'exit 130' INT; while :; do sleep 0.05; done"))
+    monkeypatch.setattr("peers.notebook.make_display", interrupt)
+    assert join(PEER, public_name="ada", output_dir=tmp_path) == {}
+    assert "Left before the training began." in capsys.readouterr().out
 
 
 def test_a_peer_that_fails_while_the_cell_is_interrupted_says_why(tmp_path, monkeypatch):
