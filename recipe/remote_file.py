@@ -8,6 +8,7 @@ import re
 import threading
 import uuid
 from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -21,6 +22,9 @@ CHECK_SECONDS = 60.0
 ATTEMPTS = 6
 FIRST_PAUSE_SECONDS = 1.0
 """Pauses between attempts double: 1, 2, 4, 8 and 16 seconds."""
+
+LEFT_AFTER = timedelta(days=1)
+"""An upload that is older was cut off by the end of its process; what it has left is removed."""
 
 _CHUNK_BYTES = 8 * 2**20
 _S3 = {"config_kwargs": {"connect_timeout": 10, "read_timeout": 30, "retries": {"max_attempts": 2}}}
@@ -54,6 +58,7 @@ class RemoteFile:
                 f"The address {url} cannot be used ({error}): give {option} something like s3://bucket/folder or "
                 "file:///folder, and install what it needs."
             ) from error
+        self._has_swept = False
 
     def check(self, seconds: float = CHECK_SECONDS) -> None:
         """Writes a small file beside the address and removes it.
@@ -78,6 +83,7 @@ class RemoteFile:
             Exception: any error of the file system. The old file is still in place then, unless only writing the
                 `.sha256` failed at the end. The `.sha256` may be empty then.
         """
+        self._sweep()
         digest, temporary, checksum = hashlib.sha256(), self._temporary_name(), f"{self.path}.sha256"
         try:
             with self.filesystem.open(temporary, "wb") as remote:
@@ -93,6 +99,19 @@ class RemoteFile:
         line = f"{digest.hexdigest()}  {Path(self.path).name}\n"
         self.filesystem.pipe_file(checksum, line.encode())
         return digest.hexdigest()
+
+    def _sweep(self) -> None:
+        """Removes, before the first writing, what earlier uploads that were cut off have left."""
+        if self._has_swept:
+            return
+        self._has_swept = True
+        folder, _, name = self.path.rpartition("/")
+        with contextlib.suppress(Exception):  # whoever may write there need not be able to list or to remove
+            for path in self.filesystem.ls(folder, detail=False):
+                is_temporary = re.fullmatch(rf"{re.escape(name)}\.[0-9a-f]{{8}}\.part", path.rpartition("/")[2])
+                if is_temporary and datetime.now(UTC) - self.filesystem.modified(path) > LEFT_AFTER:
+                    self.filesystem.rm_file(path)
+        self.filesystem.invalidate_cache()  # the list is out of date with what is written next
 
     def _temporary_name(self) -> str:
         return f"{self.path}.{uuid.uuid4().hex[:8]}.part"

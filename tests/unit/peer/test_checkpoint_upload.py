@@ -1,7 +1,10 @@
 """Checkpoints are uploaded beside the training, and failures of the upload cost it nothing."""
 
+import io
 import logging
+import os
 import threading
+import time
 from pathlib import Path
 
 import fsspec
@@ -48,6 +51,17 @@ def test_the_best_the_newest_and_the_summary_arrive(kind, checkpoints, tmp_path)
     assert found["last.ckpt"] == b"last.ckpt" * 1000
     assert found["summary.json"] == b"{}"
     assert {name.removesuffix(".sha256") for name in found} == {"best.ckpt", "last.ckpt", "summary.json"}
+
+
+def test_what_uploads_that_were_cut_off_have_left_is_removed_after_a_day(tmp_path):
+    names = ("last.ckpt.0123abcd.part", "last.ckpt.89abcdef.part", "best.ckpt.0123abcd.part", "last.ckpt.mine.part")
+    old, young, *others = (write(tmp_path / name, b"half") for name in names)
+    two_days_ago = time.time() - 2 * 24 * 3600
+    for path in (old, *others):
+        os.utime(path, (two_days_ago, two_days_ago))
+    RemoteFile(f"file://{tmp_path}/last.ckpt", OPTION).write(io.BytesIO(b"whole"))
+    left = {young, *others, tmp_path / "last.ckpt", tmp_path / "last.ckpt.sha256"}
+    assert set(tmp_path.iterdir()) == left, "a young one may be on its way"
 
 
 class Gate(RemoteFile):
