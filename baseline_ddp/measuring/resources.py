@@ -14,7 +14,7 @@ class ResourceMeter:
 
     `cpu_percent` is this process's use of processor time since the last update, in percent of one core. `memory_gib` is
     its resident memory (psutil). `gpu_percent` and `gpu_memory_gib` are of the whole GPU, by all programs (NVML); they
-    are left out if there is no GPU.
+    are left out if there is no GPU, or if NVML does not tell them, as of a slice of a GPU (MIG).
 
     Args:
         device: the device of this process.
@@ -44,6 +44,7 @@ class ResourceMeter:
 def _gpu(device: torch.device) -> tuple[float, float]:
     try:
         return float(torch.cuda.utilization(device)), torch.cuda.device_memory_used(device) / GIB
-    except (ModuleNotFoundError, RuntimeError) as error:
-        warnings.warn(f"NVML does not tell the GPU's utilisation ({error}): install nvidia-ml-py.", stacklevel=2)
+    except Exception as error:  # NVML has its own errors: of a slice of a GPU (MIG) it tells no utilisation
+        advice = "install nvidia-ml-py" if isinstance(error, ModuleNotFoundError) else "training goes on without it"
+        warnings.warn(f"NVML does not tell the GPU's utilisation ({error}): {advice}.", stacklevel=2)
         return math.nan, math.nan

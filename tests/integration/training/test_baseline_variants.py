@@ -2,6 +2,7 @@
 
 import io
 import json
+import math
 import os
 import re
 import shutil
@@ -379,3 +380,20 @@ def test_the_gpu_is_read_by_nvml(monkeypatch):
     monkeypatch.setattr(torch.cuda, "device_memory_used", lambda device: 3 * 2**30)
     values = ResourceMeter(torch.device("cuda", 0)).take(1.0)
     assert (values["resources/gpu_percent"], values["resources/gpu_memory_gib"]) == (75.0, 3.0)
+
+
+def test_a_gpu_that_nvml_tells_nothing_of_ends_no_training(monkeypatch):
+    """Such as a slice of a GPU (MIG)."""
+
+    class NVMLError(Exception):
+        """As in pynvml: it is no RuntimeError."""
+
+    def refuse(device):
+        raise NVMLError("Not Supported")
+
+    monkeypatch.setattr(torch.cuda, "utilization", refuse)
+    with pytest.warns(match=r"utilisation \(Not Supported\): training goes on without it"):
+        values = ResourceMeter(torch.device("cuda", 0)).take(1.0)
+    assert math.isnan(values["resources/gpu_percent"])
+    assert math.isnan(values["resources/gpu_memory_gib"])
+    assert values["resources/memory_gib"] > 0
