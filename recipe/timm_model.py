@@ -29,7 +29,7 @@ def build_timm_model(recipe: Recipe) -> nn.Module:
     if recipe.pretrained:
         _check_weights_reachable(recipe)
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(recipe.seed)
+        torch.default_generator.manual_seed(recipe.seed)  # torch.manual_seed would seed the GPUs as well
         module = _create(recipe, _arguments(recipe))
         if recipe.initialisation == "balanced":
             _enlarge_positions(module)

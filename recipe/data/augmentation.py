@@ -111,9 +111,10 @@ class ImageView(Dataset):
         position, index = entry
         image, label = self.source[index]
         # torchvision draws from torch's global generator. The fork keeps that of this process, and so dropout,
-        # unchanged.
+        # unchanged. torch.manual_seed would seed the GPUs as well, which draw their own dropout.
         with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(int(sample_randomness(self.key, np.asarray([position]))[0] >> np.uint64(1)))
+            seed = int(sample_randomness(self.key, np.asarray([position]))[0] >> np.uint64(1))
+            torch.default_generator.manual_seed(seed)
             return self.transform(image), label
 
 

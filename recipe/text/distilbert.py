@@ -36,7 +36,7 @@ def build_distilbert(recipe: Recipe) -> nn.Module:
     """
     transformers = import_transformers()
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(recipe.seed)
+        torch.default_generator.manual_seed(recipe.seed)  # torch.manual_seed would seed the GPUs as well
         if recipe.pretrained:
             network = _pretrained(transformers, recipe)
         else:

@@ -64,7 +64,7 @@ class TextEncoder(nn.Module):
 def build_encoder(recipe: Recipe) -> TextEncoder:
     """The recipe's encoder; its weights depend on `recipe.seed` alone."""
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(recipe.seed)
+        torch.default_generator.manual_seed(recipe.seed)  # torch.manual_seed would seed the GPUs as well
         return TextEncoder(
             recipe.num_classes,
             recipe.max_tokens,

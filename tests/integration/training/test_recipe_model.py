@@ -53,6 +53,13 @@ def test_weights_depend_on_the_seed_alone():
     )
 
 
+@pytest.mark.parametrize("name", ["digits", "docstrings"])
+def test_a_new_model_leaves_the_generators_of_the_gpus_alone(monkeypatch, name):
+    """With one seed, all GPUs that train together would draw the same dropout."""
+    monkeypatch.setattr(torch.cuda, "manual_seed_all", lambda seed: pytest.fail("the GPUs were seeded"))
+    build_model(preset(name))
+
+
 @pytest.mark.parametrize(
     ("changes", "part_of_message"),
     [

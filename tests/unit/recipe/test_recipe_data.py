@@ -248,6 +248,13 @@ def test_cifar10_pixels_are_normalised_as_they_are(cifar_folder):
     np.testing.assert_allclose(next(iter(data.test_dataloader()))[0][0].permute(1, 2, 0), expected, atol=1e-5)
 
 
+def test_an_augmented_image_leaves_the_generators_of_the_gpus_alone(cifar_folder, monkeypatch):
+    """With one seed, all GPUs that train together would draw the same dropout."""
+    monkeypatch.setattr(torch.cuda, "manual_seed_all", lambda seed: pytest.fail("the GPUs were seeded"))
+    recipe = replace(preset("cifar10-vit-tiny"), augmentation="randaugment")
+    assert len(next(iter(build_data(recipe, cifar_folder, batch_size=2).train_dataloader()))[0]) == 2
+
+
 def test_cifar10_for_pretrained_weights_is_large_and_normalised_as_they_expect(cifar_folder):
     data = build_data(preset("cifar10-vit-base"), cifar_folder, batch_size=2)
     images, _ = next(iter(data.train_dataloader()))

@@ -97,6 +97,13 @@ def test_it_learns(news, lora_rank):
     assert all(torch.equal(after[name], before) for name, before in frozen.items())
 
 
+def test_a_new_model_leaves_the_generators_of_the_gpus_alone(monkeypatch):
+    """With one seed, all GPUs that train together would draw the same dropout."""
+    pytest.importorskip("transformers")
+    monkeypatch.setattr(torch.cuda, "manual_seed_all", lambda seed: pytest.fail("the GPUs were seeded"))
+    build_model(TINY)
+
+
 def test_adapters_are_all_that_is_trained():
     pytest.importorskip("peft")
     model = build_model(replace(TINY, lora_rank=4))
