@@ -37,7 +37,10 @@ LOGARITHMIC = ("bandwidth_mbps", "target_batch_size", "learning_rate")
 UNORDERED = ("topology", "kill_at_step", "congestion_control")
 _OFTEN = ("ddp", "ddp-fp16", "hivemind-tuned", "swarm-local-1-fp16", "swarm-local", "swarm-fp16", "hivemind")
 _TAB20 = matplotlib.colormaps["tab20"].colors  # each colour twice, the second time pale
-COLOURS = dict(zip(dict.fromkeys((*_OFTEN, *SYSTEMS)), _TAB20[::2] + _TAB20[1::2], strict=False))
+_TAB20B = matplotlib.colormaps["tab20b"].colors  # five others in four shades each
+_PALETTE = _TAB20[::2] + _TAB20[1::2] + _TAB20B[::4] + _TAB20B[2::4]
+_NAMES = tuple(dict.fromkeys((*_OFTEN, *SYSTEMS)))
+COLOURS = dict(zip(_NAMES, _PALETTE[: len(_NAMES)], strict=True))
 """Colour of each system, the same in every figure. The systems that are shown most often have strong colours."""
 PARTS = {"compute": "computing", "meeting": "matchmaking", "exchange": "transfer", "other": "waiting, apply, the rest"}
 

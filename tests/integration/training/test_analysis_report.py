@@ -17,7 +17,7 @@ from analysis.campaigns.measure import measure, rounds_of
 from analysis.campaigns.systems import SYSTEMS
 from analysis.reporting import captions
 from analysis.reporting.archive import read
-from analysis.reporting.figures import part_rows
+from analysis.reporting.figures import COLOURS, part_rows
 from analysis.reporting.opening import comparisons, details_section, opening_section
 from analysis.reporting.provenance import machine_section
 from analysis.reporting.report import agreement_section, experiment_section, write_report
@@ -212,6 +212,15 @@ def test_captions_say_of_how_many_runs_and_what_is_missing(tmp_path):
     slow = replace(CELL, last_times_slower=3.0)
     write_run(tmp_path / "slow" / slow.name, slow)
     assert "includes its wait for the slower peer." in captions.parts(Experiment(read(tmp_path / "slow")), "")
+
+
+def test_every_system_has_a_colour_of_its_own(tmp_path):
+    assert set(SYSTEMS) <= set(COLOURS)
+    assert len(set(COLOURS.values())) == len(COLOURS)
+    cell = replace(CELL, system="swarm-local-4-topk")
+    write_run(tmp_path / "few" / cell.name, cell)
+    write_report([tmp_path / "few"], tmp_path / "report")
+    assert (tmp_path / "report" / "few-throughput.png").exists()
 
 
 def test_a_shipped_experiment_asks_in_todays_words(tmp_path):
