@@ -8,6 +8,7 @@ It also works for cells that failed or still run: it reads only files that the p
 from __future__ import annotations
 
 import json
+import math
 import re
 import statistics
 from collections.abc import Sequence
@@ -17,7 +18,7 @@ from typing import Any
 
 from analysis.campaigns.cells import Cell, network_of
 from analysis.campaigns.payload import num_parameters, payload_bytes
-from analysis.campaigns.systems import RUN_ID, SYSTEMS, swarm
+from analysis.campaigns.systems import RUN_ID, SYSTEMS, asked_samples, swarm
 from analysis.wan.topology import Host
 from recipe.run_folder import RunFolder, read_metrics
 
@@ -92,7 +93,8 @@ def home_numbers(folder: Path, cell: Cell) -> dict[str, Any]:
         `updates` (a dict each: step, groups, missed, alone, seconds, limits, over_limit), `whole_updates` (number of
         updates that all peers of the start made together), `worst_over_limit`, `median_over_limit`, `failed` (a dict
         each: host, step, reason), `start`, `memory_gib` and, for a host that joins later, `late`. A number that is not
-        known is None.
+        known is None. Limits in results of earlier versions are those of equal shares: shares that follow the lines can
+        beat these.
     """
     hosts = network_of(cell, folder).hosts[: cell.peers]
     ends = _round_ends(folder, hosts)
@@ -116,17 +118,18 @@ def home_numbers(folder: Path, cell: Cell) -> dict[str, Any]:
 def limit_seconds(cell: Cell, members: Sequence[Host]) -> dict[str, float]:
     """The least time that an update of these hosts takes: {"computing", "sending"}, in seconds.
 
-    Every member reduces a share. So it sends (N - 1) / N of a vector to the other reducers, and its own averaged share
-    to N - 1 members. It receives as many bytes as it sends. The slowest line counts.
+    A member that reduces a share x of the vector sends (1 - x) of it to the other reducers, and x to each of the N - 1
+    others: 1 + x (N - 2) vectors. It receives as many. So each line carries at least one vector, and all lines together
+    carry 2 (N - 1). The limit is that of the best shares, and not of those that the members had. Each counts as a
+    member with samples.
     """
     rates = cell.paced_rates
     paced = sum(rates[host.number - 1] for host in members) if rates else 0.0
-    vectors = 2 * (len(members) - 1) / len(members)
-    megabits = vectors * (payload_bytes(cell) or 0) * 8 / 1e6  # no limit by sending if the bytes are not known
-    lines = [mbps for host in members for mbps in (host.up_mbps, host.down_mbps) if mbps]
+    lines = [GOODPUT * min(host.up_mbps or math.inf, host.down_mbps or math.inf) for host in members]
+    megabits = (payload_bytes(cell) or 0) * 8 / 1e6  # no limit by sending if the bytes are not known
     return {
-        "computing": cell.full_recipe().target_batch_size / paced if paced else 0.0,
-        "sending": megabits / (GOODPUT * min(lines)) if lines else 0.0,
+        "computing": asked_samples(cell) / paced if paced else 0.0,
+        "sending": megabits * max(1 / min(lines), 2 * (len(members) - 1) / sum(lines)),
     }
 
 

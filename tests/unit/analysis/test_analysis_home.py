@@ -7,7 +7,7 @@ import pytest
 
 from analysis import __main__ as analysis
 from analysis.campaigns.cells import Cell
-from analysis.campaigns.home import STARTED, home_numbers
+from analysis.campaigns.home import STARTED, home_numbers, limit_seconds
 from analysis.campaigns.home_text import lines_about
 from analysis.campaigns.measure import problems
 from analysis.campaigns.payload import num_parameters, payload_bytes
@@ -85,8 +85,8 @@ def test_updates_are_compared_with_the_slowest_line_and_with_computing(files):
     assert found["whole_updates"] == 2
     second, third = found["updates"][1:]
     assert second["limits"]["computing"] == pytest.approx(512 / 96)
-    # 4/3 of the vector over 95 % of the first host's 10 Mbit/s.
-    assert second["limits"]["sending"] == pytest.approx(4 / 3 * payload * 8 / 9.5e6)
+    # The best shares leave the first host nothing to reduce: the vector over 95 % of its 10 Mbit/s.
+    assert second["limits"]["sending"] == pytest.approx(payload * 8 / 9.5e6)
     assert second["over_limit"] == pytest.approx(8.0 / max(second["limits"].values()))
     assert third["seconds"] == pytest.approx(14.0), "until the last member has it"
     assert third["limits"]["sending"] == pytest.approx(payload * 8 / 38e6), "the slowest line of these two: 40 up"
@@ -109,6 +109,27 @@ def test_a_member_of_a_group_that_has_no_average_has_missed_the_update(files, ca
     assert "h1 (h2) h3" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(
+    ("topology", "mbps"),
+    [
+        ("home", 10),  # and 40, 50, 500: the others reduce all, so this line carries one vector
+        ("home-cable", 20 / 1.5),  # four equal lines, on which equal shares are the best: each carries one and a half
+        ("slow-line", 10),  # and three with 100
+    ],
+)
+def test_the_least_time_of_sending_is_that_of_the_best_shares(topology, mbps):
+    cell = replace(CELL, topology=topology, peers=4)
+    least = limit_seconds(cell, cell.network().hosts)["sending"]
+    assert least == pytest.approx(payload_bytes(cell) * 8 / (0.95e6 * mbps))
+
+
+def test_an_update_of_several_local_steps_has_as_many_times_the_samples_to_compute():
+    cell = replace(CELL, system="swarm-local-4-fp16")
+    hosts = cell.network().hosts
+    assert limit_seconds(cell, hosts)["computing"] == pytest.approx(4 * 512 / 96)
+    assert limit_seconds(cell, hosts)["sending"] == limit_seconds(CELL, hosts)["sending"], "the bytes are the same"
+
+
 def test_a_slow_downlink_counts_as_well(tmp_path):
     files = Files(tmp_path / "cell", CELL)
     topology = json.loads(load("home").with_hosts(3).to_json())
@@ -117,7 +138,7 @@ def test_a_slow_downlink_counts_as_well(tmp_path):
     files.starts({"h1": 100.0, "h2": 102.0, "h3": 103.0}, PARTS)
     files.rounds("h1", averaged(1, 130.0, "h1 h2 h3"))
     (update,) = home_numbers(files.folder, CELL)["updates"]
-    assert update["limits"]["sending"] == pytest.approx(4 / 3 * payload_bytes(CELL) * 8 / 1.9e6)
+    assert update["limits"]["sending"] == pytest.approx(payload_bytes(CELL) * 8 / 1.9e6)
     assert Topology.from_json((files.folder / "topology.json").read_text()).hosts[1].down_mbps == 2
 
 
