@@ -38,7 +38,8 @@ def distance(experiments: Sequence[Experiment]) -> str:
         if experiment.axis == "topology" and "region" in set(experiment.valid["topology"]):
             shares = kept(experiment, "region")
             said = [f"{SYSTEMS[system].label} {interval(values)[0]:.2f}" for (system, _), values in shares.items()]
-            found.append(f"{experiment.name}, far over near: {', '.join(said)}")
+            if said:
+                found.append(f"{experiment.name}, far over near: {', '.join(said)}")
     return "; ".join(found) or "–"
 
 

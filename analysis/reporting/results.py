@@ -101,8 +101,10 @@ class Experiment:
 
     @property
     def axis(self) -> str:
-        """The setting on the horizontal axis of figures."""
-        return self.axes[0] if self.axes else "rtt_ms"
+        """The setting on the axis of figures and in the first column of tables: if none varies, that of the network."""
+        if self.axes:
+            return self.axes[0]
+        return "topology" if self.cells["topology"].notna().any() else "rtt_ms"
 
     @property
     def valid(self) -> pd.DataFrame:

@@ -20,11 +20,13 @@ from analysis.reporting.archive import read
 from analysis.reporting.figures import COLOURS, part_rows
 from analysis.reporting.opening import comparisons, details_section, opening_section
 from analysis.reporting.provenance import machine_section
+from analysis.reporting.published import distance
 from analysis.reporting.report import agreement_section, experiment_section, write_report
 from analysis.reporting.results import Experiment, experiments_in, ratios
 from analysis.reporting.scaling import measured_setting, predict, transfers
 from analysis.reporting.tables import (
     agreement_table,
+    communication_table,
     equivalence_table,
     kept_table,
     quality_table,
@@ -480,6 +482,22 @@ def test_what_distance_leaves_of_the_speed(tmp_path, near, far):
             write_run(tmp_path / "far" / cell.name, cell, seconds * slower)
     (row,) = kept_table(Experiment(read(tmp_path / "far"))).to_dict("records")
     assert list(row.values()) == ["our swarm, synchronous", "0.80 ± 0.00 (n = 3)"]
+
+
+def test_cells_on_one_emulated_network_stand_beside_its_name(tmp_path):
+    """Their rtt_ms is 0, and says nothing."""
+    for system, repetition in product(("ddp", "swarm"), (1, 2)):
+        cell = replace(CELL, system=system, topology="region", peers=4, repetition=repetition)
+        write_run(tmp_path / "near" / cell.name, cell)
+    near = Experiment(read(tmp_path / "near"))
+    assert (near.axes, near.axis) == ([], "topology")
+    for table in (throughput_table(near), ratio_table(near), communication_table(near)):
+        assert set(table["topology"]) == {"region"}
+        assert "rtt_ms" not in table
+    assert kept_table(near) is None
+    assert distance([near]) == "–"
+    assert answer(near)[0].startswith("Speed: ")
+    write_report([tmp_path / "near"], tmp_path / "report")
 
 
 def test_the_same_experiment_twice(tmp_path):
