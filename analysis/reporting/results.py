@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import pandas as pd
@@ -158,8 +160,8 @@ def experiments_in(records: Records) -> list[Experiment]:
     name, question = whole.name, whole.question
     found = []
     for values, rows in whole.cells.groupby(whole.axes[1:], sort=True):
-        said = ", ".join(f"{axis} {_label(value)}" for axis, value in zip(whole.axes[1:], values, strict=True))
-        own = {"name": f"{name} {said}".replace(", ", " ").replace(" ", "-"), "question": f"{question} ({said})"}
+        said = ", ".join(f"{axis} {_label(axis, value)}" for axis, value in zip(whole.axes[1:], values, strict=True))
+        own = {"name": re.sub(r",? |/", "-", f"{name} {said}"), "question": f"{question} ({said})"}
         cells = {cell: records.cells[cell] for cell in rows["name"]}
         found.append(Experiment(replace(records, grid=records.grid | own | {"experiment": name}, cells=cells)))
     return found
@@ -172,7 +174,10 @@ def same_cells(records: Records, experiment: Experiment) -> Records:
     return replace(records, cells=cells)
 
 
-def _label(value: Any) -> str:
+def _label(axis: str, value: Any) -> str:
+    """The value of an axis; of a topology's file, only its name, as in the name of a cell."""
+    if axis == "topology":
+        return Path(value).stem
     return value if isinstance(value, str) else f"{value:g}"
 
 

@@ -3,6 +3,7 @@
 import itertools
 import json
 import re
+import shutil
 import statistics
 from dataclasses import replace
 from itertools import product
@@ -42,6 +43,7 @@ from analysis.reporting.words import (
     results_table,
     time_to_accuracy,
 )
+from analysis.wan.topology import SHIPPED
 from recipe.registry import DIGITS_FOLDS
 from recipe.run_folder import write_json
 from tests.helpers.measured_cells import CELL, write_run
@@ -415,6 +417,19 @@ def test_another_setting_is_no_repetition(tmp_path):
     assert {part.asked for part in parts} == {"two"}
     write_report([tmp_path / "two"], tmp_path / "report")
     assert (tmp_path / "report" / "two.jsonl").exists()
+
+
+def test_a_network_from_a_file_gives_names_of_figures(tmp_path):
+    """Its path has slashes, which the name of a picture cannot have."""
+    for peers, place in product((2, 3), ("home", "region")):
+        shutil.copy(SHIPPED / f"{place}.toml", tmp_path / f"my-{place}.toml")
+        cell = replace(CELL, peers=peers, topology=str(tmp_path / f"my-{place}.toml"))
+        write_run(tmp_path / "files" / cell.name, cell)
+    parts = experiments_in(read(tmp_path / "files"))
+    assert [part.name for part in parts] == ["files-topology-my-home", "files-topology-my-region"]
+    assert parts[0].question.endswith("(topology my-home)")
+    write_report([tmp_path / "files"], tmp_path / "report")
+    assert (tmp_path / "report" / "files-topology-my-home-throughput.png").exists()
 
 
 def test_no_limit_is_a_value_like_others(tmp_path):
