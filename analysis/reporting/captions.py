@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from analysis.campaigns.systems import SYSTEMS
-from analysis.reporting.figures import LABELS, bound_rows, part_rows
+from analysis.reporting.figures import LABELS, part_rows, shows_limits
 from analysis.reporting.results import Experiment
 from analysis.reporting.words import span
 
@@ -22,7 +22,7 @@ def speeds(experiment: Experiment, mark: str) -> str:
         mark: a clause that marks paced experiments
     """
     found = f"Samples per second{mark}: {_means(experiment, 'samples_per_second', 'runs')}"
-    if not bound_rows(experiment)["synchronous"].isna().all():
+    if shows_limits(experiment):
         found += " Grey lines: the limits if nothing but computing and the bytes of an fp16 average took time."
     return found
 

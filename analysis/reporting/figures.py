@@ -49,31 +49,39 @@ def throughput(experiment: Experiment, folder: Path) -> Path:
     """Draws samples per second over the axis: each run, mean and 95 % interval, with the limits of the network."""
     figure, axes = _figure()
     _means(axes, experiment, "samples_per_second")
-    for name, style in (("synchronous", ":"), ("overlapped", "--")):
+    if shows_limits(experiment):
         bounds = bound_rows(experiment)
-        if bounds.empty or bounds[name].isna().all():
-            continue
-        if experiment.axes:
-            axes.plot(
-                _positions(bounds[experiment.axis]), bounds[name], style, color="grey", label=f"limit, {name}, fp16"
-            )
-        else:
-            axes.axvline(bounds[name].iloc[0], linestyle=style, color="grey", label=f"limit, {name}, fp16")
+        for name, style in (("synchronous", ":"), ("overlapped", "--")):
+            drawn = {"linestyle": style, "color": "grey", "label": f"limit, {name}, fp16"}
+            if experiment.axes:
+                axes.plot(_positions(bounds[experiment.axis]), bounds[name], **drawn)
+            else:
+                axes.axvline(bounds[name].iloc[0], **drawn)
     _finish(axes, experiment, "samples per second")
     return _save(figure, folder / f"{experiment.name}-throughput.png")
 
 
+def shows_limits(experiment: Experiment) -> bool:
+    """Whether limits are drawn: as lines, which need two values of the axis, or across the bars where none varies."""
+    known = bound_rows(experiment).get("synchronous", pd.Series(dtype=float)).notna().sum()
+    return known >= (2 if experiment.axes else 1)
+
+
 def bound_rows(experiment: Experiment) -> pd.DataFrame:
-    """A table of what the peers compute `alone` at each value of the axis, and of the limits for an fp16 payload."""
+    """A table of what the peers compute `alone` at each value of the axis, and of the limits for an fp16 payload.
+
+    Both are unknown where the number of peers changes, as a peer is killed or joins late.
+    """
     valid = experiment.valid.dropna(subset=["samples_per_step"])
     rows = []
     for value, group in valid.groupby(experiment.axis, sort=True, dropna=False):
         cell = group.iloc[0]["cell"]
         samples = cell.full_recipe().target_batch_size
-        alone = 1 / seconds_per_sample(valid, cell)
+        is_constant = all(one.least_peers == one.peers for one in group["cell"])
+        alone = 1 / seconds_per_sample(valid, cell) if is_constant else math.nan
         payload = 2 * num_parameters(cell)
         network = (cell.peers, cell.rtt_ms, cell.bandwidth_mbps)
-        found = {} if cell.topology else limits(samples, samples / alone, payload, *network)
+        found = {} if cell.topology or math.isnan(alone) else limits(samples, samples / alone, payload, *network)
         rows.append({experiment.axis: value, "alone": alone, "synchronous": math.nan, "overlapped": math.nan, **found})
     return pd.DataFrame(rows)
 

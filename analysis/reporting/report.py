@@ -214,6 +214,11 @@ def _how_measured(experiment: Experiment) -> list[str]:
     text += filter(None, [beside_the_clock(experiment)])
     if any(SYSTEMS[system].local_steps > 1 for system in experiment.systems):
         text.append("Limits are those of an average per update; several local steps make it a rarer one.")
+    if any(cell.least_peers < cell.peers for cell in experiment.cells["cell"]):
+        text.append(
+            "Where a peer is killed or joins late, neither an efficiency nor a limit is given: the number of peers "
+            "changes."
+        )
     if "bytes_sent" not in experiment.cells and experiment.cells["target_accuracy"].notna().any():
         text.append(
             "Bytes per sample are up to a tenth too low: the version that measured these cells did not count what "

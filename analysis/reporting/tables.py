@@ -42,7 +42,8 @@ def throughput_table(experiment: Experiment) -> pd.DataFrame:
     """The table of samples per second: a row for each value of the axis, with mean, interval, n and efficiency.
 
     Efficiency compares with the speed of one peer of the same system, times the number of peers, where that was
-    measured. Elsewhere it compares with what the peers compute alone.
+    measured. Elsewhere it compares with what the peers compute alone. It is left out where the number of peers
+    changes.
     """
     summary = experiment.summary("samples_per_second")
     one_peer = summary[summary["peers"] == 1].set_index("system")["mean"] if experiment.axis == "peers" else {}
@@ -53,7 +54,9 @@ def throughput_table(experiment: Experiment) -> pd.DataFrame:
         row: dict[str, Any] = {experiment.axis: value}
         for item in group.itertuples():
             alone = value * one_peer[item.system] if item.system in one_peer else bounds.loc[value, "alone"]
-            shown = f"{with_interval(item.mean, item.half_width, item.n)}; efficiency {item.mean / alone:.2f}"
+            shown = with_interval(item.mean, item.half_width, item.n)
+            if not math.isnan(alone):
+                shown += f"; efficiency {item.mean / alone:.2f}"
             shown += _failures(failed.pop((item.system, value), None))
             row[SYSTEMS[item.system].label] = shown + _tries(tries[item.system, value], item.n)
         for system in [system for system, where in failed if where == value]:  # systems without a valid run

@@ -564,6 +564,27 @@ def test_efficiency_is_over_what_one_peer_of_the_same_system_makes(tmp_path):
     assert table["DDP, accumulated"][2] == "204.8 (n = 1); efficiency 0.51", "of 2 times 200 samples per second"
 
 
+@pytest.mark.parametrize("change", [{"kill_at_step": 4}, {"last_joins_at_step": 4}])
+def test_where_the_number_of_peers_changes_there_is_no_efficiency_and_no_limit(tmp_path, change):
+    """One that is killed after four of ten updates computes nothing in the others."""
+    for name, changes in (("all", {}), ("fewer", change)):
+        cell = replace(CELL, peers=3, **changes)
+        write_run(tmp_path / name / cell.name, cell)
+    (every,), (fewer,) = (
+        throughput_table(Experiment(read(tmp_path / name))).to_dict("records") for name in ("all", "fewer")
+    )
+    assert every["our swarm, synchronous"] == "256.0 (n = 1); efficiency 0.43"
+    assert fewer["our swarm, synchronous"] == "256.0 (n = 1)"
+    for limit in ("limit, overlapped fp16", "limit, synchronous fp16"):
+        assert every[limit] is not None
+        assert fewer[limit] is None
+    said = {name: experiment_section(Experiment(read(tmp_path / name)), tmp_path) for name in ("all", "fewer")}
+    captions_of = {name: section.figures[0][0] for name, section in said.items()}
+    assert ("Grey lines" in captions_of["all"], "Grey lines" in captions_of["fewer"]) == (True, False)
+    assert "neither an efficiency nor a limit is given" in " ".join(said["fewer"].text)
+    assert "neither an efficiency nor a limit is given" not in " ".join(said["all"].text)
+
+
 def test_communication_beside_computing_is_not_counted_twice(tmp_path):
     for rtt in (0, 100):
         cell = replace(CELL, system="swarm-overlap", rtt_ms=rtt)
