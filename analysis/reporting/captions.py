@@ -23,7 +23,7 @@ def speeds(experiment: Experiment, mark: str) -> str:
     """
     found = f"Samples per second{mark}: {_means(experiment, 'samples_per_second', 'runs')}"
     if shows_limits(experiment):
-        found += " Grey lines: the limits if nothing but computing and the bytes of an fp16 average took time."
+        found += " Grey lines: the limits if only computing, the bytes of an fp16 average and a round trip took time."
     return found
 
 

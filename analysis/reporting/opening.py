@@ -140,8 +140,8 @@ def details_section(experiments: Sequence[Experiment]) -> Section:
     section.text.append(
         f"{_larger_updates(experiments)}Updates per second say how fast a system learns where updates are of equal "
         "size, and samples per second how much of the machines is used. Shown: the 95 % interval of the ratio leaves 1 "
-        "out, which takes three repetitions. Limits, in figures and tables, are what is left when nothing but "
-        "computing and the bytes of an fp16 average takes time. DDP sends gradients while it computes others, so it "
+        "out, which takes three repetitions. Limits, in figures and tables, are what is left when only computing, the "
+        "bytes of an fp16 average and a round trip take time. DDP sends gradients while it computes others, so it "
         "can exceed the synchronous one where it is not paced. An update of several local steps has several times the "
         "samples, so no updates per second are given for it."
     )

@@ -278,7 +278,7 @@ def transfer_seconds(payload: float, peers: int, bandwidth_mbps: float | None) -
 
 
 def limits(samples: float, compute: float, payload: float, peers: int, rtt_ms: float, mbps: float | None) -> dict:
-    """Samples per second if only computing and bytes took time, with averaging after computing or beside it.
+    """Samples per second if only computing, bytes and a round trip took time: averaging after computing, or beside it.
 
     DDP averages the gradients of some layers while it computes others, so it can be a little faster than the
     synchronous limit.

@@ -215,7 +215,7 @@ def equivalence_table(experiment: Experiment) -> pd.DataFrame | None:
         found = equivalence(points, MARGIN_POINTS, validated_over_trained(experiment))
         row = {"system": SYSTEMS[system].label, "compared with": SYSTEMS[reference].label, "pairs": found.n}
         row["bytes per sample, share of those"] = f"1/{sent[reference] / sent[system]:.0f}"
-        row["accuracy, points more"] = f"{found.mean:+.2f} ± {found.half_width:.2f}"
+        row["accuracy, points more"] = plus_minus(found.mean, found.half_width, 2, "+") if found.n else None
         row[f"the same within {MARGIN_POINTS:g} points"] = "shown" if found.is_shown else "not shown"
         rows.append(row)
     return pd.DataFrame(rows) if rows else None
@@ -276,9 +276,13 @@ def with_interval(mean: float, half_width: float, n: int, digits: int = 1) -> st
     return f"{plus_minus(mean, half_width, digits)} (n = {n})"
 
 
-def plus_minus(mean: float, half_width: float, digits: int) -> str:
-    """A mean with its interval, which fewer than three values do not have."""
-    return f"{mean:.{digits}f}" + ("" if math.isnan(half_width) else f" ± {half_width:.{digits}f}")
+def plus_minus(mean: float, half_width: float, digits: int, sign: str = "-") -> str:
+    """A mean with its interval, which fewer than three values do not have.
+
+    Args:
+        sign: "+" for a difference, which is written with its sign, or "-" to write only that of a negative number.
+    """
+    return f"{mean:{sign}.{digits}f}" + ("" if math.isnan(half_width) else f" ± {half_width:.{digits}f}")
 
 
 def number(value: float, digits: int) -> str | None:

@@ -48,8 +48,8 @@ def lost_overlap(experiment: Experiment) -> str | None:
         return None
     return (
         "The pretended time passes before a backward pass, when DDP has nothing to send yet. A device could send while "
-        "it computes the last backward pass of an update, all but the bucket that is ready last. That pass would take "
-        f"{100 * max(shares):.1f} % of DDP's update here at most, so DDP could be faster by no more."
+        "it computes the last backward pass of an update, all but the bucket that is ready last. So DDP's updates "
+        f"would take {100 * max(shares):.1f} % less time here at most: that is this backward pass over an update."
     )
 
 

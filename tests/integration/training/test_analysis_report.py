@@ -630,7 +630,7 @@ def test_the_report_says_what_was_paced(tmp_path, rate, said):
     text = " ".join(experiment_section(experiment, tmp_path).text)
     assert ("PACED: each peer pretended to compute 200 samples/s" in text) == (rate is not None)
     # two thirds of the 0.08 s of a micro-batch, over 2 s
-    assert ("That pass would take 2.7 % of DDP's update here at most" in text) == (rate is not None)
+    assert ("DDP's updates would take 2.7 % less time here at most" in text) == (rate is not None)
 
 
 def test_the_benchmarks_say_what_pacing_takes_from_ddp():
@@ -703,6 +703,20 @@ def test_that_few_bytes_learn_as_well_is_shown_or_not(tmp_path, spread, said):
     assert (row["pairs"], row["bytes per sample, share of those"]) == (10, "1/32")
     # Student's 1.833 for nine degrees of freedom, and 1 / 10 + 1 / 4 of the variance, since folds share samples
     assert f"{row['accuracy, points more']}; {row['the same within 0.5 points']}" == said
+
+
+@pytest.mark.parametrize(("seeds", "said"), [((0, 1), (2, "+1.00")), ((0,), (1, "+1.00")), ((2,), (0, None))])
+def test_fewer_than_three_pairs_have_no_interval(tmp_path, seeds, said):
+    for system, of_system, top1 in (("ddp", (0, 1), 0.9), ("swarm", seeds, 0.91)):
+        for seed in of_system:
+            cell = replace(CELL, system=system, target_accuracy=0.5, paced_samples_per_second=None)
+            cell = replace(cell, changes={"seed": seed})
+            write_run(folder := tmp_path / "few" / cell.name, cell, top1=top1)
+            result = json.loads((folder / "result.json").read_text())
+            write_json(folder / "result.json", result | {"bytes_per_sample": 3200.0 if system == "ddp" else 100.0})
+    (row,) = equivalence_table(Experiment(read(tmp_path / "few"))).to_dict("records")
+    assert (row["pairs"], row["accuracy, points more"]) == said
+    assert row["the same within 0.5 points"] == "not shown"
 
 
 def test_repetitions_with_the_same_seed_are_one_pair(tmp_path):
