@@ -124,7 +124,7 @@ def _run(options: Run, console: Console) -> int:
         console.print(summary_table(grid, folder, cells))
         return 0
     console.print(f"{grid.question} {len(cells)} cells, load average {os.getloadavg()[0]:.1f}, folder {folder}")
-    return int(Campaign(grid, cells, folder, options.again).run(console) > 0)
+    return int(Campaign(grid, cells, folder, options.again, changes).run(console) > 0)
 
 
 def _measure(options: Measure, console: Console) -> int:

@@ -8,9 +8,10 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
+from types import MappingProxyType
 from typing import IO, Any
 
 from rich.console import Console
@@ -38,12 +39,20 @@ class Campaign:
         folder: the folder `OUTPUT/GRID`.
         again: run cells again if the machine was busy or the router late. A run that failed by itself is a result, and
             is not repeated.
+        changes: settings of the cells that the command gave, in place of those of the grid.
 
     Raises:
         InputError: a cell cannot work, namespaces are not allowed, or the folder cannot be written.
     """
 
-    def __init__(self, grid: Grid, cells: Sequence[Cell], folder: Path, again: bool = False) -> None:
+    def __init__(
+        self,
+        grid: Grid,
+        cells: Sequence[Cell],
+        folder: Path,
+        again: bool = False,
+        changes: Mapping[str, Any] = MappingProxyType({}),
+    ) -> None:
         self.grid, self.cells, self.folder, self.again = grid, cells, folder, again
         for cell in cells:
             system_of(cell)
@@ -52,7 +61,8 @@ class Campaign:
         make_writable(folder)
         self.lock = _only_here(folder)
         origin = {"command": _anywhere(sys.argv[1:]), "cores": os.cpu_count(), "congestion_control": _congestion()}
-        write_json(folder / "grid.json", {"name": grid.name, "question": grid.question, **origin})
+        about = {"name": grid.name, "question": grid.question, "changes": dict(changes)}
+        write_json(folder / "grid.json", about | origin)
 
     def run(self, console: Console) -> int:
         """Runs the cells without a result; returns the number of cells without a valid one."""

@@ -25,7 +25,7 @@ class Records:
     """The records of an experiment."""
 
     grid: dict[str, Any]
-    """`name`, `question` and `command`."""
+    """`name`, `question` and `command`; of later versions also `changes`, the settings that the command gave."""
     machine: dict[str, Any] | None
     """The `environment.json` of the cell that began first, from its first host, without its command line, and with the
     `commits` of all cells. None if there is none."""

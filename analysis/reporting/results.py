@@ -144,12 +144,14 @@ class Experiment:
         return pd.DataFrame(values, columns=["system", self.axis, "mean", "half_width", "n"])
 
 
+def is_shipped(grid: dict[str, Any]) -> bool:
+    """Whether the command ran a shipped experiment by its name; a part of one has another name."""
+    return grid["command"][:2] == ["run", grid["name"]] and grid["name"] in shipped_grids()
+
+
 def question_of(grid: dict[str, Any]) -> str:
     """The question of an experiment, or its name; for a shipped experiment, the question in its present file."""
-    name = grid["name"]
-    if grid["command"][:2] == ["run", name] and name in shipped_grids():
-        return load_grid(name).question
-    return grid["question"] or name
+    return load_grid(grid["name"]).question if is_shipped(grid) else grid["question"] or grid["name"]
 
 
 def experiments_in(records: Records) -> list[Experiment]:

@@ -11,11 +11,20 @@ from typing import Any
 
 import pandas as pd
 
-from analysis.campaigns.cells import load_grid, shipped_grids
+from analysis.campaigns.cells import load_grid
 from analysis.campaigns.measure import CLOCK_SHARE, Round, measured_rounds, own_over_wall
 from analysis.campaigns.systems import SYSTEMS, asked_samples, have_equal_updates, samples_between_validations
 from analysis.reporting import figures
-from analysis.reporting.results import INDEPENDENT, RATES, REPETITIONS, Experiment, interval, of_seeds, ratios
+from analysis.reporting.results import (
+    INDEPENDENT,
+    RATES,
+    REPETITIONS,
+    Experiment,
+    interval,
+    is_shipped,
+    of_seeds,
+    ratios,
+)
 from analysis.reporting.tables import plus_minus, quality_table, time_reached, with_interval
 from recipe.training.pacing import BACKWARD_OVER_FORWARD
 
@@ -28,9 +37,11 @@ def reproduction(experiment: Experiment) -> str:
     command = f"Get it again: python -m analysis {' '.join(experiment.grid['command'])}"
     if "seconds" in experiment.cells and experiment.cells["seconds"].notna().any():
         command += f" (these cells took {experiment.cells['seconds'].sum() / 3600:.1f} hours)"
-    if experiment.name not in shipped_grids():  # not a shipped experiment, or a part of one
+    if not is_shipped(experiment.grid):
         return command
-    asked = list(load_grid(experiment.name).cells(repeat=int(experiment.cells["repetition"].max())))
+    changes = experiment.grid.get("changes", {})  # earlier versions did not note them
+    repetitions = int(experiment.cells["repetition"].max())
+    asked = list(load_grid(experiment.name).cells(repetitions, **changes))
     done = list(experiment.cells["cell"])
     if not (missing := sum(cell not in done for cell in asked)):
         return command

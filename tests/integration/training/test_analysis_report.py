@@ -40,6 +40,7 @@ from analysis.reporting.words import (
     lost_shares,
     lost_warm_up,
     order_of_runs,
+    reproduction,
     results_table,
     time_to_accuracy,
 )
@@ -237,6 +238,24 @@ def test_a_shipped_experiment_asks_in_todays_words(tmp_path):
         grid = {"name": "learning_rate", "question": "At the same?", "command": command}
         write_json(tmp_path / "grid.json", grid)
         assert said in Experiment(read(tmp_path)).question
+
+
+def test_cells_are_counted_against_those_that_the_command_asked_for(tmp_path):
+    """Not against those of the experiment without its options, nor against another experiment of the same name."""
+    cells = list(load_grid("slow_line").cells(steps=4))
+    for cell in cells[1:]:
+        write_run(tmp_path / cell.name, cell)
+    grid = {"name": "slow_line", "question": "", "command": ["run", "slow_line", "--steps", "4"]}
+    own = grid | {"command": ["run", "x/slow_line.toml"]}
+    for stored, said in (
+        (grid | {"changes": {"steps": 4}}, f"It runs {len(cells)} cells now; 1 of them were not measured"),
+        (grid, f"It runs {len(cells)} cells now; {len(cells)} of them were not measured"),  # by an earlier version
+        (own | {"changes": {}}, "python -m analysis run x/slow_line.toml (these cells"),
+    ):
+        write_json(tmp_path / "grid.json", stored)
+        command = reproduction(Experiment(read(tmp_path)))
+        assert said in command
+        assert ("It runs" in command) == (stored["command"][1] == "slow_line")
 
 
 def test_how_long_it_took_to_an_accuracy_is_said_with_how_many_reached_it(tmp_path):

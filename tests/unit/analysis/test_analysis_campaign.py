@@ -7,6 +7,7 @@ import sys
 import pytest
 from rich.console import Console
 
+from analysis import __main__ as analysis
 from analysis.campaigns.campaign import Campaign
 from analysis.campaigns.cells import load_grid
 from analysis.campaigns.measure import failed_by_itself, problems_of_broken
@@ -25,6 +26,14 @@ def test_a_folder_runs_one_campaign_at_a_time(tmp_path, monkeypatch):
     assert first.cells
     command = json.loads((tmp_path / "grid.json").read_text())["command"]
     assert command == ["run", "delay", "--repeat", "2"], "a report is read on other machines"
+
+
+def test_the_settings_that_a_command_gave_are_noted_for_the_report(tmp_path, monkeypatch):
+    monkeypatch.setattr(sandbox, "wrapped", lambda _: ["false"])
+    assert analysis.main(["run", "slow_line", "--steps", "4", "--output-dir", str(tmp_path)]) == 1, (
+        "no cell has a result"
+    )
+    assert json.loads((tmp_path / "slow_line" / "grid.json").read_text())["changes"] == {"steps": 4}
 
 
 def test_a_cell_that_ran_again_keeps_its_history(tmp_path, monkeypatch):
