@@ -203,6 +203,8 @@ def measure_again(folder: Path) -> dict[str, Any]:
 def problems(cell: Cell, rounds: list[Round], numbers: dict[str, Any]) -> list[str]:
     """Reasons why the cell did not measure what it should; each is a sentence, those of the machine come first."""
     found = machine_problems(cell, numbers)
+    if abs((share := own_over_wall(rounds)) - 1) > CLOCK_SHARE:
+        found.append(f"by its own account its updates took {share:.0%} of the time that passed between their ends")
     if numbers["received"] is not None and numbers["received"] < 1:
         found.append(f"an average was partial: {numbers['received']:.1%} of its parts arrived")
     counted = [item.peers for item in rounds if item.peers is not None]
@@ -212,8 +214,6 @@ def problems(cell: Cell, rounds: list[Round], numbers: dict[str, Any]) -> list[s
         found.append("the last host never took part in an update")
     if counted and len(counted) < len(rounds):
         found.append(f"the first peer was not there in {len(rounds) - len(counted)} updates")
-    if abs((share := own_over_wall(rounds)) - 1) > CLOCK_SHARE:
-        found.append(f"by its own account its updates took {share:.0%} of the time that passed between their ends")
     return found
 
 

@@ -10,7 +10,13 @@ from rich.console import Console
 from analysis import __main__ as analysis
 from analysis.campaigns.campaign import Campaign
 from analysis.campaigns.cells import load_grid
-from analysis.campaigns.measure import failed_by_itself, problems_of_broken
+from analysis.campaigns.measure import (
+    failed_by_itself,
+    measure,
+    problems_of_broken,
+    rounds_of,
+    runs_failed_by_themselves,
+)
 from analysis.wan import sandbox
 from recipe.errors import InputError
 from tests.helpers.measured_cells import CELL, write_run
@@ -61,6 +67,18 @@ def test_a_cell_without_enough_bytes_is_invalid_at_once(tmp_path, monkeypatch):
     console = Console(record=True, width=150)
     assert Campaign(load_grid("delay"), [CELL], tmp_path / "grid").run(console) == 1
     assert "failed by itself: averages were partial" in console.export_text()
+
+
+def test_a_run_against_the_clock_that_is_repeated_has_not_failed_by_itself(tmp_path):
+    """Problems of the machine come first, because a campaign notes those of an earlier run as one text."""
+    write_run(tmp_path, CELL, received=0.5)
+    file = tmp_path / "runs/run/h1/metrics.jsonl"
+    lines = [json.loads(line) for line in file.read_text().splitlines()]
+    file.write_text("".join(json.dumps(line | {"perf/swarm_samples_per_second": 512}) + "\n" for line in lines))
+    found = measure(tmp_path, CELL, rounds_of(tmp_path, CELL))["problems"]
+    assert [problem.partition(" ")[0] for problem in found] == ["by", "an"]
+    assert not failed_by_itself(found)
+    assert runs_failed_by_themselves({"problems": [], "earlier_problems": ["; ".join(found)]}) == 0
 
 
 @pytest.mark.parametrize("is_busy", [False, True])
