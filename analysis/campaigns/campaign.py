@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import fcntl
-import json
 import os
 import subprocess
 import sys
@@ -17,9 +16,9 @@ from typing import IO, Any
 from rich.console import Console
 from rich.table import Table
 
+from analysis.campaigns.cell import read_result, set_result_aside
 from analysis.campaigns.cells import Cell, Grid
 from analysis.campaigns.measure import failed_by_itself
-from analysis.campaigns.payload import too_few_bytes
 from analysis.campaigns.systems import SYSTEMS, check_learning, system_of
 from analysis.wan import sandbox
 from recipe.errors import InputError
@@ -27,7 +26,6 @@ from recipe.run_folder import make_writable, write_json
 
 _GRACE_SECONDS = 60.0
 """Time after its limit that a cell has to end by itself; then it is killed."""
-_EARLIER = "earlier_problems.json"
 
 
 class Campaign:
@@ -87,9 +85,8 @@ class Campaign:
     def _run(self, cell: Cell) -> dict[str, Any]:
         folder = self.folder / cell.name
         folder.mkdir(exist_ok=True)
-        self._note_problems(cell)
+        set_result_aside(folder)
         (folder / "cell.json").write_text(cell.to_json())
-        (folder / "result.json").unlink(missing_ok=True)
         # The kernel ends the cell when this program ends, even by SIGKILL.
         command = [
             "setpriv",
@@ -105,28 +102,7 @@ class Campaign:
         finally:
             process.kill()  # and with it all processes in its namespaces
             process.wait()
-        if not (result := read_result(folder)):
-            return {"problems": [f"it ended without a result (status {process.returncode})"]}
-        result["problems"] += too_few_bytes(cell, result)
-        if earlier := self._earlier_problems().get(cell.name):
-            result |= {"earlier_problems": earlier, "earlier_runs": len(earlier)}
-        write_json(folder / "result.json", result)
-        return result
-
-    def _earlier_problems(self) -> dict[str, list[str]]:
-        """Problems of earlier runs of cells that ran again, by name of the cell."""
-        try:
-            return json.loads((self.folder / _EARLIER).read_text())
-        except (OSError, ValueError):
-            return {}
-
-    def _note_problems(self, cell: Cell) -> None:
-        """Keeps a cell's problems before it runs again, in a separate file that survives an interrupted run."""
-        if problems := read_result(self.folder / cell.name).get("problems"):
-            earlier = self._earlier_problems()
-            write_json(
-                self.folder / _EARLIER, earlier | {cell.name: [*earlier.get(cell.name, []), "; ".join(problems)]}
-            )
+        return read_result(folder) or {"problems": [f"it ended without a result (status {process.returncode})"]}
 
 
 def _only_here(folder: Path) -> IO:
@@ -162,14 +138,6 @@ def _anywhere(command: Sequence[str]) -> list[str]:
         elif not choosing and name not in ("--output-dir", "--again"):
             kept.append(word)
     return kept
-
-
-def read_result(folder: Path) -> dict[str, Any]:
-    """The content of a cell's `result.json`; empty if there is none."""
-    try:
-        return json.loads((folder / "result.json").read_text())
-    except (OSError, ValueError):
-        return {}
 
 
 def summary_table(grid: Grid, folder: Path, cells: Sequence[Cell]) -> Table:

@@ -4,7 +4,7 @@
 
 Afterwards FOLDER has `runs/` (run folders of the peers), `logs/` (their output), `commands.json`, `topology.json`,
 `started.json` (Unix seconds at which each host's command was started), `router.jsonl` and `watch.jsonl`. `result.json`
-is written last.
+is written last. If FOLDER had a result with problems, `earlier_problems.json` beside FOLDER keeps them.
 """
 
 from __future__ import annotations
@@ -17,11 +17,13 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 from analysis.campaigns.calibration import machine_gflops
 from analysis.campaigns.cells import Cell, network_of
 from analysis.campaigns.home import STARTED, home_numbers, measures_home
 from analysis.campaigns.measure import measure, problems_of_broken, rounds_of, steps_done
+from analysis.campaigns.payload import too_few_bytes
 from analysis.campaigns.peer_processes import environment_without_peers, last_words
 from analysis.campaigns.systems import RUN_ID, check_learning, system_of
 from analysis.campaigns.watch import Watch
@@ -33,6 +35,8 @@ from recipe.errors import InputError
 from recipe.run_folder import RunFolder, write_json
 from recipe.training.pacing import ALL_SAMPLES, VARIABLE
 
+EARLIER = "earlier_problems.json"
+"""File beside the folders of cells: problems of earlier runs of those that ran again, by name of the folder."""
 _ROOT = Path(__file__).parents[2]
 _POLL_SECONDS = 0.2
 _ADDRESS_SECONDS = 120.0
@@ -160,6 +164,7 @@ def run_cell(folder: Path) -> None:
     system_of(cell)
     check_learning(cell)
     network = network_of(cell, folder)
+    set_result_aside(folder)
     _empty(folder)
     began, speeds, problem = time.time(), [machine_gflops()], None
     with Lab(network, folder, congestion_control=cell.congestion_control) as lab, Watch(lab, folder / "watch.jsonl"):
@@ -176,9 +181,33 @@ def run_cell(folder: Path) -> None:
         result = {"problems": problems_of_broken(folder, cell, began, problem)}
     result |= {"backend": lab.backend, "congestion_control": congestion_control}
     result |= {"seconds": time.time() - began, "machine_gflops": speeds}
+    result["problems"] += too_few_bytes(cell, result)
     if measures_home(cell):
         result["home"] = home_numbers(folder, cell)
+    if earlier := _json(folder.parent / EARLIER).get(folder.name):
+        result |= {"earlier_problems": earlier, "earlier_runs": len(earlier)}
     write_json(folder / "result.json", result)
+
+
+def read_result(folder: Path) -> dict[str, Any]:
+    """The content of a cell's `result.json`; empty if there is none."""
+    return _json(folder / "result.json")
+
+
+def set_result_aside(folder: Path) -> None:
+    """Notes the problems of a cell's result, in a file that survives an interrupted run, and deletes the result."""
+    if problems := read_result(folder).get("problems"):
+        earlier = _json(folder.parent / EARLIER)
+        noted = [*earlier.get(folder.name, []), "; ".join(problems)]
+        write_json(folder.parent / EARLIER, earlier | {folder.name: noted})
+    (folder / "result.json").unlink(missing_ok=True)
+
+
+def _json(file: Path) -> dict[str, Any]:
+    try:
+        return json.loads(file.read_text())
+    except (OSError, ValueError):
+        return {}
 
 
 def _empty(folder: Path) -> None:

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from analysis.campaigns.campaign import read_result
+from analysis.campaigns.cell import read_result
 from analysis.campaigns.cells import Cell
 from analysis.campaigns.systems import system_of
 from recipe.errors import InputError

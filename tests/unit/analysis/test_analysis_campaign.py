@@ -3,12 +3,17 @@
 import json
 import os
 import sys
+from collections.abc import Callable
+from contextlib import nullcontext
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from rich.console import Console
 
 from analysis import __main__ as analysis
-from analysis.campaigns.campaign import Campaign
+from analysis.campaigns import cell
+from analysis.campaigns.campaign import Campaign, outcome
 from analysis.campaigns.cells import load_grid
 from analysis.campaigns.measure import (
     failed_by_itself,
@@ -16,6 +21,7 @@ from analysis.campaigns.measure import (
     problems_of_broken,
     rounds_of,
     runs_failed_by_themselves,
+    tries_of,
 )
 from analysis.wan import sandbox
 from recipe.errors import InputError
@@ -55,18 +61,39 @@ def test_a_cell_that_ran_again_keeps_its_history(tmp_path, monkeypatch):
         assert campaign.run(console) == (command == ["false"])
         assert ended in console.export_text()
         campaign.lock.close()
-    result = json.loads((tmp_path / "grid" / CELL.name / "result.json").read_text())
-    assert (result["problems"], result["earlier_problems"]) == ([], [reason])
-    assert result["earlier_runs"] == 1
+    assert json.loads((tmp_path / "grid" / cell.EARLIER).read_text()) == {CELL.name: [reason]}
+
+
+def run_without_a_lab(folder: Path, monkeypatch, run: Callable[[], None]) -> dict:
+    """Run a cell in this process, where `run` stands for its peers: it writes their files, or fails."""
+    lab = SimpleNamespace(backend="router", congestion_control_in_use=lambda: "cubic")
+    monkeypatch.setattr(cell, "Lab", lambda *_, **__: nullcontext(lab))
+    monkeypatch.setattr(cell, "Watch", lambda *_: nullcontext())
+    monkeypatch.setattr(cell, "CellRun", lambda *_: SimpleNamespace(run=run))
+    monkeypatch.setattr(cell, "machine_gflops", lambda: 1.0)
+    cell.run_cell(folder)
+    return json.loads((folder / "result.json").read_text())
+
+
+def test_a_cell_that_runs_again_without_a_campaign_keeps_its_history(tmp_path, monkeypatch):
+    def fail() -> None:
+        raise cell.RunError("not done after 900 s")
+
+    write_run(folder := tmp_path / "grid" / CELL.name, CELL, received=0.5)
+    broken = run_without_a_lab(folder, monkeypatch, fail)
+    assert broken["problems"] == ["the machine was not watched meanwhile", "not done after 900 s"]
+    fine = run_without_a_lab(folder, monkeypatch, lambda: write_run(folder, CELL))
+    assert fine["problems"] == []
+    partial = "an average was partial: 50.0% of its parts arrived"
+    assert fine["earlier_problems"] == [partial, "; ".join(broken["problems"])]
+    assert (tries_of(fine), runs_failed_by_themselves(fine)) == (3, 1)
 
 
 def test_a_cell_without_enough_bytes_is_invalid_at_once(tmp_path, monkeypatch):
-    write_run(tmp_path / "good", CELL, rate=1000)
-    copy = ["cp", str(tmp_path / "good" / "result.json")]
-    monkeypatch.setattr(sandbox, "wrapped", lambda cell: [*copy, *cell[-1:]])
-    console = Console(record=True, width=150)
-    assert Campaign(load_grid("delay"), [CELL], tmp_path / "grid").run(console) == 1
-    assert "failed by itself: averages were partial" in console.export_text()
+    write_run(folder := tmp_path / "grid" / CELL.name, CELL)
+    result = run_without_a_lab(folder, monkeypatch, lambda: write_run(folder, CELL, rate=1000))
+    assert outcome(result).startswith("failed by itself: averages were partial")
+    assert "earlier_problems" not in result, "it was valid before"
 
 
 def test_a_run_against_the_clock_that_is_repeated_has_not_failed_by_itself(tmp_path):
