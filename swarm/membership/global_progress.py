@@ -39,6 +39,7 @@ class GlobalProgress:
         now: DHT time in seconds
         computing_since: DHT time at which this peer began to compute for its step
         recounted: DHT time; records from before it do not count as waiting for the round of this step
+        hold_seconds: seconds from `recounted` on in which this step does not end
     """
 
     me: PeerID
@@ -59,6 +60,7 @@ class GlobalProgress:
     now: float
     computing_since: float
     recounted: float
+    hold_seconds: float
 
     # ---- which peers are believed -----------------------------------------------------------------------------------
 
@@ -230,8 +232,16 @@ class GlobalProgress:
         return samples
 
     @property
+    def has_just_met(self) -> bool:
+        """Whether a group has met for this step too early just now: then the step goes on, whatever other peers say."""
+        # A clock that is set back in between does not prolong it.
+        return 0 <= self.now - self.recounted < self.hold_seconds
+
+    @property
     def step_is_over(self) -> bool:
         """Whether the swarm has the target batch, as far as this peer can tell, or another peer says so."""
+        if self.has_just_met:
+            return False
         own = self.own
         for record in self._present.values():
             waits = record.round == own.round and record.phase == AVERAGING

@@ -7,6 +7,7 @@ not hold is left out for a while.
 
 from __future__ import annotations
 
+import math
 import threading
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
@@ -44,6 +45,10 @@ TOLD_STEPS = 50
 """Steps for which a record still says why an earlier round failed."""
 MAX_OWN = 2 * MAX_APART
 """Number of its own latest weights (step and lineage) that a peer remembers."""
+MAX_HOLD_SECONDS = 4.0
+"""Longest time for which a step goes on after a group that met too early. With the usual
+`--matchmaking-time` a leader waits longer for its members, and a member far longer for its leader. So no peer is missed
+or blamed because of it."""
 
 logger = get_logger(__name__)
 
@@ -81,6 +86,7 @@ class ProgressTracker:
         """Step and lineage of the weights that this peer has held lately, the oldest first."""
         self._attestations = Attestations()
         self._computing_since, self._recounted = now, 0.0
+        self._step_since, self._hold_seconds = now, 0.0
         self._lock = threading.Lock()
         self._called_impossible = Once()
         self.exchange = RecordExchange(
@@ -129,7 +135,11 @@ class ProgressTracker:
         self.holds(step, lineage, ahead=False, samples=0, phase=TRAINING)
 
     def _note(self, group: frozenset[PeerID]) -> None:
-        """Note that these peers finished a step with this one: their `joined` is proven. The caller holds the lock."""
+        """Note that these peers finished a step with this one: their `joined` is proven.
+
+        The next step begins. The caller holds the lock.
+        """
+        self._step_since, self._hold_seconds = get_dht_time(), 0.0
         self.trust.finished_step(group, _joined(self._others | {self.peer_id: self._own}))
         self._liveness.met(group)
         self._dht.meet(group)
@@ -144,7 +154,8 @@ class ProgressTracker:
         """Note that the step in the background has ended: with `group`, or in vain if that is None."""
         with self._lock:
             if group is None:
-                self._recounted = get_dht_time()  # the round has failed: older records that wait for it do not count
+                # The round has failed: older records that wait for it do not count.
+                self._recounted, self._hold_seconds = get_dht_time(), 0.0
             else:
                 self._note(group)
         self.holds(step, lineage, ahead=False, samples=samples, phase=TRAINING)
@@ -241,6 +252,7 @@ class ProgressTracker:
             now=get_dht_time(),
             computing_since=self._computing_since,
             recounted=self._recounted,
+            hold_seconds=self._hold_seconds,
         )
 
     def _member_since(self, others: Iterable[PeerID]) -> dict[PeerID, float]:
@@ -321,9 +333,18 @@ class ProgressTracker:
         self.trust.missed(peers, self._own.step, _joined(self.others))
 
     def recount(self, group: Group) -> None:
-        """Take the numbers of samples from the tickets of a group that has met too early; its members compute on."""
+        """Take the numbers of samples from the tickets of a group that has met too early; its members compute on.
+
+        The step goes on for half of the time that the missing samples take at the pace of the tickets so far. Else a
+        member that gives nothing could make the group meet after each micro-batch: with a join request, a record that
+        waits for the round, or one that claims samples.
+        """
         self._recounted = now = get_dht_time()
-        tickets = dict(group.members)
+        tickets, samples = dict(group.members), group.samples
+        passed_seconds = max(0.0, now - self._step_since)
+        missing = self._target.missing(samples)
+        missing_seconds = passed_seconds * missing / samples if samples else math.inf
+        self._hold_seconds = min(missing_seconds / 2, MAX_HOLD_SECONDS)
         with self._lock:
             for peer, record in self._others.items():
                 if peer in tickets:

@@ -297,7 +297,8 @@ class Coordinator:
     @property
     def _is_over(self) -> bool:
         """Whether the samples of the present step are complete, or a peer waits for this one to end the step."""
-        return self.tracker.swarm.step_is_over or self.averager.signals.waiting_step >= self.tracker.own.round
+        swarm, waiting_step = self.tracker.swarm, self.averager.signals.waiting_step
+        return swarm.step_is_over or (waiting_step >= swarm.own.round and not swarm.has_just_met)
 
     def _drop_unusable(self) -> bool:
         """Drop gradients that are not finite: this peer gives nothing to the round, or takes over a state instead.

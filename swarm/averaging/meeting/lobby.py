@@ -146,10 +146,13 @@ class Lobby:
         return ticket.step == self.step and ticket.lineage != self._lineage
 
     def waits_for(self, step: int) -> bool:
-        """Whether a guest has already come to finish this step; strangers do not count if this peer knows others."""
+        """Whether a guest has already come with samples to finish this step.
+
+        Strangers do not count if this peer knows others.
+        """
 
         def counts(peer: PeerID, guest: Guest) -> bool:
-            is_at = guest.ticket.step == step and not guest.ticket.listens and guest.is_waiting
+            is_at = guest.ticket.step == step and guest.ticket.samples > 0 and guest.is_waiting
             return is_at and (peer in self._known or not len(self._known))
 
         return any(counts(peer, guest) for peer, guest in self._guests.items())

@@ -104,7 +104,10 @@ class Matchmaking:
         self._lock = asyncio.Lock()
 
     def waits_for(self, step: int) -> bool:
-        """Whether a peer that this one knows, or a stranger if it knows none, has already come to finish this step."""
+        """Whether a peer has already come with samples to finish this step.
+
+        It is one that this peer knows, or a stranger if this peer knows none.
+        """
         return self.lobby.waits_for(step)
 
     def met(self, peers: Iterable[PeerID]) -> None:

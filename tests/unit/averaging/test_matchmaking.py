@@ -29,11 +29,12 @@ BEFORE, AFTER, OTHER = (bytes([number]) * LINEAGE_BYTES for number in (1, 2, 3))
     ("who", "ticket", "waits"),
     [
         (FRIEND, Ticket(4, 64, False, 1.0, AFTER), True),
+        (FRIEND, Ticket(4, 0, False, 1.0, AFTER), False),
         (FRIEND, Ticket(4, 64, False, 1.0, OTHER), False),
         (FRIEND, Ticket.of_listener(4, False), False),
         (STRANGER, Ticket(4, 64, False, 1.0, AFTER), False),
     ],
-    ids=["a member", "other weights", "a listener", "a stranger"],
+    ids=["a member", "no samples", "other weights", "a listener", "a stranger"],
 )
 def test_only_a_member_with_the_same_weights_and_samples_makes_a_leader_end_its_step(who, ticket, waits):
     async def test():

@@ -19,7 +19,7 @@ from swarm.membership.progress_record import (
     WAITING,
     PeerProgress,
 )
-from swarm.membership.progress_tracker import TOLD_STEPS
+from swarm.membership.progress_tracker import MAX_HOLD_SECONDS, TOLD_STEPS
 from swarm.network.signed_records import peer_of
 from swarm.protocol.attestation import Attestation
 from swarm.protocol.messages import Blame, Group, Refused, RoundFailed, Ticket
@@ -89,23 +89,73 @@ def test_the_step_is_over_when_a_member_is_averaging_it(swarm):
     assert swarm.tracker.swarm.step_is_over
 
 
-def test_a_group_that_met_too_early_counts_again(swarm):
+@pytest.fixture
+def set_clock(monkeypatch):
+    """Stops the tracker's clock, at so many seconds from now."""
+
+    def set_to(seconds: float) -> None:
+        now = get_dht_time() + seconds
+        monkeypatch.setattr("swarm.membership.progress_tracker.get_dht_time", lambda: now)
+
+    return set_to
+
+
+def meet_early(swarm: SaidSwarm, set_clock, samples: int, other: PeerID) -> None:
+    """A group of this peer and another one meets, 20 s after the step began, with so many of the 100 samples."""
+    set_clock(-20)
+    swarm.tracker.begin_step(0, LINEAGE)
+    set_clock(0)
+    swarm.tracker.report(samples=20)
+    tickets = tuple(Ticket(0, number, False, 1.0, LINEAGE) for number in (20, samples - 20))
+    swarm.tracker.recount(Group(LINEAGE, (swarm.tracker.peer_id, other), tickets))
+    swarm.tracker.resume()
+
+
+def test_a_group_that_met_too_early_counts_again(swarm, set_clock):
     anna = swarm.says("anna", samples=90, rate=0.001)
     bert = swarm.says("bert", samples=80, phase=AVERAGING)
     swarm.says("cleo", samples=1, phase=AVERAGING)
-    swarm.tracker.report(samples=20)
     assert swarm.tracker.swarm.step_is_over
-    lineage = bytes(LINEAGE_BYTES)
-    tickets = tuple(Ticket(0, samples, False, 1.0, lineage) for samples in (20, 30))
     swarm.tracker.missed([bert])
-    swarm.tracker.recount(Group(lineage, (swarm.tracker.peer_id, anna), tickets))
-    swarm.tracker.resume()
+    meet_early(swarm, set_clock, 50, anna)
     assert swarm.tracker.swarm.samples_by_now == pytest.approx(51, abs=0.1), (
         "a peer that did not come has no samples for this step"
     )
+    set_clock(MAX_HOLD_SECONDS)
     assert not swarm.tracker.swarm.step_is_over, "each of these was averaging before the group met"
     swarm.says("cleo", samples=1, phase=AVERAGING)
     assert swarm.tracker.swarm.step_is_over
+
+
+@pytest.mark.parametrize("said", [{"samples": 1, "phase": AVERAGING}, {"samples": 10**6}, {"rate": 1e7}], ids=str)
+def test_a_group_that_met_too_early_computes_on_whatever_a_member_says(swarm, set_clock, said):
+    """Else a member that gives nothing could make the group meet after each micro-batch."""
+    meet_early(swarm, set_clock, 50, swarm.says("anna"))
+    swarm.says("liar", **said)
+    set_clock(0.1)
+    assert swarm.tracker.swarm.has_just_met
+    assert not swarm.tracker.swarm.step_is_over
+    set_clock(MAX_HOLD_SECONDS)
+    assert not swarm.tracker.swarm.has_just_met
+    assert swarm.tracker.swarm.step_is_over, "a peer that waits for others has to be heard in the end"
+
+
+def test_a_group_that_lacked_few_samples_meets_again_soon(swarm, set_clock):
+    """At its pace of 4.9 samples a second it lacks two samples for 0.4 s."""
+    meet_early(swarm, set_clock, 98, swarm.says("anna"))
+    assert swarm.tracker.swarm.has_just_met
+    set_clock(0.21)
+    assert not swarm.tracker.swarm.has_just_met
+
+
+@pytest.mark.parametrize("change", ["a new step", "a clock that is set back"])
+def test_a_step_is_not_held_up_for_an_earlier_one_nor_by_a_clock(swarm, set_clock, change):
+    meet_early(swarm, set_clock, 50, swarm.says("anna"))
+    if change == "a new step":
+        swarm.tracker.begin_step(1, LINEAGE)
+    else:
+        set_clock(-3600)
+    assert not swarm.tracker.swarm.has_just_met
 
 
 def test_samples_of_a_whole_new_step_begin_at_zero(swarm):
