@@ -243,11 +243,14 @@ class Audits:
         others = [(peer, ticket) for peer, ticket in group.members if peer != self._me]
         own = group.ticket_of(self._me)
         self._hear_all(group)
+        if not own.receipts:
+            return
         differ = [peer for peer, ticket in others if ticket.receipts and ticket.receipts != own.receipts]
-        for peer in differ[:MAX_COMPARED] if own.receipts else ():
-            if peer not in self._not_heard:
-                name = group.ticket_of(peer).receipts
-                self._go_and(("receipts", peer), self._compare(peer, self._complete, name))
+        asked = [peer for peer in differ if peer not in self._not_heard]
+        # By lot: the order of a group follows from peer ids, and a liar can choose its own.
+        for peer in self._lot.sample(asked, min(MAX_COMPARED, len(asked))):
+            name = group.ticket_of(peer).receipts
+            self._go_and(("receipts", peer), self._compare(peer, self._complete, name))
 
     def _hear_all(self, group: Group) -> None:
         """Ask for the proofs that these members say they have, and this peer has not.

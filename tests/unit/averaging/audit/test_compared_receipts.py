@@ -8,7 +8,7 @@ from dataclasses import replace
 import msgspec
 from hivemind.p2p import PeerID
 
-from swarm.averaging.audit.audits import Audits
+from swarm.averaging.audit.audits import MAX_COMPARED, Audits
 from swarm.averaging.audit.statements import Counted, Receipt, root_of
 from swarm.averaging.shares import stripe_of
 from swarm.membership.backoff import BlameBackoff
@@ -20,12 +20,17 @@ ME, REDUCER, OTHER = map(peer, range(3))
 
 
 def compare(
-    members: Sequence[PeerID], num_stripes: int, theirs_of: Callable[[list[Receipt]], list[Receipt]], times: int = 1
+    members: Sequence[PeerID],
+    num_stripes: int,
+    theirs_of: Callable[[list[Receipt]], list[Receipt]],
+    times: int = 1,
+    accomplices: Sequence[PeerID] = (),
 ) -> tuple[list[int], dict[PeerID, Blame]]:
     """One member has the receipts of a round, and OTHER says so many times that it has other ones.
 
     Args:
         theirs_of: what OTHER shows, of what this member has
+        accomplices: members that say they have other receipts, and show none
 
     Returns:
         how many bytes each answer may have, and the members that were found out
@@ -47,13 +52,16 @@ def compare(
 
         async def ask(other: PeerID, request: bytes, most: int) -> bytes:
             asked.append(most)
+            if other in accomplices:
+                raise OSError("it shows nothing")
             if len(shown) > most:
                 raise OSError("it shows too much")
             return shown
 
         mine = audits.annotate(replace(ticket, lineage=group.group_id))
         others = replace(mine, receipts=hashlib.sha256(shown).digest()[:LINEAGE_BYTES])
-        tickets = tuple(others if member == OTHER else mine for member in members)
+        brought = dict.fromkeys(accomplices, replace(mine, receipts=b"x" * LINEAGE_BYTES)) | {OTHER: others}
+        tickets = tuple(brought.get(member, mine) for member in members)
         for number in range(times):
             audits.begin(Group.close(bytes([number] * 16), tuple(members), tickets))
             await audits.until_done()
@@ -91,6 +99,14 @@ def test_a_member_to_which_a_reducer_has_signed_twice_is_asked_again():
 
 def test_a_reducer_that_contradicts_itself_is_found_out():
     assert compare((ME, REDUCER, OTHER), 2, contradicting)[1] == {REDUCER: Blame.EQUIVOCATED}
+
+
+def test_accomplices_with_other_receipts_take_no_place_for_long():
+    """As many as are asked in a round, first in the order of the group, kept all others from being asked."""
+    accomplices = [PeerID(bytes([18, 32, *[number] * 32])) for number in range(MAX_COMPARED)]
+    members = (*accomplices, ME, REDUCER, OTHER)
+    _, found = compare(members, 2, contradicting, times=2, accomplices=accomplices)
+    assert found == {REDUCER: Blame.EQUIVOCATED}
 
 
 def test_the_receipts_of_a_large_group_are_compared():
