@@ -77,6 +77,8 @@ MAX_COMPARED = 3
 """Members with other receipts that are asked for them in one round."""
 MAX_TASKS = 16
 """Checks at a time, in the background; what comes on top of that is not checked."""
+MAX_PROOFS_AT_ONCE = MAX_TASKS // 2
+"""Proofs of that, one from each accuser: liars that send theirs slowly leave room for audits."""
 UNANSWERED = 3
 """Audits in a row without an answer, after which a reducer is left out for a while."""
 LONGER_RECEIPTS = 2
@@ -265,7 +267,14 @@ class Audits:
             goes_further = ticket.back_to != NOWHERE and (own == NOWHERE or ticket.back_to < own)
             is_new = ticket.accuses and (goes_further or ticket.accuses not in convicted)
             if is_new and peer != self._me and peer not in self._not_heard:
-                self._go_and(("proof", ticket.accuses), self._hear(peer, ticket.accuses))
+                self._hear_one(peer, ticket.accuses)
+
+    def _hear_one(self, accuser: PeerID, name: bytes) -> None:
+        """Ask for a proof, unless one of this accuser or against this member is on its way, or too many are."""
+        coming = [what[1:] for what in self._tasks if what[0] == "proof"]
+        is_asked = any(peer == accuser or accused == name for peer, accused in coming)
+        if not is_asked and len(coming) < MAX_PROOFS_AT_ONCE:
+            self._go_and(("proof", accuser, name), self._hear(accuser, name))
 
     def seals_of(self, stripe: Group) -> Seals:
         """What this peer signs and checks in this stripe of the present round."""

@@ -331,6 +331,39 @@ def test_a_hundred_false_accusations_are_asked_for_once():
     assert not any(members.found().values())
 
 
+def test_a_liar_whose_proofs_never_come_leaves_room_for_audits():
+    """It accuses another member in each round. Sixteen proofs on their way kept all other checks from being made."""
+    asked = []
+
+    async def scenario():
+        forever, audited = asyncio.Event(), asyncio.Event()
+
+        async def ask(other, request, most):
+            if b"proof" in request:
+                asked.append(other)
+                await forever.wait()
+            if b"part" in request:
+                audited.set()
+            raise OSError
+
+        others = [PeerID(bytes([18, 32, *[number] * 32])) for number in range(20)]
+        peers, ticket = (LIAR, peer(1), *others), group_of(MEMBERS).tickets[0]
+        audits = Audits(peer(1), key(1), judge_of(), ask, BlameBackoff(), 100.0 * len(peers))
+        for number, accused in enumerate(others):
+            tickets = (replace(ticket, accuses=short_name(accused)), *(ticket,) * (len(peers) - 1))
+            group = Group.close(bytes([number] * 16), peers, tickets)
+            audits.begin(group)
+            await asyncio.sleep(0)
+        seals = audits.seals_of(stripe_of(group, 0, 0))
+        seals.received(LIAR, bytes(32))
+        seals.receipts[LIAR] = Receipt.sign(key(0), seals.stripe, root_of([bytes(32)]), [Counted()] * len(peers))
+        audits.end(has_average=True)
+        await asyncio.wait_for(audited.wait(), 10)
+
+    asyncio.run(scenario())
+    assert asked == [LIAR]
+
+
 def test_an_accuser_whose_proof_is_known_is_heard_when_it_accuses_another_member():
     """It wants to go back further, since its loss has risen: so it is asked for the known proof again, a few times."""
     name, proof = two_receipts_of(key(2))
