@@ -25,7 +25,7 @@ from swarm.averaging.audit.audits import Audits
 from swarm.averaging.audit.evidence_call import ask_for, show_evidence
 from swarm.averaging.audit.judge import Judge
 from swarm.averaging.commands import RunRound
-from swarm.averaging.compression.codec import Codec, bytes_of_member, bytes_to_allow_for
+from swarm.averaging.compression.codec import Codec, bytes_of_member
 from swarm.averaging.compression.error_feedback import ErrorFeedback
 from swarm.averaging.compression.fragments import Fragments
 from swarm.averaging.lines.division import fractions_of, shares_of
@@ -494,7 +494,7 @@ class Rounds:
         num_bytes = sum(runner.bytes_sent for runner in stripes.runners)
         # PowerSGD sends far fewer numbers than the vector has: a slow line would pass for a fast one.
         numbers = self._vector.numel() if self._low_rank is None else self._low_rank.numbers
-        equal_bytes = bytes_to_allow_for(numbers, self._codec, num_members, 1 / max(1, len(shares_of(group))))
+        equal_bytes = bytes_of_member(numbers, self._codec, num_members, 1 / max(1, len(shares_of(group))))
         self._line_meter.end(num_bytes, exchange_seconds, num_members, equal_bytes, is_whole=not stripes.lost)
         to_send = {peer: bytes_of_member(numbers, self._codec, num_members, share) for peer, share in shares.items()}
         slow = self._slow_members.note(others, stripes.waited_seconds, exchange_seconds, compute_seconds, to_send)

@@ -52,4 +52,4 @@ def test_a_member_is_credited_with_what_it_sends(codec, tmp_path, monkeypatch):
     sent = asyncio.run(asyncio.wait_for(one_round(tmp_path, codec), 60))
     for num_bytes in sent:
         assert credited == pytest.approx([num_bytes] * 9, rel=0.1), "each of three members credits all three"
-        assert equal == pytest.approx([1.5 * num_bytes] * 3, rel=0.1), "two vectors at least; here each sends 4/3"
+        assert equal == pytest.approx([num_bytes] * 3, rel=0.1), "their shares are equal"
