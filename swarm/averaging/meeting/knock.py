@@ -22,7 +22,7 @@ from swarm.averaging.meeting.order_exchange import OrderExchange
 from swarm.membership.failure_detector import PeerMonitor
 from swarm.network.peer_service import PeerService
 from swarm.protocol.admission import Admission
-from swarm.protocol.messages import Behind, Group, Refused, Ticket
+from swarm.protocol.messages import MAX_GROUP_SIZE, Behind, Group, Refused, Ticket
 from swarm.runtime.async_utils import unless
 from swarm.runtime.timeouts import Timeouts
 
@@ -69,9 +69,14 @@ class Knocker:
         self._orders, self._monitor, self._timeouts, self._admission = orders, monitor, timeouts, admission
         self._on_accepted, self._on_done = on_accepted, on_done
         self.stuck: set[PeerID] = set()
-        """Leaders that have let this peer in at this meeting and never began."""
+        """Leaders that have let this peer in at this meeting and never began, or have broken off twice in a row."""
+        self._broke_off: set[PeerID] = set()
+        """Leaders that have broken off when this peer was last in their lobby. There is a limit, since names cost a
+        stranger nothing."""
         self.left_out: Collection[PeerID] = frozenset()
         """Peers that this peer does not follow, even if other peers do."""
+        self.usual_meeting_seconds = math.inf
+        """Seconds after which a leader closes its group at the latest, if its own step is over when this peer comes."""
         self.longest_meeting_seconds = math.inf
         """Seconds after which a leader that has not begun will not begin."""
         self._said_shunned_at = -math.inf
@@ -146,11 +151,15 @@ class Knocker:
                 self._on_accepted(leader)
                 remaining = max(0.0, wait_until - loop.time())
                 reply = await unless(lost, anext(stream), remaining)
+                if not _goes_on(reply, ticket):
+                    self._note_broken_off(leader, ticket, loop.time() - came_at)
             return reply
         except UNREACHABLE as error:
             logger.debug(f"{leader} does not lead this peer: {error!r}")
             timed_out_inside = accepted and isinstance(error, TimeoutError) and not ticket.listens
             self._note_failed_leader(leader, lost.done(), timed_out_inside, loop.time() - came_at)
+            if accepted and not (isinstance(error, TimeoutError) or lost.done()):  # it has closed the stream
+                self._note_broken_off(leader, ticket, loop.time() - came_at)
             return None
         finally:
             self._on_done()
@@ -178,6 +187,21 @@ class Knocker:
             self.stuck.add(leader)
         if is_lost or timed_out_inside:
             self._monitor.lost.add(leader)
+
+    def _note_broken_off(self, leader: PeerID, ticket: Ticket, waited_seconds: float = math.inf) -> None:
+        """Note that a leader has let this peer in and then given it no group, after a long wait or in a wrong form.
+
+        Once this can happen to an honest leader. The second time in a row it counts as one that never begins.
+        """
+        if ticket.listens or waited_seconds <= self.usual_meeting_seconds:
+            return
+        if leader in self._broke_off:
+            self.stuck.add(leader)
+            self._monitor.lost.add(leader)
+            return
+        if len(self._broke_off) >= MAX_GROUP_SIZE:
+            self._broke_off.clear()
+        self._broke_off.add(leader)
 
     # ---- what it is told --------------------------------------------------------------------------------------------
 
@@ -207,10 +231,13 @@ class Knocker:
         if reply.code != averaging_pb2.BEGIN_ALLREDUCE:
             return None
         try:
-            return parse_group(reply, leader, self._p2p.peer_id, ticket, self._admission, self._namespace)
+            group = parse_group(reply, leader, self._p2p.peer_id, ticket, self._admission, self._namespace)
         except ValueError as error:
             logger.warning(f"Ignoring a malformed group from {leader}: {error}")
+            self._note_broken_off(leader, ticket)
             return None
+        self._broke_off.discard(leader)
+        return group
 
     def _say_that_we_are_shunned(self, leader: PeerID) -> None:
         if time.monotonic() > self._said_shunned_at + SAY_AGAIN_SECONDS:
@@ -220,6 +247,16 @@ class Knocker:
                 "this peer's line is far too slow (`swarm doctor` shows the traffic of the run); or it does not accept "
                 "this peer's certificate"
             )
+
+
+def _goes_on(reply: averaging_pb2.MessageFromLeader, ticket: Ticket) -> bool:
+    """Whether the last answer of a leader gives a group, or tells what this peer has to do instead."""
+    if reply.code == averaging_pb2.NOT_A_LEADER:
+        return bool(reply.suggested_leader)
+    if (step := parse_step(reply)) is not None:
+        return step > ticket.step
+    codes = averaging_pb2.BEGIN_ALLREDUCE, averaging_pb2.BAD_GROUP_KEY, averaging_pb2.BAD_SCHEMA_HASH
+    return reply.code in codes or parse_orders(reply) is not None
 
 
 def half_more_or_less(seconds: float) -> float:

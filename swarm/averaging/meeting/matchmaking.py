@@ -165,6 +165,7 @@ class Matchmaking:
         own, loop = self._me, asyncio.get_running_loop()
         seniors = order[: order.index(own)] if own in order else order
         longest_seconds = 2 * patience_seconds + self.lobby.hold_seconds + self._timeouts.reply_seconds
+        self.knocker.usual_meeting_seconds = patience_seconds + self.lobby.hold_seconds
         self.knocker.longest_meeting_seconds = longest_seconds
         for senior in seniors:
             self._watch(seniors[:WATCHED_SENIORS])
