@@ -55,18 +55,24 @@ def loss_has_risen(loss: float, lowest: float) -> bool:
     return loss > max(RISEN_TIMES * lowest, lowest + RISEN_BY)
 
 
-def is_over(history: History, total_steps: int) -> bool:
+def is_over(history: History, total_steps: int, now: float) -> bool:
     """Whether the run has made all its updates.
 
-    Peers leave after the last updates, often before their records tell of them. So if all peers have left, some updates
-    may be missing: those of 5 s at the last pace, but at most 2 % of the run, and one in any case.
+    Peers leave after the last updates, often before their records tell of them. So if all peers have left, or none
+    answers any more, some updates may be missing: those of 5 s at the last pace, but at most 2 % of the run, and one in
+    any case.
     """
     if history.step is None:
         return False
-    if history.here:
+    if history.here and _deaf_seconds(history, now) <= DEAF_SECONDS:
         return history.step >= total_steps
     unseen = min(math.ceil(LAST_SECONDS * history.last_updates_per_second), total_steps // 50)
     return history.step >= total_steps - max(1, unseen)
+
+
+def _deaf_seconds(history: History, now: float) -> float:
+    """Seconds since the swarm last answered, or since the desk began to look."""
+    return now - (history.looked_at or history.began_at)
 
 
 def findings(
@@ -86,12 +92,15 @@ def findings(
         is_paused: the organiser has paused the run, so no update is expected
         ending: certificates of members that are there, which should have been renewed by now and end soon
     """
-    deaf_seconds = now - (history.looked_at or history.began_at)
-    if deaf_seconds > DEAF_SECONDS:
-        text = f"The swarm has not answered the desk for {_minutes(deaf_seconds)}: the numbers shown are that old."
-        return [Finding("deaf", "bad", text)]
-    if is_over(history, total_steps):
+    if is_over(history, total_steps, now):  # asked first: no peer answers after the end
         return []
+    deaf_seconds = _deaf_seconds(history, now)
+    if deaf_seconds > DEAF_SECONDS:
+        text = (
+            f"No peer has answered the desk for {_minutes(deaf_seconds)}: all have left, or the desk's own network is "
+            "down. The numbers shown are that old."
+        )
+        return [Finding("deaf", "bad", text)]
     here = history.here
     if not here:
         return [Finding("nobody", "bad", "No peer trains: the desk finds no peer in the run.")]
@@ -111,7 +120,7 @@ def verdict(
     """
     if found:
         return found[0].level, found[0].text
-    if is_over(history, total_steps):
+    if is_over(history, total_steps, now):
         if history.step < total_steps:
             seen = f"update {history.step:,} of {total_steps:,} was the last one seen"
             return "good", f"The run has probably ended: all peers have left, and {seen}."

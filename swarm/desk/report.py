@@ -207,7 +207,7 @@ def swarm_report(card: RunCard, run: Plan, history: History, found: Sequence[Fin
         findings=[*found],
         step=history.step,
         total_steps=run.total_steps,
-        is_over=is_over(history, run.total_steps),
+        is_over=is_over(history, run.total_steps, now),
         is_paused=run.is_paused,
         seconds_left=60 * max(0, left) / pace if pace and not run.is_paused else None,
         target_batch_size=run.target_batch_size,

@@ -48,7 +48,7 @@ class Watcher:
         """The records of all peers that train, by peer id; None if the swarm does not answer."""
         try:
             records = progress_records(self._dht, self._manifest, self._admission, ANSWER_SECONDS)
-        except (TimeoutError, OSError):  # the DHT process is busy, or has ended
+        except (TimeoutError, OSError):  # no peer answers, or the DHT process is busy or has ended
             return None
         shown, now = map(self._admission.member, records), get_dht_time()
         self.ending = [certificate for certificate in shown if certificate and certificate.is_to_be_renewed(now, LATE)]

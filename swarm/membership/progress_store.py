@@ -8,12 +8,14 @@ after the last search, it also searches for the nodes to push to.
 
 from __future__ import annotations
 
+import asyncio
 import math
 import time
 from concurrent.futures import Future
 from dataclasses import replace
 
 from hivemind import DHT
+from hivemind.dht.node import DHTNode
 from hivemind.p2p import PeerID
 from hivemind.utils import get_dht_time, get_logger
 
@@ -33,6 +35,8 @@ logger = get_logger(__name__)
 LATE_REPORTS = 2.5
 """Report periods after which a silent peer must have pushed its record to other nodes, or to none: then a search is
 made."""
+FORGET_SECONDS = 0.1
+"""Time that the DHT process gets to forget nodes that have not answered a search."""
 MAX_SIGNED_BYTES = 2**11
 """Bytes of a record and its signature."""
 
@@ -158,10 +162,19 @@ def progress_records(
 ) -> dict[PeerID, PeerProgress]:
     """Search the DHT for the records of all peers of a run. Records that make no sense are left out.
 
+    Where no node answers any more, a search soon ends with nothing, or with what an earlier one has found. That tells
+    nothing of the run: all peers may have left, or this machine's network is down.
+
     Args:
         admission: an admission of the run that a caller which reads repeatedly keeps; None: a new one
+
+    Raises:
+        TimeoutError: no node answers any more, or the DHT process does not answer in time
+        OSError: the DHT process has ended
     """
     found = dht.get(f"{manifest.key_prefix}.{PROGRESS}", latest=True, return_future=True).result(timeout_seconds)
+    if dht.run_coroutine(knows_no_node, return_future=True).result(timeout_seconds):
+        raise TimeoutError("no node that may know of the run's peers answers")
     admission, records = admission or Admission(manifest.authority), {}
     for peer_id, value in owned_entries(found, MAX_GROUP_SIZE):
         try:
@@ -171,3 +184,10 @@ def progress_records(
         if record is not None:
             records[peer_id] = record
     return records
+
+
+async def knows_no_node(_dht: DHT, node: DHTNode) -> bool:
+    """Whether this node knows no other node: those that did not answer are forgotten. Runs in the DHT process."""
+    # The time limits of a search and of its calls are equal, so a silent node may be forgotten right after the search.
+    await asyncio.sleep(FORGET_SECONDS)
+    return not node.protocol.routing_table.peer_id_to_uid

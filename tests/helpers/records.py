@@ -8,6 +8,7 @@ from hivemind.utils import ValueWithExpiration, get_dht_time
 
 from swarm.membership.liveness_probe import Call
 from swarm.membership.progress_record import TRAINING, PeerProgress
+from swarm.membership.progress_store import knows_no_node
 from swarm.membership.progress_tracker import ProgressTracker
 from swarm.network.acquaintances import Acquaintances
 from swarm.network.record_push import Push, PushedHere
@@ -43,6 +44,8 @@ class FakeDHT:
         self.searches, self.is_told, self.answers = 0, True, True
         self.finds_an_end = True
         """Whether a search ends with an answer; else it times out."""
+        self.knows_others = True
+        """Whether it knows any other node; else a search ends at once, and finds nothing."""
         self.acquaintances = Acquaintances()
 
     def meet(self, peers):
@@ -58,6 +61,8 @@ class FakeDHT:
             future = Future()
             future.set_exception(TimeoutError())
             return future
+        if not self.knows_others:
+            return done(None)
         return done(ValueWithExpiration(dict(self.records), get_dht_time() + DEFAULT_TIMEOUTS.record_seconds))
 
     def run_coroutine(self, coroutine, return_future):
@@ -65,6 +70,8 @@ class FakeDHT:
             return self.store(coroutine.key, coroutine.subkey, coroutine.value, coroutine.expiration_time, True)
         if isinstance(coroutine, Call):
             return done(self.answers)
+        if coroutine is knows_no_node:
+            return done(not self.knows_others)
         assert isinstance(coroutine, PushedHere)
         pushed = ValueWithExpiration(dict(self.records), get_dht_time() + DEFAULT_TIMEOUTS.record_seconds)
         return done(pushed if self.is_told else None)

@@ -20,7 +20,9 @@ from hivemind.p2p import P2P
 from hivemind.utils.mpfuture import MPFuture
 
 from recipe.errors import InputError
-from swarm.membership.run_manifest import read_manifests
+from recipe.presets import preset
+from swarm.membership.progress_store import progress_records
+from swarm.membership.run_manifest import PROTOCOL, RunManifest, read_manifests
 from swarm.network import dht_options as network
 from swarm.network.addresses import check_reachable
 from swarm.network.dht_options import NetworkOptions, SwarmDHT, start_dht, stop_dht, visible_addresses
@@ -322,3 +324,14 @@ def test_a_dht_that_does_not_answer_is_said_in_one_sentence():
 
     with pytest.raises(InputError, match=r"did not answer within 0\.01 s"):
         visible_addresses(Busy(), 0.01)
+
+
+def test_where_no_node_answers_any_more_nothing_is_known_of_a_run(dhts):
+    """The peers may have left, or this machine's network may be down: that is another answer than that none trains."""
+    dhts.append(start_dht(options()))
+    dhts.append(start_dht(options(*visible_addresses(dhts[0]), client_mode=True)))
+    run = RunManifest(PROTOCOL, "letters", preset("digits"))
+    assert progress_records(dhts[1], run) == {}
+    stop_dht(dhts[0])
+    with pytest.raises(TimeoutError, match="no node"):
+        progress_records(dhts[1], run, timeout_seconds=20)

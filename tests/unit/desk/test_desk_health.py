@@ -66,6 +66,15 @@ def test_peers_that_leave_with_the_last_update_have_ended_the_run(seen):
     assert sentence(seen) == ("good", said)
 
 
+def test_a_run_has_ended_also_if_no_peer_answers_any_more(seen):
+    """All peers left between two looks."""
+    seen.train("ada", steps=range(9997, 10_000))
+    seen.now += 60
+    seen.desk.turn(None)
+    assert sentence(seen)[1].startswith("The run has probably ended: all peers have left, and update 9,999 of 10,000")
+    assert (seen.desk.newest.swarm.level, seen.desk.newest.swarm.is_over) == ("good", True)
+
+
 @pytest.mark.parametrize("last_seen", range(1994, 1999))
 def test_a_fast_run_makes_its_last_updates_between_two_looks(another, last_seen):
     """A run of digits makes 2.5 updates per second."""
@@ -143,9 +152,24 @@ def test_the_sentence_says_that_the_swarm_does_not_answer(seen):
     seen.train("ada", steps=range(2))
     seen.now += 60
     seen.desk.turn(None)
-    level, said = sentence(seen)
-    assert level == "bad"
-    assert said.startswith("The swarm has not answered the desk for 60 seconds")
+    said = "No peer has answered the desk for 60 seconds: all have left, or the desk's own network is down."
+    assert sentence(seen) == ("bad", f"{said} The numbers shown are that old.")
+
+
+def test_no_peer_counts_as_lost_while_the_desks_own_network_is_down(seen):
+    dht = FakeDHT()
+    watcher = Watcher(dht, SimpleNamespace(authority=None, key_prefix="run"), ())
+    seen.train("ada", "ben", steps=range(8))
+    dht.knows_others = False
+    for _ in range(30):
+        seen.now += 2
+        seen.desk.turn(watcher.look())
+    assert sentence(seen)[1].startswith("No peer has answered the desk for 60 seconds")
+    seen.train("ada", "ben", steps=range(600, 602))
+    assert seen.events == ["The desk began to watch. ada and ben were there."]
+    assert [(made.updates, made.lost) for made in seen.history.timeline.rounds[-2:]] == [(593, []), (1, [])]
+    dht.knows_others = True
+    assert watcher.look() == {}, "the node that answers knows of no peer that trains"
 
 
 def test_the_sentence_says_that_the_desks_own_disk_is_full(seen, monkeypatch, tmp_path):
@@ -306,10 +330,10 @@ def test_a_matter_that_is_hidden_by_something_worse_is_not_well_again(another, m
     alone, nobody, deaf = mailbox.texts
     assert alone.startswith("Only 'ada' can be called.")
     assert nobody.startswith("No peer trains")
-    assert deaf.startswith("The swarm has not answered the desk")
+    assert deaf.startswith("No peer has answered the desk")
     for_long(run.look)
     (over,) = mailbox.texts[3:]
-    assert over.startswith("This is over: The swarm has not answered the desk")
+    assert over.startswith("This is over: No peer has answered the desk")
     for_long(lambda: run.look(run.record("ada", 1), run.record("cleo", 1)))
     assert set(mailbox.texts[4:]) == {f"This is over: {alone}", f"This is over: {nobody}"}
     run.alerts.stop()
