@@ -337,7 +337,7 @@ class Peer:
         self._introduce(session, asked)
         self._run = ["--run-id", manifest.run_id]
         announcer = Announcer(dht, session.manifest, addresses, session.folder.peers, admission=session.admission)
-        self._show_desk(manifest.run_id, addresses)
+        self._show_desk(manifest.run_id, addresses, asked)
         prefix = session.manifest.key_prefix
         self._entry.watch(dht, session.admission, prefix, session.tell_members, session.end)
         try:
@@ -350,12 +350,12 @@ class Peer:
             if session.supervisor.found and self._restart is None:
                 self._part_died(session.supervisor.found)
 
-    def _show_desk(self, run_id: str, addresses: tuple[str, ...]) -> None:
+    def _show_desk(self, run_id: str, addresses: tuple[str, ...], asked: tuple[str, ...]) -> None:
         from swarm.peer.helping.desk_process import DeskProcess
 
         if self.options.role.desk_port is not None:
             output_dir = self.options.machine.output_dir
-            self._desk = DeskProcess(self.options.role, run_id, addresses, self._shown, output_dir)
+            self._desk = DeskProcess(self.options.role, run_id, addresses, asked, self._shown, output_dir)
 
     def _part_died(self, process: str) -> None:
         """Leave in order, as far as that is possible without this process, and start again as the same peer.

@@ -12,7 +12,8 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from swarm.enrolment.join_line import JoinLine
+from swarm.enrolment.join_line import MAX_ADDRESSES, JoinLine
+from swarm.network.known_peers import usable
 from swarm.peer.options import RoleOptions
 from swarm.runtime.processes import die_with_parent
 
@@ -25,15 +26,27 @@ class DeskProcess:
     Args:
         options: host and port of the page
         run_id: of the run
-        addresses: of this peer
+        addresses: of this peer; none if other peers cannot call it
+        asked: addresses through which this peer has joined the swarm
         line: join line of the run, handed on without its invitation; None in an open run
         output_dir: where the desk keeps its history
     """
 
     def __init__(
-        self, options: RoleOptions, run_id: str, addresses: Sequence[str], line: JoinLine | None, output_dir: Path
+        self,
+        options: RoleOptions,
+        run_id: str,
+        addresses: Sequence[str],
+        asked: Sequence[str],
+        line: JoinLine | None,
+        output_dir: Path,
     ):
-        whom = " ".join(addresses) if line is None else str(replace(line, token=b""))
+        whom = " ".join([*addresses, *asked])
+        if line is not None:
+            # The first address stays the organiser's: with the line, members find the enrolment server there. The
+            # others are those at which peers answer now, which the line may not know.
+            known = usable([line.addresses[0], *addresses, *asked, *line.addresses[1:]])
+            whom = str(replace(line, token=b"", addresses=tuple(known[:MAX_ADDRESSES])))
         place = ["--host", options.desk_host, "--port", str(options.desk_port)]
         self._process = subprocess.Popen(
             [sys.executable, "-m", "swarm", "desk", "--run-id", run_id, *place, "--output-dir", str(output_dir)],

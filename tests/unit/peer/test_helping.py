@@ -9,10 +9,12 @@ from recipe.errors import InputError
 from recipe.glyphs.archive import REFERENCE_DIGEST
 from recipe.presets import preset
 from recipe.registry import build_data
+from swarm.enrolment.join_line import JoinLine
 from swarm.membership.run_manifest import PROTOCOL, RunManifest
 from swarm.peer.checkpoints import newest_checkpoint
+from swarm.peer.helping import desk_process
 from swarm.peer.helping.helper import NoData, digest_for
-from swarm.peer.options import parse_options
+from swarm.peer.options import RoleOptions, parse_options
 from swarm.runtime.bell import Bell
 from swarm.training.helper import HelperStrategy
 from swarm.training.options import CoordinatorOptions
@@ -64,6 +66,35 @@ def test_other_images_than_the_runs_are_refused(tmp_path):
 def test_options_that_cannot_work_are_refused(words, sentence):
     with pytest.raises(InputError, match=sentence):
         parse_options(words)
+
+
+OWN, MET, HERS = (f"/ip4/192.0.2.{host}/tcp/31337/p2p/QmYyQSo1c1Ym7orWxLYvCrM2EmxFTANf8wXmmE7DWjhx5N" for host in "123")
+
+
+@pytest.fixture
+def handed_on(monkeypatch, tmp_path):
+    """A function that starts the desk of a peer, and returns which addresses or join line the desk is given."""
+    told: list[str] = []
+    monkeypatch.setattr(desk_process.subprocess, "Popen", lambda *_, env, **__: told.append(env["INITIAL_PEERS"]))
+
+    def start(addresses: list[str], asked: list[str], line: JoinLine | None) -> str:
+        desk_process.DeskProcess(RoleOptions(desk_port=0), "night-1", addresses, asked, line, tmp_path)
+        return told.pop()
+
+    return start
+
+
+def test_the_desk_of_a_peer_that_cannot_be_called_asks_the_peers_that_it_has_asked(handed_on):
+    assert handed_on([], [MET], None) == MET
+    assert handed_on([OWN], [MET], None) == f"{OWN} {MET}"
+
+
+def test_the_desk_of_a_member_asks_peers_that_answer_now_and_gets_no_invitation(handed_on):
+    others = [HERS.replace("31337", str(port)) for port in range(1, 7)]
+    line = JoinLine("night-1", bytes(32), (HERS, MET, *others), bytes(16))
+    told = JoinLine.parse(handed_on([OWN], [MET], line))
+    assert told == replace(line, token=b"", addresses=(HERS, OWN, MET, *others[:5]))
+    assert JoinLine.parse(handed_on([], [], line)) == replace(line, token=b"")
 
 
 def test_a_helper_has_to_be_reachable(refused):
