@@ -117,7 +117,7 @@ class History:
         before, rested_until = self.step, self.still_since
         self._advance(now, unseen)
         self._rest(now, is_paused)
-        updates = max(0, (self.step or 0) - (before or self.step or 0))
+        updates = 0 if before is None else max(0, (self.step or 0) - before)
         self.timeline.look(self.peers, self.step or 0, updates, now, rested_until)
         self._note_tests()
         self._summarise(now)

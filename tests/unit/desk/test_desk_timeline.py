@@ -118,6 +118,15 @@ def test_an_update_says_why_rounds_before_it_were_in_vain(seen):
     assert said == {"why": "<b>cy</b> did not send in time", "times": 2, "said_by": ["ada", "cy", "ben"]}
 
 
+def test_rounds_of_the_first_update_that_failed_are_not_told_of_the_second(seen):
+    failed = FailedRound(1, 1, "ben did not send in time")
+    seen.look(seen.record("ada", 0, failed=failed))
+    assert len(seen.history.timeline.trying) == 1
+    seen.look(seen.record("ada", 1, failed=failed))
+    assert seen.history.timeline.trying == []
+    assert seen.history.timeline.updates[-1] == 1
+
+
 def test_a_run_that_goes_back_forgets_why_later_rounds_were_in_vain(seen):
     seen.train("ada", steps=range(50, 53))
     seen.look(seen.record("ada", 52, failed=FailedRound(53, 1, "ben did not send in time")))
