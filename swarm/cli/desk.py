@@ -125,6 +125,7 @@ def _watch_and_serve(
     from swarm.desk.organiser.controls import SwarmControls
     from swarm.desk.organiser.door import Door
     from swarm.desk.watcher import Watcher
+    from swarm.runtime.processes import is_alive
 
     Door(None, options.page_url)  # a page URL that cannot be one is refused before anything is started
     signer = None if options.deputy is None else _deputy(options.deputy.expanduser())
@@ -150,7 +151,7 @@ def _watch_and_serve(
             try:
                 if books is not None:
                     books.start()
-                while dht.is_alive():
+                while dht.is_alive() and all(map(is_alive, dht.processes)):  # it lives on without its p2pd
                     began = time.monotonic()
                     desk.turn(watcher.look(), controls and controls.look(), watcher.ending)
                     desk.remember(watcher.keep_contact())

@@ -21,7 +21,7 @@ from swarm.enrolment.organiser_key import hand_over_typed
 from swarm.peer.open_files import OpenFiles
 from swarm.peer.stale_files import remember, sweep_earlier
 from swarm.peer.startup_timer import STARTED
-from swarm.runtime.processes import descendants, kill
+from swarm.runtime.processes import descendants, is_alive, kill
 
 logger = get_logger(__name__)
 
@@ -87,7 +87,7 @@ class Supervisor(L.Callback):
         return self.found
 
     def _dead(self) -> str | None:
-        dead = (name for name, process in self._processes().items() if not _is_alive(process))
+        dead = (name for name, process in self._processes().items() if not is_alive(process))
         return next(dead, None)
 
     def _watch(self) -> None:
@@ -104,13 +104,6 @@ class Supervisor(L.Callback):
                 count_files_at = time.monotonic() + FILES_SECONDS
                 for sentence in self._files.look({"The trainer process": psutil.Process(), **self._processes()}):
                     logger.warning(sentence)
-
-
-def _is_alive(process: psutil.Process) -> bool:
-    try:
-        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
 
 
 def _give_up_files() -> None:

@@ -103,6 +103,14 @@ def descendants(pid: int) -> list[psutil.Process]:
         return []
 
 
+def is_alive(process: psutil.Process) -> bool:
+    """Whether a process lives. One that has ended does not, even if its parent has not reaped it yet."""
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
 def kill(processes: list[psutil.Process]) -> None:
     """Kill processes, which may be gone already (psutil remembers their start, so a reused pid is safe)."""
     for process in processes:

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import psutil
 import pytest
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, Page, expect, sync_playwright
@@ -325,3 +326,12 @@ def test_the_peer_through_which_the_desk_came_is_killed_and_the_next_desk_knows_
     assert after["points"][: len(before["points"])] == before["points"]
     assert "The desk was started again." in [event["text"] for event in after["events"]]
     running.desk.wait_until(lambda: running.api("swarm")["num_peers"] == 2, "it sees both again")
+
+
+def test_a_desk_whose_p2pd_has_died_ends_and_says_so(running):
+    assert running.url, "it looks"
+    below = psutil.Process(running.desk.process.pid).children(recursive=True)
+    (p2pd,) = (process for process in below if process.name() == "p2pd")
+    p2pd.kill()
+    assert running.desk.wait(LEAVE_SECONDS) == 1
+    assert "error: The connection to the swarm broke: start the desk again." in running.desk.output

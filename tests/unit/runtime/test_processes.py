@@ -2,6 +2,7 @@
 
 import fcntl
 import multiprocessing
+import os
 import subprocess
 import sys
 import threading
@@ -11,7 +12,7 @@ import psutil
 import pytest
 import torch
 
-from swarm.runtime.processes import claim, forget
+from swarm.runtime.processes import claim, forget, is_alive
 
 SIZE = 2**24  # numbers: 64 MiB
 
@@ -75,3 +76,13 @@ def test_threads_that_claim_a_lock_at_the_same_time_do_not_lose_it(tmp_path, mon
     may_open.set()
     late.join()
     assert was_free == [False]
+
+
+def test_a_process_that_has_ended_does_not_live_also_before_it_is_reaped():
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE, stderr=subprocess.DEVNULL) as child:
+        process = psutil.Process(child.pid)
+        assert is_alive(process)
+        child.stdin.close()
+        os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+        assert not is_alive(process)
+    assert not is_alive(process)
