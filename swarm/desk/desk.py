@@ -72,11 +72,11 @@ class Desk:
         self._card, self._path, self._alerts = card, path, alerts
         self._still_minutes, self._clock = still_minutes, clock
         self.history = History.load(path, card.key, card.target_batch_size, clock())
-        self._saved_at = clock()
+        self._began_at = self._saved_at = clock()
         self._trouble = ""
         """Why the history could not be saved the last time; empty if it was saved."""
         self._credits = credits
-        self._orders, self._knows_orders = Orders(card.key), False
+        self._orders = Orders(card.key)
         self._ending: Sequence[Certificate] = ()
         self.newest = self._snapshot()
 
@@ -121,12 +121,12 @@ class Desk:
 
     def _take(self, orders: Orders) -> None:
         before, after = ({(order.given_at, order) for order in known.given} for known in (self._orders, orders))
-        if self._knows_orders:  # the first list is no news: its orders were given before the desk looked
-            for _, order in sorted(after - before, key=lambda found: found[0]):
+        for given_at, order in sorted(after - before, key=lambda found: found[0]):
+            if given_at / 1000 >= self._began_at:  # earlier ones are no news; a busy swarm may hand them over late
                 self.history.note(f"The organiser ordered: {order}.", self._clock())
-            for _, order in sorted(before - after, key=lambda found: found[0]):
-                self.history.note(f"An order no longer counts, as its deputy was revoked: {order}.", self._clock())
-        self._orders, self._knows_orders = orders, True
+        for _, order in sorted(before - after, key=lambda found: found[0]):
+            self.history.note(f"An order no longer counts, as its deputy was revoked: {order}.", self._clock())
+        self._orders = orders
 
     def _plan(self) -> Plan:
         return plan(self._card, self._orders, self.history.step or 0)

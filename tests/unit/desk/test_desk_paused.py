@@ -102,8 +102,10 @@ def test_the_run_is_as_long_and_its_batch_as_large_as_ordered(seen):
 
 
 def test_orders_stand_among_what_happened_once_and_old_ones_do_not(seen):
-    first = ordered(Order(5, What.LEARNING_RATE, 0.5))
-    look(seen, first, 10, "training")
+    before_the_desk = int(1000 * seen.now) - 1
+    first = Orders("letters", given=(Order(5, What.LEARNING_RATE, 0.5, before_the_desk),))
+    for found in (Orders("letters"), first):  # the swarm was too busy to hand them over at the first look
+        look(seen, found, 10, "training")
     both = first.with_order(Order(30, What.PAUSE))
     for _ in range(2):
         look(seen, both, 10, "training")
