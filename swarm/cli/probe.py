@@ -145,7 +145,8 @@ def expected_traffic(dht: hivemind.DHT, manifest: RunManifest, shapes: Sequence[
     num_full = 1 + sum(not record.client_mode for record in records)
     rate = sum(record.rate for record in records)
     averaging = Averaging.of(manifest.recipe)
-    payload = averaging.codec.payload_bytes(shapes)
+    fragments = averaging.local_steps.fragments if averaging.local_steps is not None else 1
+    payload = averaging.codec.payload_bytes(shapes) / fragments  # an update averages one of them
     sent = vectors_sent(len(records) + 1, num_full) * payload
     updates_per_hour = 3600 * rate / manifest.recipe.target_batch_size
     return Traffic(len(records), rate, updates_per_hour, round(sent), averaging.auto)

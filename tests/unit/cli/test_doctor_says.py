@@ -3,15 +3,19 @@
 import os
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 
+from recipe.presets import preset
 from recipe.run_folder import RunFolder
 from swarm.cli import doctor, probe
 from swarm.cli.checks import Check
 from swarm.cli.probe import ProbeResult
 from swarm.enrolment.join_line import JoinLine
+from swarm.membership.run_manifest import PROTOCOL, RunManifest
 from swarm.runtime.threads import POLICY, SPINS
+from tests.helpers.records import RECORD
 
 ADDRESS = "/ip6/2001:db8::1/tcp/31337/p2p/QmYyQSo1c1Ym7orWxLYvCrM2EmxFTANf8wXmmE7DWjhx5N"
 
@@ -78,3 +82,11 @@ def test_what_was_checked_is_said_wherever_the_address_came_from(monkeypatch, ca
     said = capsys.readouterr().out
     assert ("This machine can join." in said) == (where != "nowhere")
     assert ("To check the connection to a swarm" in said) == (where == "nowhere")
+
+
+@pytest.mark.parametrize("fragments", [1, 4])
+def test_an_update_costs_what_one_fragment_takes(fragments, monkeypatch):
+    monkeypatch.setattr(probe, "progress_records", lambda *_: {"anna": RECORD})
+    recipe = replace(preset("digits"), averaging="local", codec="none", fragments=fragments)
+    traffic = probe.expected_traffic(None, RunManifest(PROTOCOL, "run", recipe), [(100, 40)])
+    assert traffic.bytes_per_update == 4 * 4000 / fragments, "two server-mode peers send each other half of it twice"
