@@ -61,8 +61,8 @@ class Round:
         updates: number of them
         seconds: since the updates before, or since a pause was over
         peers: number of peers that computed for them
-        late: names of peers that still computed while more than half of all were averaging
-        lost: names of peers that fell silent or left since the updates before
+        late: names of peers that still computed while more than half of all were averaging, at most 12
+        lost: names of peers that fell silent or left since the updates before, at most 12
         names: names of peers that computed, at most 12
         failed: why earlier rounds of these updates gave no average
     """
@@ -177,7 +177,7 @@ class Timeline:
         self.updates[-1] += updates
         if self.rounds_at is not None:
             computed = [peer.name for peer in peers.values() if peer.computes and not peer.helps]
-            late, lost = ([*names.values()][:MAX_ROUND_PEERS] for names in (self._late, self._lost))
+            late, lost = [*self._late.values()], [*self._lost.values()]
             failed = _said_most([failure for (at_step, _), failure in self._failed.items() if at_step <= step])
             took, names = now - max(self.rounds_at, rested_until or 0.0), computed[:MAX_ROUND_PEERS]
             self.rounds.append(Round(now, step, updates, took, len(computed), late, lost, names, failed))
@@ -210,10 +210,19 @@ class Timeline:
         average = [peer for peer in here.values() if peer.phase == AVERAGING]
         if 2 * len(average) > len(here):
             step = max(peer.step for peer in average)
-            self._late |= {id: peer.name for id, peer in here.items() if peer.phase == TRAINING and peer.step <= step}
+            late = {id: peer.name for id, peer in here.items() if peer.phase == TRAINING and peer.step <= step}
+            _add(self._late, late)
         present = {peer_id: peer.name for peer_id, peer in peers.items() if peer.state == "here"}
-        self._lost |= {peer_id: name for peer_id, name in self._present.items() if peer_id not in present}
+        _add(self._lost, {peer_id: name for peer_id, name in self._present.items() if peer_id not in present})
         self._present = present
+
+
+def _add(known: dict[str, str], names: Mapping[str, str]) -> None:
+    """Add names, up to those that an update shows: strangers could come and go without end while a run is paused."""
+    for peer_id, name in names.items():
+        if len(known) == MAX_ROUND_PEERS:
+            break
+        known[peer_id] = name
 
 
 def _said_most(failures: list[Failure]) -> list[Failure]:

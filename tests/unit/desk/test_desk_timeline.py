@@ -1,10 +1,12 @@
 """What each peer did over the last minutes, as its records tell."""
 
 from dataclasses import asdict
+from weakref import WeakSet
 from xml.etree import ElementTree
 
 import pytest
 
+from swarm.desk.seen import PeerSeen
 from swarm.desk.timeline import (
     CELL_SECONDS,
     CELLS,
@@ -12,6 +14,7 @@ from swarm.desk.timeline import (
     MAX_ROUND_PEERS,
     MAX_ROUNDS,
     MAX_SHOWN_FAILURES,
+    Timeline,
     runs_of,
     said_of,
     share,
@@ -145,6 +148,27 @@ def test_strangers_cannot_fill_the_page_with_reasons(seen):
     assert len(seen.history.timeline.trying) == MAX_SHOWN_FAILURES
     seen.train(*(f"peer-{n}" for n in range(100)), steps=range(4, 5))
     assert len(seen.history.timeline.rounds[-1].failed) == MAX_SHOWN_FAILURES < MAX_FAILURES
+
+
+class Name(str):
+    """A name of which one can tell whether anything still holds it."""
+
+
+def test_strangers_that_come_and_go_while_no_update_is_made_are_forgotten():
+    timeline, held = Timeline(), WeakSet()
+
+    def look(number: int) -> None:
+        names = [Name(f"peer-{number}-{place}") for place in range(20)]
+        held.update(names)
+        phases = 12 * [AVERAGING] + 8 * [TRAINING]
+        peers = [
+            PeerSeen(name, 1, 10.0, False, phase, 0.0, 0.0, 0.0) for name, phase in zip(names, phases, strict=True)
+        ]
+        timeline.look({str(peer.name): peer for peer in peers}, 1, 0, 2.0 * number, None)
+
+    for number in range(50):
+        look(number)
+    assert len(held) <= 20 + 2 * MAX_ROUND_PEERS, "those there now, and as many late and lost ones as are shown"
 
 
 def test_a_crowd_and_a_long_run_are_bounded(seen):
