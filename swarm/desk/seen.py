@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -85,12 +86,15 @@ class PeerSeen:
         self.client_mode, self.joined, self.helps = record.client_mode, record.joined, record.helps
         self.loss, self.accuracy = _finite(record.loss), _finite(record.accuracy)
         self.failed, self.tested = record.failed, record.tested
-        if record.profile is not None:
-            self._count(record.profile, record.time - self.record_time)
-            self.profile = record.profile
+        seconds, seen_before = record.time - self.record_time, self.seen_at
         age = now - record.time
-        self.least_age = self._least_age(age, record.time - self.record_time)
+        self.least_age = self._least_age(age, seconds)
         self.record_time, self.seen_at = record.time, now - (age - self.least_age)
+        if math.isfinite(seconds):  # the peer sets both times: they are believed as far as this machine's clock allows
+            seconds = min(seconds, max(0.0, self.seen_at - seen_before))
+        if record.profile is not None:
+            self._count(record.profile, seconds)
+            self.profile = record.profile
         return True
 
     def _least_age(self, age: float, seconds: float) -> float:

@@ -107,6 +107,9 @@ def test_no_peer_is_believed_to_send_more_than_any_line_carries(seen):
     assert seen.history.peers["eve"].sent == MAX_TRAFFIC_BYTES
     seen.desk.save()
     assert json.loads(seen.path.read_text())["peers"]["eve"]["sent"] == MAX_TRAFFIC_BYTES
+    seen.look(replace(seen.record("fay", 1), joined=0.0, time=1000.0))
+    sending(seen, GPU, [MAX_TRAFFIC_BYTES], name="fay")
+    assert seen.history.peers["fay"].sent == pytest.approx(2 * MOST_BYTES_A_SECOND), "as long as it was here"
 
 
 def test_a_desk_that_is_started_again_knows_the_machines_also_from_a_file_of_an_earlier_version(seen, another):
