@@ -98,8 +98,11 @@ class RunFolder:
         write_json(self.summary, summary | counts | {"val_accuracy": val_accuracy, "train_loss": train_loss} | more)
 
 
-def make_writable(path: str | Path) -> None:
+def make_writable(path: str | Path, option: str = "--output-dir") -> None:
     """Makes the folder if it is missing, and checks that a file can be written there.
+
+    Args:
+        option: with which a person can name another folder
 
     Raises:
         InputError: the folder cannot be made or written to.
@@ -110,9 +113,7 @@ def make_writable(path: str | Path) -> None:
         with tempfile.TemporaryFile(dir=path):
             pass
     except OSError as error:
-        raise InputError(
-            f"The folder {path} cannot be written ({error.strerror}): name another --output-dir."
-        ) from error
+        raise InputError(f"The folder {path} cannot be written ({error.strerror}): name another {option}.") from error
 
 
 def resumable(checkpoints: Path) -> list[Path]:

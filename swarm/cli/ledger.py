@@ -166,7 +166,7 @@ def _fetch(options: LedgerOptions, say: Callable[[str], None]) -> int:
     if options.most_mib < 1:
         raise InputError(f"--most-mib is {options.most_mib}: it has to be at least 1.")
     folder = options.to.expanduser()
-    make_writable(folder)
+    make_writable(folder, "--to")
     raise_again()
     with quick_imports():
         from swarm.cli.probe import looking_at

@@ -20,6 +20,8 @@ from swarm.protocol.signed_lists import REMOVED
 from tests.helpers.ledgers.ledger_run import NAMES, RUN, SAMPLES, LedgerRun, owner, signed_again, where
 from tests.helpers.owners import DAY_SECONDS, Organiser
 
+ADDRESS = "/ip4/127.0.0.1/tcp/9/p2p/QmYyQSo1c1Ym7orWxLYvCrM2EmxFTANf8wXmmE7DWjhx5N"
+
 PLACE = 4
 """The place of the fourth of the ten updates."""
 
@@ -489,11 +491,16 @@ def test_where_there_is_no_ledger_one_sentence_says_so(tmp_path, monkeypatch, ca
         (["fetch", "nonsense"], "nonsense"),
         (["verify", ".", "--of", "nonsense"], "no join line"),
         (["fetch", "swarm://damaged"], "cut or changed"),
+        (
+            ["fetch", ADDRESS, "--to", "file/ledger"],
+            "file/ledger cannot be written (Not a directory): name another --to.",
+        ),
     ],
 )
 def test_wrong_arguments_are_refused_in_one_sentence(arguments, why, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("INITIAL_PEERS", raising=False)
+    (tmp_path / "file").touch()
     assert main(arguments) == 2
     (error,) = capsys.readouterr().err.splitlines()
     assert error.startswith("error: ")
