@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import getpass
 import os
+import shlex
 import sys
 import time
 from collections.abc import Callable
@@ -129,7 +130,7 @@ def _join_command(options: IdentityOptions, identity: Identity, kept: Kept) -> s
         words += ["--output-dir", str(options.output_dir)]
     if options.identity_path is not None:
         words += ["--identity-path", str(options.identity_path)]
-    return " ".join(words)
+    return shlex.join(words)
 
 
 def _new_passphrase() -> str:

@@ -161,11 +161,11 @@ def test_a_backup_holds_the_memberships_that_end_last_however_long_their_lists_a
 def test_another_name_and_place(old, new, backup, organiser):
     join(old, organiser)
     assert old.run("export", backup) == 0
-    place = new.output_dir.parent / "stick" / "own.key"
+    place = new.output_dir.parent / "my stick" / "own.key"
     assert new.run("import", backup, "--public-name", "ada-2", "--identity-path", place) == 0
     assert place.read_bytes() == old.key.read_bytes()
     assert not (new.output_dir / "identities").exists()
-    assert f"--public-name ada-2 --output-dir {new.output_dir} --identity-path {place}" in new.text
+    assert f"--public-name ada-2 --output-dir {new.output_dir} --identity-path '{place}'" in new.text
     assert new.run("export", backup.with_name("again"), "--identity-path", place) == 0
     assert "with 1 membership" in new.text, "it is found by its peer id, not by a name"
 
