@@ -68,6 +68,13 @@ def test_communication_hooks_learn_the_same(tmp_path):
     assert losses["powersgd"] != losses["none"]
 
 
+def test_powersgd_on_a_model_of_several_buckets_ends(tmp_path):
+    """With several of DDP's usual buckets of 25 MiB, torch's hook hangs on gloo at its first compressed update."""
+    large = ["--embed-dim", 768, "--depth", 2, "--num-heads", 2, "--max-steps", 4]
+    summary = run(tmp_path, 4, *large, "--comm-hook", "powersgd", "--powersgd-warmup-steps", 2)
+    assert summary["steps"] == 4
+
+
 @pytest.mark.long
 @pytest.mark.parametrize(("strategy", "more"), [("ddp", ["--channels-last"]), ("fsdp", [])])
 def test_convolutions_in_bfloat16(tmp_path, strategy, more):
