@@ -115,10 +115,10 @@ class SwarmView:
         Args:
             found: records by peer id
         """
-        from swarm.membership.progress_record import step_of_most
+        from swarm.membership.progress_record import step_of_most, under_way
 
         self.peers = dict(sorted(found.items(), key=lambda item: -item[1].rate))
-        steps = [record.step for record in self.records]
+        steps = [record.step for record in under_way(self.records)]
         if not steps:
             return
         step = step_of_most(steps)

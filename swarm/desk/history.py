@@ -19,7 +19,7 @@ import msgspec
 from recipe.run_folder import write_json
 from swarm.desk.seen import LOST_SECONDS, Event, PeerSeen, Point, Test
 from swarm.desk.timeline import Timeline
-from swarm.membership.progress_record import JOINING, PAUSED, WAITING, PeerProgress, step_of_most
+from swarm.membership.progress_record import JOINING, PAUSED, WAITING, PeerProgress, step_of_most, under_way
 from swarm.network.known_peers import usable
 
 MISSED_LOOKS = 2
@@ -181,8 +181,7 @@ class History:
             self.note(f"{_list(left)} left.", now)
 
     def _advance(self, now: float, unseen: float) -> None:
-        here = [peer for peer in self.peers.values() if peer.computes]
-        steps = [peer.step for peer in here or self.here]
+        steps = [peer.step for peer in under_way(self.here)]
         if not steps:
             return
         step = step_of_most(steps)
@@ -191,7 +190,7 @@ class History:
             self._advances.append((now, step))
         elif step > self.step:
             if unseen <= UNSEEN_SECONDS:
-                self._credit(here, step - self.step, unseen)
+                self._credit([peer for peer in self.here if peer.computes], step - self.step, unseen)
             else:
                 self._advances.clear()
             self.step, self.updated_at = step, now

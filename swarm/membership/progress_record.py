@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated
+from typing import Annotated, TypeVar
 
 import msgspec
 from hivemind.p2p import PeerID
@@ -30,6 +30,7 @@ PHASES = (JOINING, WAITING, TRAINING, AVERAGING, VALIDATING, PAUSED)
 HELPING = "helping"  # shown for a helper while the other peers train; not on the wire
 
 MAX_RECORD_BYTES = 1024
+Peer = TypeVar("Peer")
 _Name = Annotated[str, Meta(min_length=1, max_length=MAX_NAME_LENGTH)]
 _Rate = Annotated[float, Meta(ge=0, le=MAX_RATE)]
 _Phase = Annotated[int, Meta(ge=0, lt=len(PHASES))]
@@ -226,6 +227,18 @@ class OwnClock:
         before, self._ahead = self._ahead, self._ahead_now()
         seconds = self._ahead - before
         return seconds if abs(seconds) > TOLERATED_SECONDS else 0.0
+
+
+def under_way(peers: Iterable[Peer]) -> list[Peer]:
+    """The peers whose steps tell how far the run is: all but those that join or wait, or all if there are only these.
+
+    A joiner says that it is at step 0 until it has the state.
+
+    Args:
+        peers: records, or other objects with a `phase`
+    """
+    peers = list(peers)
+    return [peer for peer in peers if peer.phase not in (JOINING, WAITING)] or peers
 
 
 def step_of_most(steps: Sequence[int]) -> int:

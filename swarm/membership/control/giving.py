@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from hivemind.p2p import PeerID
 
 from recipe.errors import InputError
-from swarm.membership.progress_record import AVERAGING, TRAINING, PeerProgress, step_of_most
+from swarm.membership.progress_record import AVERAGING, TRAINING, PeerProgress, step_of_most, under_way
 from swarm.membership.progress_store import progress_records
 from swarm.membership.run_manifest import RunManifest
 from swarm.network.record_push import MORE_RECEIVERS, push_until_taken
@@ -60,7 +60,7 @@ class Situation:
 
     @property
     def step(self) -> int:
-        """The step for which most peers compute.
+        """The step for which most peers compute. Joiners do not count: until they have the state, they say step 0.
 
         Raises:
             InputError: no peer trains
@@ -70,7 +70,7 @@ class Situation:
             raise InputError(
                 f"No peer trains run {run_id} now: an order needs a run that is under way, so start a peer."
             )
-        return step_of_most([record.round for record in self.records.values()])
+        return step_of_most([record.round for record in under_way(self.records.values())])
 
     @property
     def is_paused(self) -> bool:

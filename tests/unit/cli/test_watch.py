@@ -14,7 +14,7 @@ from rich.console import Console
 
 from recipe.presets import preset
 from swarm.cli.watch import MAX_ROWS, SwarmView, main
-from swarm.membership.progress_record import PAUSED, TRAINING, PeerProgress
+from swarm.membership.progress_record import JOINING, PAUSED, TRAINING, PeerProgress
 from swarm.membership.run_manifest import PROTOCOL, RunManifest, publish_manifest
 from swarm.network.dht_options import NetworkOptions, start_dht, stop_dht, visible_addresses
 from swarm.protocol.attestation import Attestation
@@ -55,6 +55,12 @@ def test_the_table_says_which_peers_are_there_and_how_far():
     assert json.loads(json.dumps(view.as_json()))["peers"][0].keys().isdisjoint({"loss", "accuracy"})
     view.look(by_id(*(record(f"peer-{number}", 9) for number in range(MAX_ROWS + 3))))
     assert "and 3 more" in text_of(view)
+
+
+def test_a_joiner_that_has_no_state_yet_does_not_count():
+    view = SwarmView(MANIFEST)
+    view.look(by_id(record("ada", 7), replace(record("ben", 0), phase=JOINING)))
+    assert (view.first_step, view.step) == (7, 7)
 
 
 def test_machines_of_peers_are_shown_where_there_is_room():

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from swarm.membership.progress_record import PAUSED, TRAINING, WAITING
+from swarm.membership.progress_record import JOINING, PAUSED, TRAINING, WAITING
 from swarm.protocol.orders import Order, Orders, What
 
 
@@ -74,6 +74,15 @@ def test_a_night_without_company_is_no_time_in_which_the_run_stood_still(seen, p
     for _ in range(400):
         seen.look(seen.record("ada", 21), seen.record("ben", 21))
     assert seen.desk.newest.swarm.sentence == "No update was made for 13 minutes."
+
+
+def test_a_peer_that_joins_a_paused_run_does_not_take_it_back(seen):
+    seen.train("ada", steps=range(1, 20))
+    for _ in range(40):
+        seen.now += 2
+        here = {"ada": seen.record("ada", 19, phase=PAUSED), "new": seen.record("new", 0, phase=JOINING)}
+        seen.desk.turn(here, ordered(Order(19, What.PAUSE)))
+    assert seen.history.step == 19
 
 
 def test_problems_during_a_pause_are_told_all_the_same(seen):

@@ -8,7 +8,7 @@ import pytest
 from recipe.errors import InputError
 from recipe.presets import digits
 from swarm.membership.control.giving import Situation
-from swarm.membership.progress_record import PAUSED, TRAINING, PeerProgress
+from swarm.membership.progress_record import JOINING, PAUSED, TRAINING, PeerProgress
 from swarm.membership.run_manifest import PROTOCOL, RunManifest
 from swarm.network.signed_records import peer_of
 from swarm.protocol.orders import Order, Orders, What
@@ -39,6 +39,16 @@ def test_one_member_that_claims_a_great_pace_moves_no_order_out_of_reach():
         peer: replace(record, rate=1e7) if record.name == "eve" else record for peer, record in here.records.items()
     }
     assert Situation(MANIFEST, here.orders, records).order(What.PAUSE).at_step < 20
+
+
+def test_a_joiner_that_has_no_state_yet_draws_no_order_into_the_past():
+    (ada, hers), (ben, his), _ = situation(10, updates_per_second=0.27).records.items()
+    joiner = replace(his, step=0, rate=0.0, phase=JOINING)
+    here = Situation(MANIFEST, Orders("digits"), {ada: hers, ben: joiner})
+    assert (here.step, here.nearest) == (10, 12)
+    assert here.order(What.LEARNING_RATE, 0.5).at_step == 13
+    alone = Situation(MANIFEST, Orders("digits"), {ben: joiner})
+    assert alone.step == 0, "no other peer is there"
 
 
 def test_where_a_run_is_paused_an_order_counts_at_once():
