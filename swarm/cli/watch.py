@@ -91,10 +91,12 @@ class SwarmView:
         manifest: of the run
         orders: the newest orders of its organiser
         peers: the last record of each peer, by peer id, the fastest first
-        first_step: step of the swarm at the first look; None before
+        first_step: step of the swarm at the first look, or when the run went back; None before
         step: that at the last look
-        updated_at: `time.monotonic` when an update was last seen, or when the watch began
-        began_at: `time.monotonic` when the watch began
+        updated_at: `time.monotonic` when an update was last seen; before that, as `began_at`
+        began_at: `time.monotonic` when the watch began, or when the run went back
+        lower_since: `time.monotonic` since when most peers are at an earlier update than `step`; None if they are not
+        made_progress: an update was seen
         loss: median of the peers; nan before any is known
         lowest_loss: lowest of these medians so far
     """
@@ -106,6 +108,8 @@ class SwarmView:
     step: int = 0
     updated_at: float = field(default_factory=time.monotonic)
     began_at: float = field(default_factory=time.monotonic)
+    lower_since: float | None = None
+    made_progress: bool = False
     loss: float = math.nan
     lowest_loss: float = math.inf
 
@@ -115,17 +119,23 @@ class SwarmView:
         Args:
             found: records by peer id
         """
+        from swarm.desk.history import LOWER_SECONDS
         from swarm.membership.progress_record import step_of_most, under_way
 
         self.peers = dict(sorted(found.items(), key=lambda item: -item[1].rate))
         steps = [record.step for record in under_way(self.records)]
         if not steps:
             return
-        step = step_of_most(steps)
+        step, now = step_of_most(steps), time.monotonic()
         if self.first_step is None:
             self.first_step = self.step = step
         if step > self.step:
-            self.step, self.updated_at = step, time.monotonic()
+            self.step, self.updated_at, self.made_progress = step, now, True
+        self.lower_since = (self.lower_since or now) if step < self.step else None
+        if self.lower_since is not None and now - self.lower_since > LOWER_SECONDS:
+            self.first_step = self.step = step  # the run went back, and goes on from here
+            self.began_at = self.updated_at = now
+            self.lower_since = None
         if losses := [record.loss for record in self.records if math.isfinite(record.loss)]:
             self.loss = statistics.median(losses)
             self.lowest_loss = min(self.lowest_loss, self.loss)
@@ -136,12 +146,8 @@ class SwarmView:
         return [*self.peers.values()]
 
     @property
-    def made_progress(self) -> bool:
-        return self.first_step is not None and self.step > self.first_step
-
-    @property
     def updates_per_minute(self) -> float:
-        """Pace since the watch began; nan before the first update is seen."""
+        """Pace since the watch began, or the run went back; nan before the first update is seen."""
         seconds = self.updated_at - self.began_at
         return 60 * (self.step - self.first_step) / seconds if self.made_progress and seconds > 0 else math.nan
 

@@ -14,6 +14,7 @@ from rich.console import Console
 
 from recipe.presets import preset
 from swarm.cli.watch import MAX_ROWS, SwarmView, main
+from swarm.desk.history import LOWER_SECONDS
 from swarm.membership.progress_record import JOINING, PAUSED, TRAINING, PeerProgress
 from swarm.membership.run_manifest import PROTOCOL, RunManifest, publish_manifest
 from swarm.network.dht_options import NetworkOptions, start_dht, stop_dht, visible_addresses
@@ -112,6 +113,30 @@ def test_how_often_updates_are_made():
     view.look(by_id(record("ada", 5)))
     view.began_at = view.updated_at - 60
     assert view.updates_per_minute == pytest.approx(2)
+
+
+def test_a_run_that_goes_back_is_followed_after_a_minute():
+    view = SwarmView(MANIFEST)
+    view.look(by_id(record("ada", 50)))
+    view.look(by_id(record("ada", 20)))
+    assert view.step == 50, "it may be one peer that is late"
+    view.lower_since -= LOWER_SECONDS
+    view.updated_at -= LOWER_SECONDS
+    view.look(by_id(record("ada", 22)))
+    assert (view.first_step, view.step, view.made_progress) == (22, 22, False)
+    assert view.as_json()["still_seconds"] < LOWER_SECONDS
+    view.look(by_id(record("ada", 24)))
+    view.began_at = view.updated_at - 60
+    assert view.made_progress
+    assert view.updates_per_minute == pytest.approx(2)
+    view.look(by_id(record("ada", 3)))
+    view.look(by_id(record("ada", 25)))
+    assert view.lower_since is None, "most are where they were"
+    view.look(by_id(record("ada", 3)))
+    view.lower_since -= LOWER_SECONDS
+    view.look(by_id(record("ada", 3)))
+    assert (view.step, view.made_progress) == (3, True), "an update was seen"
+    assert math.isnan(view.updates_per_minute)
 
 
 def test_bad_input_is_refused(capsys, monkeypatch):
