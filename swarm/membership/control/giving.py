@@ -22,6 +22,7 @@ from swarm.membership.run_manifest import RunManifest
 from swarm.network.record_push import MORE_RECEIVERS, push_until_taken
 from swarm.network.signed_records import ORDERS
 from swarm.protocol.admission import Admission
+from swarm.protocol.auto_mode import MOST_LOCAL_STEPS
 from swarm.protocol.certificates import NotSigned, Signer
 from swarm.protocol.order_book import MAX_DEPUTIES
 from swarm.protocol.orders import MAX_OF_DEPUTY, MAX_ORDERS, Order, Orders, What
@@ -79,12 +80,21 @@ class Situation:
 
     @property
     def planned_steps(self) -> int:
-        """Updates of the whole run, with all orders."""
+        """Updates of the whole run, with all orders; fewer where `--averaging auto` makes several local steps."""
         return self.orders.total_steps(math.inf, self.manifest.recipe.total_steps)
+
+    @property
+    def fewest_steps(self) -> int:
+        """Updates that the whole run has at least, also with `--averaging auto`, where one may count for several."""
+        may_be_fewer = self.manifest.recipe.averaging == "auto" and not self.orders.ends_by_order(math.inf)
+        return self.planned_steps // MOST_LOCAL_STEPS if may_be_fewer else self.planned_steps
 
     @cached_property
     def updates_per_second(self) -> float:
-        """Updates per second at the present pace, by the peers' own rates; 0 where no peer computes."""
+        """Updates per second at the present pace, by the peers' own rates; 0 where no peer computes.
+
+        With `--averaging auto` it is that of updates of one local step, so that orders come late rather than early.
+        """
         rates = [record.rate for record in self.records.values() if record.phase in (TRAINING, AVERAGING)]
         most = FASTEST * statistics.median_low(rates) if rates else 0.0  # so one false rate does not delay the order
         target = self.orders.target_batch_size(self.step, self.manifest.recipe.target_batch_size)
@@ -114,6 +124,13 @@ class Situation:
         self._check(order)
         return order
 
+    def seconds_until(self, order: Order) -> float:
+        """Seconds until the order counts, about; 0 if it counts at once, nan if the pace is not known."""
+        if order.at_step == self.step:
+            return 0.0
+        is_known = self.updates_per_second and self.manifest.recipe.averaging != "auto"
+        return (order.at_step - self.step) / self.updates_per_second if is_known else math.nan
+
     def _at_step(self, what: What, at_step: int | None) -> int:
         if at_step is not None:
             return at_step
@@ -124,8 +141,8 @@ class Situation:
         if self.is_paused:
             return self.step
         ahead = self.step + max(AHEAD_STEPS, math.ceil(AHEAD_SECONDS * self.updates_per_second))
-        # An extension that comes late in the run counts when it would have ended.
-        return max(self.nearest, min(ahead, self.planned_steps)) if what is What.EXTEND else ahead
+        # An extension that comes late in the run counts when it would have ended, as far as that is known.
+        return max(self.nearest, min(ahead, self.fewest_steps)) if what is What.EXTEND else ahead
 
     def _coming(self, what: What) -> list[Order]:
         return [order for order in self.orders.coming(self.step) if order.what is what]
@@ -145,8 +162,8 @@ class Situation:
         """
         at_step, planned, least = order.at_step, self.planned_steps, self.nearest
         if order.what is What.EXTEND:
-            if order.value <= planned:
-                raise InputError(f"The run has {planned:,} updates already: extend it to more than that.")
+            if order.value <= self.fewest_steps:
+                raise InputError(f"The run has {self.fewest_steps:,} updates already: extend it to more than that.")
             if at_step > planned:
                 raise InputError(f"The run ends at step {planned}: extend it from an earlier step on.")
         elif at_step >= planned:
@@ -182,7 +199,7 @@ class Given:
 
     Args:
         order: the order as it was signed
-        seconds: until it counts, about; 0 if it counts at once, nan if the pace is not known
+        seconds: until it counts, as `Situation.seconds_until`
         num_peers: peers that have taken the list
     """
 
@@ -296,6 +313,4 @@ def give_order(
     num_peers = hand_over(dht, manifest, signed, can_be_called)
     if not num_peers:
         raise InputError("No peer has taken the order: look with swarm control show, and try again.")
-    steps, pace = order.at_step - now.step, now.updates_per_second
-    seconds = steps / pace if steps and pace else 0.0 if not steps else math.nan
-    return Given(order, seconds, num_peers)
+    return Given(order, now.seconds_until(order), num_peers)

@@ -68,6 +68,28 @@ def test_an_extension_late_in_the_run_counts_at_its_end():
     assert situation(TOTAL - 2).order(What.EXTEND, 2 * TOTAL).at_step == TOTAL
 
 
+def test_where_one_update_may_count_for_four_an_extension_comes_before_the_earliest_end():
+    auto = RunManifest(PROTOCOL, "digits", replace(digits(), averaging="auto"))
+
+    def at(step: int, *given: Order) -> Situation:
+        return Situation(auto, Orders("digits", 1, given), situation(step, updates_per_second=1.0).records)
+
+    assert at(2).order(What.EXTEND, 2 * TOTAL).at_step == TOTAL // 4
+    more = at(40).order(What.EXTEND, TOTAL - 1)
+    assert more == Order(42, What.EXTEND, TOTAL - 1), "later the run may have ended"
+    assert math.isnan(at(40).seconds_until(more))
+    assert at(42).seconds_until(more) == 0
+    with pytest.raises(InputError, match="has 100 updates already"):
+        at(40, Order(30, What.EXTEND, 100)).order(What.EXTEND, 99)
+
+
+def test_seconds_until_an_order_counts():
+    here = situation(10, updates_per_second=0.1)
+    assert here.seconds_until(Order(13, What.PAUSE)) == pytest.approx(30)
+    assert here.seconds_until(Order(10, What.PAUSE)) == 0
+    assert math.isnan(situation(10, updates_per_second=0.0).seconds_until(Order(13, What.PAUSE)))
+
+
 @pytest.mark.parametrize(
     ("given", "wanted", "says"),
     [
