@@ -140,7 +140,7 @@ class FailureDetector(ServicerBase):
         return peer in self._never_call
 
     def doubts(self, peer: PeerID) -> bool:
-        """Whether the peer has not answered a call for a while. It may still answer."""
+        """Whether the peer is watched, and has not answered a call for a while. It may still answer."""
         return peer in self._doubted
 
     def exchange_took(self, seconds: float, peers: Collection[PeerID]) -> None:
@@ -192,18 +192,21 @@ class FailureDetector(ServicerBase):
         """
         refusals, signs = 0, self._signs.get(peer, 0)
         self._doubted.discard(peer)
-        while refusals < MAX_REFUSALS:
-            await asyncio.sleep(self.timeouts.look_seconds)
-            if signs != (signs := self._signs.get(peer, 0)):
-                refusals = 0
-                continue
-            try:
-                if not await self._answers_in_time(peer):
-                    break
-                refusals = 0
-            except Exception as error:  # also a peer whose answer cannot be read
-                logger.debug(f"{peer} cannot be called: {error!r}")
-                refusals += can_be_called
+        try:
+            while refusals < MAX_REFUSALS:
+                await asyncio.sleep(self.timeouts.look_seconds)
+                if signs != (signs := self._signs.get(peer, 0)):
+                    refusals = 0
+                    continue
+                try:
+                    if not await self._answers_in_time(peer):
+                        break
+                    refusals = 0
+                except Exception as error:  # also a peer whose answer cannot be read
+                    logger.debug(f"{peer} cannot be called: {error!r}")
+                    refusals += can_be_called
+        finally:
+            self._doubted.discard(peer)  # else the names of peers that never come back would add up
         logger.debug(f"{peer} is not there any more")
 
     async def _answers_in_time(self, peer: PeerID) -> bool:

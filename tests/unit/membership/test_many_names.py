@@ -1,9 +1,11 @@
 """Names cost a stranger nothing. The memory that a peer keeps of names does not grow with their number."""
 
+import asyncio
 import gc
 import math
 import weakref
 from dataclasses import replace
+from types import SimpleNamespace
 
 from hivemind.p2p import PeerID
 
@@ -12,6 +14,7 @@ from swarm.membership.failure_detector import FailureDetector
 from swarm.membership.liveness_probe import LivenessProbe
 from swarm.membership.no_shows import NoShows
 from tests.helpers.records import RECORD
+from tests.helpers.virtual_time import run_in_virtual_time
 
 
 def name(number: int) -> PeerID:
@@ -59,3 +62,22 @@ def test_of_those_who_never_call_the_latest_are_remembered(monkeypatch):
         detector.did_not_call(name(0))
     never_call = [number for number in range(1000) if detector.never_calls(name(number))]
     assert never_call == [0, *range(901, 1000)]
+
+
+def test_doubts_about_a_peer_end_with_its_watch(monkeypatch):
+    async def never(*_, **__) -> None:
+        await asyncio.Event().wait()
+
+    async def watch_all() -> None:
+        detector = FailureDetector(SimpleNamespace(call_protobuf_handler=never), "run")
+        doubt_seconds = detector.timeouts.look_seconds + detector.timeouts.doubt_seconds
+        watches = {name(number): asyncio.ensure_future(detector.lost(name(number), True)) for number in range(100)}
+        await asyncio.wait(watches.values(), timeout=doubt_seconds + detector.timeouts.look_seconds)
+        assert all(detector.doubts(peer) for peer in watches)
+        for watch in [*watches.values()][:50]:
+            watch.cancel()
+        await asyncio.wait(watches.values(), timeout=10 * detector.timeouts.first_silence_seconds)
+        assert all(watch.done() for watch in watches.values()), "the rest are lost"
+        assert not any(detector.doubts(peer) for peer in watches)
+
+    run_in_virtual_time(watch_all, monkeypatch, seconds=200)
