@@ -17,7 +17,16 @@ from hivemind.utils.timed_storage import get_dht_time
 
 from swarm.membership.run_manifest import RunManifest, publish_manifest
 from swarm.network.hivemind_internals import connect, disconnect
-from swarm.network.known_peers import MAX_ADDRESSES, MAX_REMEMBERED, peer_of_address, read_book, usable, write_book
+from swarm.network.known_peers import (
+    MAX_ADDRESSES,
+    MAX_REMEMBERED,
+    one_of_each_first,
+    peer_of_address,
+    read_book,
+    to_remember,
+    usable,
+    write_book,
+)
 from swarm.network.record_push import publish
 from swarm.network.signed_records import ADDRESSES, owned_entries
 from swarm.protocol.admission import OPEN, Admission
@@ -105,13 +114,15 @@ class Announcer:
         others = addresses_in(found, own, self._dht.acquaintances, self._admission)
         if self._book is not None:
             earlier = [address for address in read_book(self._book) if not address.endswith(own.to_base58())]
-            others = list(dict.fromkeys([*others, *earlier]))[:MAX_REMEMBERED]
-            write_book(self._book, others)
+            write_book(self._book, to_remember(others, earlier))
+            others = list(dict.fromkeys([*others, *earlier]))
         self._dht.run_coroutine(CallLost(others), return_future=True).result(self._timeout_seconds)
 
 
 def addresses_in(found: object, own: PeerID, first: Container[PeerID] = (), admission: Admission = OPEN) -> list[str]:
-    """Addresses that other peers have published of themselves. Anything else in the entry is left out.
+    """Up to `MAX_REMEMBERED` addresses that other peers have published of themselves, first one of each peer.
+
+    Anything else in the entry is left out.
 
     Args:
         found: the DHT entry
@@ -128,7 +139,7 @@ def addresses_in(found: object, own: PeerID, first: Container[PeerID] = (), admi
         except Exception:  # bytes of a stranger, which may be anything, or of a peer that is not a member
             continue
         addresses += usable(said, peer_id=peer.to_base58())[:MAX_ADDRESSES]
-    return addresses[:MAX_REMEMBERED]
+    return one_of_each_first(addresses)[:MAX_REMEMBERED]
 
 
 class CallLost:

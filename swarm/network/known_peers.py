@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -31,6 +32,33 @@ def write_book(path: Path, addresses: Iterable[str]) -> None:
         write_json(path, {"addresses": list(addresses)[:MAX_REMEMBERED]})
     except OSError:
         pass
+
+
+def one_of_each_first(addresses: Iterable[str]) -> list[str]:
+    """The addresses in another order: the first one of each peer, then the second one of each, and so on."""
+    of_peer: Counter[str] = Counter()
+    ranked: list[tuple[int, str]] = []
+    for address in dict.fromkeys(addresses):
+        peer = peer_of_address(address)
+        ranked.append((of_peer[peer], address))
+        of_peer[peer] += 1
+    return [address for _, address in sorted(ranked, key=lambda item: item[0])]
+
+
+def to_remember(found: Sequence[str], earlier: Sequence[str]) -> list[str]:
+    """The addresses for the next file, at most `MAX_REMEMBERED`, of as many peers as possible.
+
+    Up to half of them are of peers that were not found now: they may be behind a division of the network.
+
+    Args:
+        found: addresses of peers that the DHT knows now
+        earlier: the addresses in the last file
+    """
+    here = set(map(peer_of_address, found))
+    missing = one_of_each_first(address for address in earlier if peer_of_address(address) not in here)
+    present = one_of_each_first([*found, *(address for address in earlier if peer_of_address(address) in here)])
+    places = max(MAX_REMEMBERED - len(missing), MAX_REMEMBERED // 2)
+    return [*present[:places], *missing][:MAX_REMEMBERED]
 
 
 def usable(addresses: object, peer_id: str | None = None) -> list[str]:

@@ -2,15 +2,17 @@
 
 import dataclasses
 import json
+import queue
 import threading
 import time
 
+import msgpack
 import psutil
 import pytest
 
 from recipe.errors import InputError
 from recipe.presets import digits
-from swarm.membership.announcer import Announcer
+from swarm.membership.announcer import Announcer, CallLost
 from swarm.membership.run_manifest import (
     MAX_MANIFEST_BYTES,
     PROTOCOL,
@@ -24,6 +26,7 @@ from swarm.membership.run_manifest import (
 )
 from swarm.network.dht_options import NetworkOptions, start_dht, stop_dht, visible_addresses
 from swarm.network.dht_storage import MAX_MANIFESTS
+from swarm.network.known_peers import MAX_REMEMBERED, peer_of_address, read_book, to_remember, write_book
 from swarm.network.signed_records import RUNS_KEY, peer_of
 from swarm.runtime.processes import descendants
 from tests.helpers.cli import wait_until
@@ -226,6 +229,54 @@ def test_the_keeper_survives_errors_and_logs_them_once(caplog):
     announcer.stop()
     (warning,) = (record.getMessage() for record in caplog.records if record.name == "swarm.membership.announcer")
     assert "BrokenPipeError" in warning
+
+
+class CallingDHT(BrokenDHT):
+    """Publishes nothing either, and notes the addresses of peers that are to be called if they are lost."""
+
+    peer_id = peer_of(BrokenDHT.owner)
+
+    def __init__(self, entries):
+        super().__init__(entries)
+        self.called = queue.Queue()
+
+    def run_coroutine(self, coroutine, *_, **__):
+        if not isinstance(coroutine, CallLost):
+            return super().run_coroutine(coroutine)
+        self.called.put(coroutine.addresses)
+        return self
+
+
+def addresses_of(subkey: bytes) -> list[str]:
+    return [f"/ip4/203.0.113.5/tcp/{port}/p2p/{peer_of(subkey)}" for port in range(1, 5)]
+
+
+def test_a_peer_that_the_dht_has_lost_stays_among_many_known_ones_and_is_called(tmp_path):
+    entry, owners = dataclasses.make_dataclass("Entry", ["value"]), [subkey_of(f"{number}") for number in range(12)]
+    dht = CallingDHT(entry({owner: entry(msgpack.packb(addresses_of(owner))) for owner in owners}))
+    book = tmp_path / "peers.json"
+    write_book(book, FRIEND)
+    announcer = Announcer(dht, manifest(), book=book, period_seconds=0.05)
+    called = [dht.called.get(timeout=10) for _ in range(2)]
+    announcer.stop()
+    for addresses in (*called, read_book(book)):
+        peers = set(map(peer_of_address, addresses))
+        assert peers == {peer_of_address(*FRIEND), *(str(peer_of(owner)) for owner in owners)}
+    assert len(read_book(book)) == MAX_REMEMBERED
+
+
+def test_both_parts_of_a_divided_swarm_stay_in_the_book():
+    owners = [subkey_of(f"{number}") for number in range(24)]
+    whole, part = ([address for owner in owners[:size] for address in addresses_of(owner)] for size in (24, 12))
+    book = to_remember(whole, [])
+    for _ in range(3):
+        book = to_remember(part, book)
+        assert set(map(peer_of_address, book)) == set(map(peer_of_address, whole))
+        assert len(book) == MAX_REMEMBERED
+    strangers = [address for number in range(100) for address in addresses_of(subkey_of(f"stranger {number}"))]
+    book = to_remember(strangers, book)
+    assert len(book) == MAX_REMEMBERED
+    assert len(set(book) & set(whole)) == MAX_REMEMBERED // 2, "strangers take half of the places at most"
 
 
 def test_hostile_answers_to_a_read_are_no_manifests():
