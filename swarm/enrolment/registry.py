@@ -54,9 +54,13 @@ _TABLES = (
         enrolled_at REAL NOT NULL, certificate_ends_at INTEGER NOT NULL, token_sha256 BLOB NOT NULL)""",
     "CREATE TABLE IF NOT EXISTS removed (place INTEGER PRIMARY KEY, serial INTEGER NOT NULL UNIQUE, why TEXT NOT NULL)",
     "CREATE TABLE IF NOT EXISTS removed_here (serial INTEGER PRIMARY KEY)",  # removed here, not in lists from elsewhere
+    "CREATE TABLE IF NOT EXISTS restored_here (serial INTEGER PRIMARY KEY, number INTEGER NOT NULL)",
     """CREATE TABLE IF NOT EXISTS removal_list (
         only_one INTEGER PRIMARY KEY CHECK (only_one = 1), number INTEGER NOT NULL, signed BLOB NOT NULL)""",
 )
+MAX_SKIPPED = 1000
+"""Numbers that may lie between two lists of which the later was signed without a look at the swarm's: two signers that
+both have not looked rarely take the same one."""
 _USABLE = "invitations WHERE uses_left > 0 AND expires_at >= ?"
 _OF_MEMBER = "token_sha256 = (SELECT token_sha256 FROM members WHERE serial = ?)"
 _MEMBERS = """SELECT members.serial, peer_id, name, roles, enrolled_at, certificate_ends_at, why
@@ -312,7 +316,9 @@ class Registry:
 
     # ---- removed members --------------------------------------------------------------------------------------------
 
-    def remove(self, serials: Iterable[int], why: str, signer: Signer, authority: Authority) -> bytes:
+    def remove(
+        self, serials: Iterable[int], why: str, signer: Signer, authority: Authority, has_looked: bool = True
+    ) -> bytes:
         """Remove members: they may not take part any more.
 
         Args:
@@ -320,6 +326,9 @@ class Registry:
             why: the reason, which the members themselves read
             signer: the organiser's key, or that of a deputy with the right to remove
             authority: the run, and the organiser's public key
+            has_looked: the swarm's newest list is in the books. If not, the new list is numbered right after the last
+                one that is known here, so that it takes the place of none that was signed elsewhere meanwhile; `merged`
+                brings the two together.
 
         Returns:
             the new list, signed
@@ -328,11 +337,18 @@ class Registry:
             InputError: as the class, or this key cannot sign the list
         """
         chosen = set(serials)
-        return self._sign(signer, authority, lambda list_: list_.with_removed(chosen, why), chosen)
+        with self._books() as books:
+            return self._sign(
+                books, signer, authority, has_looked, lambda list_: list_.with_removed(chosen, why), removed=chosen
+            )
 
-    def restore(self, serials: Iterable[int], signer: Signer, authority: Authority) -> bytes:
+    def restore(self, serials: Iterable[int], signer: Signer, authority: Authority, has_looked: bool = True) -> bytes:
         """Let these members take part again; the rest as `remove`."""
-        return self._sign(signer, authority, lambda list_: list_.without(serials))
+        chosen = set(serials)
+        with self._books() as books:
+            return self._sign(
+                books, signer, authority, has_looked, lambda list_: list_.without(chosen), restored=chosen
+            )
 
     def removals(self) -> bytes:
         """Return the newest list of removed members, as it was signed; empty if none was ever signed."""
@@ -369,6 +385,7 @@ class Registry:
         """Take over a list of removed members that came from elsewhere, if it is newer than the one here.
 
         Members that were removed here stay so even if the other list does not have them: its signer may not have known.
+        Members that were restored here after the other list was made stay restored.
 
         Returns:
             whether the list is newer
@@ -378,29 +395,71 @@ class Registry:
         """
         list_ = Removals.read(signed, authority, self._clock())
         with self._books() as books:
-            if list_.number <= _newest(books)[0]:
-                return False
-            ours = _removed(books)
-            theirs = {serial: why or ours.get(serial, "") for serial, why in list_.removed.items()}
-            _keep(books, list_.number, signed, ours | theirs)
+            return _take_over(books, list_, signed)
+
+    def merged(self, heard: bytes, signer: Signer, authority: Authority) -> bytes:
+        """Take over the swarm's list as `keep_removals` does, and return the newest list.
+
+        It is signed anew if it lacks members that were removed here, or has some that were restored here: its signer
+        did not know. If this key may not sign lists, or the list has no room, it stays as it is.
+
+        Args:
+            heard: the swarm's newest list, as it was signed
+            signer: the organiser's key, or that of a deputy
+            authority: the run, and the organiser's public key
+
+        Raises:
+            InputError: as the class
+            NotSigned: it is no list of this run
+        """
+        list_ = Removals.read(heard, authority, self._clock())
+        with self._books() as books:
+            _take_over(books, list_, heard)
+            with contextlib.suppress(InputError):
+                if self._is_outdated(books, authority):
+                    self._sign(books, signer, authority, True, lambda list_: list_.without(()))
+            return _newest(books)[1]
+
+    def _is_outdated(self, books: sqlite3.Connection, authority: Authority) -> bool:
+        """Whether the newest list has members that were restored here, or lacks some that were removed here and fit in.
+
+        Other members that it lacks are of earlier lists from elsewhere, and their signers may have restored them.
+        """
+        number, signed = _newest(books)
+        if not signed or self._from_the_future(books):
+            return False
+        listed, removed = Removals.read(signed, authority, self._clock()).removed.keys(), _removed(books)
+        if not listed.isdisjoint(_restored_here(books)):
             return True
+        lacking = _removed_here(books) & removed.keys() - listed
+        fitting = self._fitting(books, Removals(authority.run_id, number, removed), frozenset()) if lacking else None
+        return fitting is not None and not lacking.isdisjoint(fitting.removed)
 
     def _sign(
         self,
+        books: sqlite3.Connection,
         signer: Signer,
         authority: Authority,
+        has_looked: bool,
         change: Callable[[Removals], Removals],
-        chosen: Set[int] = frozenset(),
+        removed: Set[int] = frozenset(),
+        restored: Set[int] = frozenset(),
     ) -> bytes:
         check_right(signer, authority, Right.REMOVE, self._clock())
-        with self._books() as books:
-            if why := self._from_the_future(books):
-                raise InputError(why)
-            everybody = change(Removals(authority.run_id, _newest(books)[0], _removed(books)))
-            books.executemany("INSERT OR IGNORE INTO removed_here VALUES (?)", [(serial,) for serial in chosen])
-            list_ = self._fitting(books, everybody, chosen)
-            signed = list_.signed_by(signer)
-            _keep(books, list_.number, signed, everybody.removed)  # also the ones that the list leaves out
+        if why := self._from_the_future(books):
+            raise InputError(why)
+        newest = _newest(books)[0]
+        everybody = change(Removals(authority.run_id, newest, _removed(books)))
+        books.executemany("INSERT OR IGNORE INTO removed_here VALUES (?)", [(serial,) for serial in removed])
+        list_ = self._fitting(books, everybody, removed)
+        if not has_looked:
+            begin = authority.read_warrant(signer.warrant)[2] if signer.warrant else 0  # earlier lists do not count
+            next_ = max(newest + 1 + secrets.randbelow(MAX_SKIPPED), 1000 * begin)
+            list_ = replace(list_, number=min(next_, everybody.number))
+        signed = list_.signed_by(signer)
+        _keep(books, list_.number, signed, everybody.removed)  # also the ones that the list leaves out
+        since = [(serial, everybody.number) for serial in restored]
+        books.executemany("INSERT OR REPLACE INTO restored_here VALUES (?, ?)", since)
         return signed
 
     def _fitting(self, books: sqlite3.Connection, list_: Removals, chosen: Set[int]) -> Removals:
@@ -414,7 +473,7 @@ class Registry:
             chosen: members that are removed now, and stay in the list in any case
         """
         ends = dict(books.execute("SELECT serial, certificate_ends_at FROM members").fetchall())
-        here = {serial for (serial,) in books.execute("SELECT serial FROM removed_here").fetchall()}
+        here = _removed_here(books)
 
         def rank(serial: int) -> int:
             if serial in chosen or ends.get(serial, 0) > self._clock():
@@ -511,8 +570,33 @@ def _removed(books: sqlite3.Connection) -> dict[int, str]:
     return dict(books.execute("SELECT serial, why FROM removed ORDER BY place").fetchall())
 
 
+def _removed_here(books: sqlite3.Connection) -> set[int]:
+    """Return the members that these books have removed, not only lists from elsewhere."""
+    return {serial for (serial,) in books.execute("SELECT serial FROM removed_here").fetchall()}
+
+
+def _restored_here(books: sqlite3.Connection) -> dict[int, int]:
+    """Return when members were restored here that are not removed again, in milliseconds since 1970."""
+    return dict(books.execute("SELECT serial, number FROM restored_here").fetchall())
+
+
+def _take_over(books: sqlite3.Connection, list_: Removals, signed: bytes) -> bool:
+    """Take over a list if it is newer; return whether it is."""
+    if list_.number <= _newest(books)[0]:
+        return False
+    ours, restored = _removed(books), _restored_here(books)
+    theirs = {
+        serial: why or ours.get(serial, "")
+        for serial, why in list_.removed.items()
+        if list_.number > restored.get(serial, -1)
+    }
+    _keep(books, list_.number, signed, ours | theirs)
+    return True
+
+
 def _keep(books: sqlite3.Connection, number: int, signed: bytes, removed: dict[int, str]) -> None:
     books.execute("INSERT OR REPLACE INTO removal_list VALUES (1, ?, ?)", (number, signed))
     books.execute("DELETE FROM removed")
     books.executemany("INSERT INTO removed (serial, why) VALUES (?, ?)", removed.items())
     books.execute("DELETE FROM removed_here WHERE serial NOT IN (SELECT serial FROM removed)")
+    books.execute("DELETE FROM restored_here WHERE serial IN (SELECT serial FROM removed)")

@@ -322,7 +322,8 @@ class Removals:
 
     Args:
         run_id: name of the run
-        number: time when the list was made, milliseconds since 1970; the list with the greatest number counts
+        number: time when the list was made, milliseconds since 1970, or right after the number of the list before if
+            its signer could not look at the swarm's; the list with the greatest number counts
         removed: the organiser's reason, by the member's serial
     """
 

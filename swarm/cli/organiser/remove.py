@@ -14,7 +14,6 @@ import time
 from collections.abc import Callable
 from concurrent.futures import CancelledError
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import TYPE_CHECKING, Annotated
 
 import tyro
@@ -70,7 +69,7 @@ class RemoveOptions:
             raise InputError("With --offline no peer is called: leave it out, or --initial-peers.")
 
 
-@dataclass(frozen=True)
+@dataclass
 class Change:
     """The removal of one member, or the end of its removal.
 
@@ -84,6 +83,7 @@ class Change:
         why: the reason, which the member is told
         restores: whether the member may take part again
         closes: whether the member's invitation is closed as soon as the list is signed
+        signed: the new list of removed members; empty before `sign`
     """
 
     registry: Registry
@@ -95,28 +95,34 @@ class Change:
     why: str
     restores: bool
     closes: bool
+    signed: bytes = b""
 
-    @cached_property
-    def signed(self) -> bytes:
-        """The new list of removed members. It is signed and written into the books when this is read first.
+    def sign(self, has_looked: bool) -> bytes:
+        """Sign the new list and write it into the books, if that is not done yet; return it.
+
+        Args:
+            has_looked: whether the swarm's newest list is in the books
 
         Raises:
             InputError: it cannot be signed or kept
         """
-        if self.restores:
-            return self.registry.restore([self.serial], self.signer, self.authority)
-        signed = self.registry.remove([self.serial], self.why, self.signer, self.authority)
-        if self.closes:
-            self.registry.close_invitation_of(self.serial)
-        return signed
+        if not self.signed:
+            keys = self.signer, self.authority, has_looked
+            if self.restores:
+                self.signed = self.registry.restore([self.serial], *keys)
+            else:
+                self.signed = self.registry.remove([self.serial], self.why, *keys)
+            if self.closes:
+                self.registry.close_invitation_of(self.serial)
+        return self.signed
 
     def made(self) -> str:
-        """Sign the list, if that is not done yet, and return a sentence that says what has happened.
+        """Sign the list without a look at the swarm's, if it is not signed yet, and return a sentence about the change.
 
         Raises:
-            InputError: as `signed`
+            InputError: as `sign`
         """
-        _ = self.signed
+        self.sign(has_looked=False)
         run_id = self.authority.run_id
         if self.restores:
             return f"{self.who} may take part in run {run_id} again."
@@ -287,7 +293,8 @@ def hand_out(change: Change, lookout: Lookout) -> int:
                 change.registry.begin_list_anew()
             _keep_newest(dht, manifest, change, deadline)
             peers = _who_trains(dht, manifest, deadline)[:MORE_RECEIVERS]
-            num_taken = push_until_taken(dht, manifest.key_prefix, REMOVED, change.signed, tuple(peers), deadline.left)
+            signed = change.sign(has_looked=bool(peers))  # peers that train have stored the newest list
+            num_taken = push_until_taken(dht, manifest.key_prefix, REMOVED, signed, tuple(peers), deadline.left)
     except (TimeoutError, CancelledError, OSError, RuntimeError):
         raise NotTold("The peers there are too busy to answer.") from None
     if peers and not num_taken:

@@ -107,12 +107,15 @@ class Membership:
         renew: gets a new certificate for the present one; raises InputError if that fails
         sign: signs a manifest with the organiser's key; None except at the organiser's own peer
         run: start of the run's keys; empty as long as its recipe is not known
+        merge: brings the swarm's list of removed members together with the organiser's books, and returns the newest
+            list; None except at the organiser's own peer
     """
 
     credentials: Credentials
     renew: Callable[[bytes], bytes]
     sign: Callable[[RunManifest], RunManifest] | None = None
     run: str = ""
+    merge: Callable[[bytes], bytes] | None = None
 
     def new_admission(self) -> Admission:
         """Make the record of which peers may take part, for one process of this peer.
@@ -252,7 +255,12 @@ def organisers_own(
         return registry.certify(member, signer, authority, ORGANISERS_DAYS)
 
     credentials = Credentials(folder.join_line(), certify()).with_list(REMOVED, registry.removals())
-    return Membership(credentials, certify, lambda manifest: manifest.signed_by(signer))
+    return Membership(
+        credentials,
+        certify,
+        lambda manifest: manifest.signed_by(signer),
+        merge=lambda heard: registry.merged(heard, signer, authority),
+    )
 
 
 def keep(membership: Membership, admission: Admission, manifest: RunManifest, folder: RunFolder) -> None:

@@ -336,7 +336,8 @@ class Entry:
         from swarm.peer.membership.member_watch import MemberWatch
 
         if self.membership is not None:
-            self._watch = MemberWatch(dht, admission, prefix, tell, self.membership.renew, on_end)
+            merge = self.membership.merge
+            self._watch = MemberWatch(dht, admission, prefix, tell, self.membership.renew, on_end, merge)
             self._watch.start()
 
     def stop_watching(self) -> None:

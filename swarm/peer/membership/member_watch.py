@@ -17,6 +17,7 @@ from swarm.network.record_push import push_list
 from swarm.network.signed_records import LISTS
 from swarm.protocol.admission import Admission
 from swarm.protocol.certificates import NotSigned, shown_date
+from swarm.protocol.signed_lists import REMOVED
 
 LOOK_SECONDS = 0.1
 """Pause between two looks. A look only reads numbers in shared memory, so it can be short: a removed member is out
@@ -45,6 +46,8 @@ class MemberWatch(threading.Thread):
             is new, until it returns True
         renew: asks the organiser for a certificate in place of the given one; raises InputError if that fails
         on_end: called once when this peer may not take part any more, with the reason
+        merge: at the organiser's own peer: brings a list of removed members together with the organiser's books, and
+            returns the newest list; may raise InputError
     """
 
     def __init__(
@@ -55,10 +58,11 @@ class MemberWatch(threading.Thread):
         tell: Callable[[bytes, Mapping[str, bytes]], bool],
         renew: Callable[[bytes], bytes],
         on_end: Callable[[InputError], None],
+        merge: Callable[[bytes], bytes] | None = None,
     ):
         super().__init__(name="member", daemon=True)
         self._dht, self._admission, self._prefix = dht, admission, prefix
-        self._tell, self._renew, self._on_end = tell, renew, on_end
+        self._tell, self._renew, self._on_end, self._merge = tell, renew, on_end, merge
         self._stopped = threading.Event()
         self._told: tuple[bytes, Mapping[str, bytes]] | None = None
         """Certificate and lists that the averaging process has; None at first, since it starts after this thread."""
@@ -123,9 +127,14 @@ class MemberWatch(threading.Thread):
         if number == self._looked_at.get(kind, 0):  # a newer list can have a smaller number: `OrderBook`
             return
         try:
-            self._admission.lists.take(kind, self._dht.newest_list(kind, ANSWER_SECONDS))
+            signed = self._dht.newest_list(kind, ANSWER_SECONDS)
+            self._admission.lists.take(kind, signed)
+            if kind == REMOVED and self._merge is not None:
+                self._admission.lists.take(kind, self._merge(signed))
         except NotSigned as error:  # this machine's clock has been set back, for instance
             logger.warning("The organiser's list under %s %s", kind, error)
+        except InputError as error:  # the organiser's books cannot be used
+            logger.warning("The list of removed members may lack some that the organiser has removed: %s", error)
         self._looked_at[kind] = number
 
     def _pass_on(self, lists: Mapping[str, bytes]) -> None:

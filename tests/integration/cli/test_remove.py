@@ -40,3 +40,16 @@ def test_members_hear_of_a_removal(folder, members):
     status, said = run(folder, "ben", "--restore")
     assert (status, ada.heard()) == (0, {7: "signed on another machine"})
     assert said[0].endswith("may take part in run digits again.")
+
+
+def test_a_list_that_was_signed_offline_lets_in_no_member_that_another_signer_has_removed(folder, members):
+    _, ben = members
+    prefix, to = ben.manifest.key_prefix, (ben.dht.peer_id,)
+    elsewhere = Removals(RUN, int(1000 * time.time()), {}).with_removed([7], "signed on another machine")
+    push_list(members[0].dht, prefix, REMOVED, elsewhere.signed_by(folder.signer()), to)
+    assert run(folder, "ada", "--why", "sends noise", "--offline")[0] == 0
+    push_list(members[0].dht, prefix, REMOVED, folder.registry.removals(), to)  # as one that has enrolled would
+    assert ben.heard() == elsewhere.removed
+    both = folder.registry.merged(ben.dht.newest_list(REMOVED), folder.signer(), folder.authority)
+    push_list(members[0].dht, prefix, REMOVED, both, to)
+    assert ben.heard() == elsewhere.removed | {members[0].member.serial: "sends noise"}

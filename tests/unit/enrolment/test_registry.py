@@ -221,6 +221,60 @@ def test_a_newer_list_from_elsewhere_is_kept(registry):
     assert next_.keys() == {ana.serial, ben.serial, 7, 8}
 
 
+def test_a_list_that_is_signed_without_a_look_takes_no_place_and_is_brought_together(registry):
+    ana, ben = enrolled(registry, 1, 2)
+    old = Removals("digits", int(1000 * time.time()) - 3_600_000, {7: ""})
+    assert registry.keep_removals(old.signed_by(SIGNER), AUTHORITY)
+    elsewhere = Removals("digits", old.number + 60_000, {7: "", ben.serial: "elsewhere"})
+    signed = registry.remove([ana.serial], "here", SIGNER, AUTHORITY, has_looked=False)
+    assert old.number < Removals.read(signed, AUTHORITY).number < elsewhere.number
+    both = registry.merged(elsewhere.signed_by(SIGNER), SIGNER, AUTHORITY)
+    assert Removals.read(both, AUTHORITY).removed == {7: "", ben.serial: "elsewhere", ana.serial: "here"}
+    assert Removals.read(both, AUTHORITY).number > elsewhere.number
+    assert registry.merged(both, SIGNER, AUTHORITY) == both == registry.removals()
+    assert registry.merged(old.signed_by(SIGNER), SIGNER, AUTHORITY) == both
+
+
+def test_a_later_list_of_a_signer_that_did_not_know_is_signed_anew(registry):
+    (ana,) = enrolled(registry, 1)
+    mine = Removals.read(registry.remove([ana.serial], "here", SIGNER, AUTHORITY, has_looked=False), AUTHORITY)
+    later = Removals("digits", mine.number + 60_000, {7: "elsewhere"})
+    both = registry.merged(later.signed_by(SIGNER), SIGNER, AUTHORITY)
+    assert Removals.read(both, AUTHORITY).removed == {ana.serial: "here", 7: "elsewhere"}
+    restores = Removals("digits", Removals.read(both, AUTHORITY).number + 60_000, {ana.serial: "here"})
+    signed = restores.signed_by(SIGNER)
+    assert registry.merged(signed, SIGNER, AUTHORITY) == signed, "a signer elsewhere takes back what it has done"
+
+
+def test_a_member_that_is_restored_without_a_look_stays_so_until_a_later_list(registry):
+    ana, ben = enrolled(registry, 1, 2)
+    old = Removals("digits", int(1000 * time.time()) - 3_600_000, {ana.serial: "early"})
+    assert registry.keep_removals(old.signed_by(SIGNER), AUTHORITY)
+    elsewhere = Removals("digits", old.number + 60_000, {ana.serial: "early", ben.serial: "elsewhere"})
+    signed = registry.restore([ana.serial], SIGNER, AUTHORITY, has_looked=False)
+    assert Removals.read(signed, AUTHORITY).removed == {}
+    both = Removals.read(registry.merged(elsewhere.signed_by(SIGNER), SIGNER, AUTHORITY), AUTHORITY)
+    assert both.removed == {ben.serial: "elsewhere"}
+    again = both.with_removed([ana.serial], "again").signed_by(SIGNER)
+    assert registry.merged(again, SIGNER, AUTHORITY) == again
+    assert registry.member_of(peer(1)).why_removed == "again"
+
+
+def test_a_list_is_not_signed_anew_for_a_member_for_which_it_has_no_room(registry, monkeypatch):
+    monkeypatch.setattr("swarm.enrolment.registry.MAX_REMOVED", 2)
+    (ana,) = enrolled(registry, 1)
+    registry.note_certificate(ana.serial, int(time.time() - 1000))
+    mine = Removals.read(registry.remove([ana.serial], "", SIGNER, AUTHORITY), AUTHORITY)
+    full = Removals("digits", mine.number + 1, {7: "", 8: ""}).signed_by(SIGNER)
+    assert registry.merged(full, SIGNER, AUTHORITY) == full
+
+
+def test_a_list_that_a_deputy_signs_without_a_look_is_from_the_time_of_the_warrant(registry, tmp_path):
+    deputy = make_deputy(SIGNER, "digits", Right.REMOVE, 1, tmp_path / "ben.pem", None)
+    signed = registry.remove([7], "", deputy, AUTHORITY, has_looked=False)
+    assert Removals.read(signed, AUTHORITY).removed == {7: ""}
+
+
 def test_a_full_list_restores_no_member(registry):
     (ana,) = enrolled(registry, 1)
     old = Removals.read(registry.remove([ana.serial], "early", SIGNER, AUTHORITY), AUTHORITY)

@@ -60,13 +60,13 @@ class DHT:
 class Watched:
     """A member, and what it has told and been told."""
 
-    def __init__(self, organiser: Organiser, begin: float = -10, end: float = 1000, renews=None):
+    def __init__(self, organiser: Organiser, begin: float = -10, end: float = 1000, renews=None, merges=None):
         self.organiser, self.dht = organiser, DHT()
         self.admission = organiser.admission(ADA, begin=begin, end=end)
         self.told: list[tuple[bytes, dict[str, bytes]]] = []
         self.knows, self.ends = True, []
         self.watch = MemberWatch(
-            self.dht, self.admission, "run-1", self._tell, renews or self._refuse, self.ends.append
+            self.dht, self.admission, "run-1", self._tell, renews or self._refuse, self.ends.append, merges
         )
 
     def look(self) -> None:
@@ -115,6 +115,30 @@ def test_a_member_hears_of_removals_and_passes_them_on(organiser):
     member.watch.look()
     assert member.dht.pushed == [signed], "not again and again"
     assert not member.ends
+
+
+def test_the_organisers_peer_brings_a_list_together_with_the_books(organiser):
+    bob = organiser.admission(BOB)
+    heard = []
+    member = Watched(organiser, merges=lambda signed: heard.append(signed) or organiser.remove(bob))
+    member.admission.admit(bob.show(b""), BOB)
+    elsewhere = organiser.remove()
+    member.dht.hears(organiser, elsewhere)
+    member.watch.look()
+    assert heard == [elsewhere]
+    assert member.admission.is_removed(BOB)
+    assert member.dht.pushed == [member.admission.lists.signed(REMOVED)] != [elsewhere]
+
+
+def test_a_list_counts_also_while_the_books_cannot_be_used(organiser):
+    def fail(_signed: bytes) -> bytes:
+        raise InputError("The organiser's books cannot be used.")
+
+    member, bob = Watched(organiser, merges=fail), organiser.admission(BOB)
+    member.admission.admit(bob.show(b""), BOB)
+    member.dht.hears(organiser, organiser.remove(bob))
+    member.watch.look()
+    assert member.admission.is_removed(BOB)
 
 
 def test_a_member_leaves_when_it_was_removed_itself(organiser):
