@@ -7,7 +7,6 @@ not hold is left out for a while.
 
 from __future__ import annotations
 
-import math
 import threading
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
@@ -86,7 +85,7 @@ class ProgressTracker:
         """Step and lineage of the weights that this peer has held lately, the oldest first."""
         self._attestations = Attestations()
         self._computing_since, self._recounted = now, 0.0
-        self._step_since, self._hold_seconds = now, 0.0
+        self._hold_seconds = 0.0
         self._lock = threading.Lock()
         self._called_impossible = Once()
         self.exchange = RecordExchange(
@@ -135,11 +134,8 @@ class ProgressTracker:
         self.holds(step, lineage, ahead=False, samples=0, phase=TRAINING)
 
     def _note(self, group: frozenset[PeerID]) -> None:
-        """Note that these peers finished a step with this one: their `joined` is proven.
-
-        The next step begins. The caller holds the lock.
-        """
-        self._step_since, self._hold_seconds = get_dht_time(), 0.0
+        """Note that these peers finished a step with this one: their `joined` is proven. The caller holds the lock."""
+        self._hold_seconds = 0.0
         self.trust.finished_step(group, _joined(self._others | {self.peer_id: self._own}))
         self._liveness.met(group)
         self._dht.meet(group)
@@ -335,17 +331,17 @@ class ProgressTracker:
     def recount(self, group: Group) -> None:
         """Take the numbers of samples from the tickets of a group that has met too early; its members compute on.
 
-        The step goes on for half of the time that the missing samples take at the pace of the tickets so far. Else a
-        member that gives nothing could make the group meet after each micro-batch: with a join request, a record that
-        waits for the round, or one that claims samples.
+        The step goes on for half of the time that the missing samples take: the group needed as long for its samples as
+        this peer for its own. Else a member that gives nothing could make the group meet after each micro-batch: with a
+        join request, a record that waits for the round, or one that claims samples.
         """
         self._recounted = now = get_dht_time()
-        tickets, samples = dict(group.members), group.samples
-        passed_seconds = max(0.0, now - self._step_since)
-        missing = self._target.missing(samples)
-        missing_seconds = passed_seconds * missing / samples if samples else math.inf
-        self._hold_seconds = min(missing_seconds / 2, MAX_HOLD_SECONDS)
+        tickets = dict(group.members)
         with self._lock:
+            own_samples = tickets[self.peer_id].samples
+            computed_seconds = own_samples / self._own.rate if self._own.rate else 0.0
+            missing_seconds = computed_seconds * self._target.missing(group.samples) / max(1, group.samples)
+            self._hold_seconds = min(missing_seconds / 2, MAX_HOLD_SECONDS)
             for peer, record in self._others.items():
                 if peer in tickets:
                     ticket = tickets[peer]

@@ -101,11 +101,10 @@ def set_clock(monkeypatch):
 
 
 def meet_early(swarm: SaidSwarm, set_clock, samples: int, other: PeerID) -> None:
-    """A group of this peer and another one meets, 20 s after the step began, with so many of the 100 samples."""
-    set_clock(-20)
+    """A group of this peer and another one meets with so many of the 100 samples, after 20 s of computing."""
     swarm.tracker.begin_step(0, LINEAGE)
     set_clock(0)
-    swarm.tracker.report(samples=20)
+    swarm.tracker.report(samples=20, rate=1.0)
     tickets = tuple(Ticket(0, number, False, 1.0, LINEAGE) for number in (20, samples - 20))
     swarm.tracker.recount(Group(LINEAGE, (swarm.tracker.peer_id, other), tickets))
     swarm.tracker.resume()
