@@ -21,7 +21,7 @@ from swarm.averaging.meeting.matchmaking_messages import parse_group, parse_orde
 from swarm.averaging.meeting.order_exchange import OrderExchange
 from swarm.membership.failure_detector import PeerMonitor
 from swarm.network.peer_service import PeerService
-from swarm.protocol.admission import Admission
+from swarm.protocol.admission import Admission, NotAMember
 from swarm.protocol.messages import MAX_GROUP_SIZE, Behind, Group, Refused, Ticket
 from swarm.runtime.async_utils import unless
 from swarm.runtime.timeouts import Timeouts
@@ -73,6 +73,9 @@ class Knocker:
         self._broke_off: set[PeerID] = set()
         """Leaders that have broken off when this peer was last in their lobby. There is a limit, since names cost a
         stranger nothing."""
+        self._lobby_seconds: dict[PeerID, float] = {}
+        """For each leader that this peer follows now, the time in its lobbies that ended with an answer of the leader;
+        infinite if the answer was malformed."""
         self.left_out: Collection[PeerID] = frozenset()
         """Peers that this peer does not follow, even if other peers do."""
         self.usual_meeting_seconds = math.inf
@@ -81,20 +84,37 @@ class Knocker:
         """Seconds after which a leader that has not begun will not begin."""
         self._said_shunned_at = -math.inf
 
-    async def follow(
-        self, leader: PeerID, ticket: Ticket, wait_until: float, redirects: int = 2, orders: bytes = b""
-    ) -> Group | None:
+    async def follow(self, leader: PeerID, ticket: Ticket, wait_until: float, redirects: int = 2) -> Group | None:
         """Send a join request to the leader; returns its group, or None if it cannot lead this peer now.
+
+        A leader that lets this peer in and after a long wait gives it no group, whatever it answers, has broken off.
 
         Args:
             wait_until: event-loop time at which this peer leaves a leader's lobby
             redirects: how often a leader may send this peer to another one
-            orders: the organiser's orders, for a leader that did not know them
 
         Raises:
             Behind: the swarm has finished this step already
             OtherOrders: the organiser has ordered something that the ticket does not know
             Refused: the leader averages something else
+        """
+        try:
+            group = await self._follow(leader, ticket, wait_until, redirects)
+        finally:
+            lobby_seconds = self._lobby_seconds.pop(leader, 0.0)
+        if group is not None:
+            self._broke_off.discard(leader)
+        elif lobby_seconds > self.usual_meeting_seconds and not ticket.listens:
+            self._note_broken_off(leader)
+        return group
+
+    async def _follow(
+        self, leader: PeerID, ticket: Ticket, wait_until: float, redirects: int, orders: bytes = b""
+    ) -> Group | None:
+        """As `follow`, without blame.
+
+        Args:
+            orders: the organiser's orders, for a leader that did not know them
         """
         if (reply := await self._knock(leader, ticket, wait_until, orders)) is None:
             return None
@@ -103,7 +123,7 @@ class Knocker:
             self._orders.check(ticket)
             if orders or not (own := self._orders.signed):
                 return None  # it was told already, or there is nothing to tell
-            return await self.follow(leader, ticket, wait_until, redirects, own)
+            return await self._follow(leader, ticket, wait_until, redirects, own)
         if reply.code == averaging_pb2.NOT_A_LEADER and reply.suggested_leader and redirects:
             try:
                 suggested = PeerID(reply.suggested_leader)
@@ -151,15 +171,14 @@ class Knocker:
                 self._on_accepted(leader)
                 remaining = max(0.0, wait_until - loop.time())
                 reply = await unless(lost, anext(stream), remaining)
-                if not _goes_on(reply, ticket):
-                    self._note_broken_off(leader, ticket, loop.time() - came_at)
+                self._note_lobby(leader, loop.time() - came_at)
             return reply
         except UNREACHABLE as error:
             logger.debug(f"{leader} does not lead this peer: {error!r}")
             timed_out_inside = accepted and isinstance(error, TimeoutError) and not ticket.listens
             self._note_failed_leader(leader, lost.done(), timed_out_inside, loop.time() - came_at)
             if accepted and not (isinstance(error, TimeoutError) or lost.done()):  # it has closed the stream
-                self._note_broken_off(leader, ticket, loop.time() - came_at)
+                self._note_lobby(leader, loop.time() - came_at)
             return None
         finally:
             self._on_done()
@@ -188,13 +207,14 @@ class Knocker:
         if is_lost or timed_out_inside:
             self._monitor.lost.add(leader)
 
-    def _note_broken_off(self, leader: PeerID, ticket: Ticket, waited_seconds: float = math.inf) -> None:
+    def _note_lobby(self, leader: PeerID, seconds: float) -> None:
+        self._lobby_seconds[leader] = self._lobby_seconds.get(leader, 0.0) + seconds
+
+    def _note_broken_off(self, leader: PeerID) -> None:
         """Note that a leader has let this peer in and then given it no group, after a long wait or in a wrong form.
 
         Once this can happen to an honest leader. The second time in a row it counts as one that never begins.
         """
-        if ticket.listens or waited_seconds <= self.usual_meeting_seconds:
-            return
         if leader in self._broke_off:
             self.stuck.add(leader)
             self._monitor.lost.add(leader)
@@ -216,7 +236,7 @@ class Knocker:
             if group is not None:
                 return group
         await asyncio.sleep(half_more_or_less(self._timeouts.redirect_seconds))
-        return await self.follow(leader, ticket, wait_until, redirects)
+        return await self._follow(leader, ticket, wait_until, redirects)
 
     def _read_reply(self, reply: averaging_pb2.MessageFromLeader, leader: PeerID, ticket: Ticket) -> Group | None:
         if reply.code == averaging_pb2.BAD_SCHEMA_HASH:
@@ -231,13 +251,12 @@ class Knocker:
         if reply.code != averaging_pb2.BEGIN_ALLREDUCE:
             return None
         try:
-            group = parse_group(reply, leader, self._p2p.peer_id, ticket, self._admission, self._namespace)
+            return parse_group(reply, leader, self._p2p.peer_id, ticket, self._admission, self._namespace)
         except ValueError as error:
             logger.warning(f"Ignoring a malformed group from {leader}: {error}")
-            self._note_broken_off(leader, ticket)
+            # The leader may not have heard yet that a member has been removed: then it is not to blame.
+            self._lobby_seconds[leader] = 0.0 if isinstance(error, NotAMember) else math.inf
             return None
-        self._broke_off.discard(leader)
-        return group
 
     def _say_that_we_are_shunned(self, leader: PeerID) -> None:
         if time.monotonic() > self._said_shunned_at + SAY_AGAIN_SECONDS:
@@ -247,16 +266,6 @@ class Knocker:
                 "this peer's line is far too slow (`swarm doctor` shows the traffic of the run); or it does not accept "
                 "this peer's certificate"
             )
-
-
-def _goes_on(reply: averaging_pb2.MessageFromLeader, ticket: Ticket) -> bool:
-    """Whether the last answer of a leader gives a group, or tells what this peer has to do instead."""
-    if reply.code == averaging_pb2.NOT_A_LEADER:
-        return bool(reply.suggested_leader)
-    if (step := parse_step(reply)) is not None:
-        return step > ticket.step
-    codes = averaging_pb2.BEGIN_ALLREDUCE, averaging_pb2.BAD_GROUP_KEY, averaging_pb2.BAD_SCHEMA_HASH
-    return reply.code in codes or parse_orders(reply) is not None
 
 
 def half_more_or_less(seconds: float) -> float:

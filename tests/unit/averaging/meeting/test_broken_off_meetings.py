@@ -9,7 +9,7 @@ from hivemind.proto import averaging_pb2
 from hivemind.proto.averaging_pb2 import MessageFromLeader
 
 from swarm.averaging.meeting.matchmaking import Matchmaking
-from swarm.averaging.meeting.matchmaking_messages import group_reply, refusal, step_reply
+from swarm.averaging.meeting.matchmaking_messages import group_reply, orders_reply, redirect, refusal, step_reply
 from swarm.membership.backoff import Backoff
 from swarm.membership.failure_detector import FailureDetector
 from swarm.protocol.batch_target import BatchTarget
@@ -72,8 +72,22 @@ class Junior:
 
 @pytest.mark.parametrize(
     ("seconds", "last"),
-    [(LATE_SECONDS, CANCELLED), (LATE_SECONDS, CLOSES), (LATE_SECONDS, step_reply(4)), (0.0, MALFORMED)],
-    ids=["a late refusal", "a stream that is closed late", "its own step, late", "a malformed group"],
+    [
+        (LATE_SECONDS, CANCELLED),
+        (LATE_SECONDS, CLOSES),
+        (LATE_SECONDS, step_reply(4)),
+        (LATE_SECONDS, redirect(ME)),
+        (LATE_SECONDS, orders_reply(b"x")),
+        (0.0, MALFORMED),
+    ],
+    ids=[
+        "a refusal",
+        "a stream that is closed",
+        "its own step",
+        "this peer as leader",
+        "false orders",
+        "a malformed group",
+    ],
 )
 def test_a_leader_that_breaks_off_twice_in_a_row_is_blamed(seconds, last, monkeypatch):
     async def test() -> None:
