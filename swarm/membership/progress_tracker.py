@@ -44,6 +44,8 @@ TOLD_STEPS = 50
 """Steps for which a record still says why an earlier round failed."""
 MAX_OWN = 2 * MAX_APART
 """Number of its own latest weights (step and lineage) that a peer remembers."""
+LEAST_HOLD = 0.25
+"""From the second group that met too early on, the step goes on for at least this share of what has been computed."""
 MAX_HOLD_SECONDS = 4.0
 """Longest time for which a step goes on after a group that met too early. With the usual
 `--matchmaking-time` a leader waits longer for its members, and a member far longer for its leader. So no peer is missed
@@ -333,15 +335,17 @@ class ProgressTracker:
 
         The step goes on for half of the time that the missing samples take: the group needed as long for its samples as
         this peer for its own. Else a member that gives nothing could make the group meet after each micro-batch: with a
-        join request, a record that waits for the round, or one that claims samples.
+        join request, a record that waits for the round, or one that claims samples. Its ticket may claim some, too, so
+        that few seem to be missing. So it is longer if this happens again in one step.
         """
-        self._recounted = now = get_dht_time()
-        tickets = dict(group.members)
+        now, tickets = get_dht_time(), dict(group.members)
         with self._lock:
+            is_again, self._recounted = self._hold_seconds > 0, now
             own_samples = tickets[self.peer_id].samples
             computed_seconds = own_samples / self._own.rate if self._own.rate else 0.0
             missing_seconds = computed_seconds * self._target.missing(group.samples) / max(1, group.samples)
-            self._hold_seconds = min(missing_seconds / 2, MAX_HOLD_SECONDS)
+            least_seconds = LEAST_HOLD * computed_seconds if is_again else 0.0
+            self._hold_seconds = min(max(missing_seconds / 2, least_seconds), MAX_HOLD_SECONDS)
             for peer, record in self._others.items():
                 if peer in tickets:
                     ticket = tickets[peer]

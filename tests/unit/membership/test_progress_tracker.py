@@ -147,6 +147,20 @@ def test_a_group_that_lacked_few_samples_meets_again_soon(swarm, set_clock):
     assert not swarm.tracker.swarm.has_just_met
 
 
+def test_a_group_that_meets_too_early_again_computes_for_longer(swarm, set_clock):
+    """A liar's ticket can claim nearly all missing samples each time: then few seem to be missing."""
+    anna = swarm.says("anna")
+    meet_early(swarm, set_clock, 98, anna)
+    set_clock(1)
+    assert not swarm.tracker.swarm.has_just_met
+    tickets = tuple(Ticket(0, number, False, 1.0, LINEAGE) for number in (20, 78))
+    swarm.tracker.recount(Group(LINEAGE, (swarm.tracker.peer_id, anna), tickets))
+    set_clock(1 + 3.9)
+    assert swarm.tracker.swarm.has_just_met, "20 s were computed, of which a quarter is more than the 4 s at most"
+    set_clock(1 + MAX_HOLD_SECONDS)
+    assert not swarm.tracker.swarm.has_just_met
+
+
 @pytest.mark.parametrize("change", ["a new step", "a clock that is set back"])
 def test_a_step_is_not_held_up_for_an_earlier_one_nor_by_a_clock(swarm, set_clock, change):
     meet_early(swarm, set_clock, 50, swarm.says("anna"))
