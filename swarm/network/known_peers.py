@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -55,7 +56,9 @@ def to_remember(found: Sequence[str], earlier: Sequence[str]) -> list[str]:
         earlier: the addresses in the last file
     """
     here = set(map(peer_of_address, found))
-    missing = one_of_each_first(address for address in earlier if peer_of_address(address) not in here)
+    # By lot: peers that come and go would otherwise push out those that were lost before them.
+    gone = [address for address in random.sample(earlier, len(earlier)) if peer_of_address(address) not in here]
+    missing = one_of_each_first(gone)
     present = one_of_each_first([*found, *(address for address in earlier if peer_of_address(address) in here)])
     places = max(MAX_REMEMBERED - len(missing), MAX_REMEMBERED // 2)
     return [*present[:places], *missing][:MAX_REMEMBERED]

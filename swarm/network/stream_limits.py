@@ -33,6 +33,9 @@ BUFFERED_BYTES = 2**26
 """Bytes of one peer's messages that are being read, or that wait for their handler."""
 STRANGERS_BYTES = 2**24
 """Bytes of all strangers' messages. Twice as much took 43 MB of the averaging process, and 19 MB of p2pd."""
+SMALL_BYTES, SMALL_MESSAGES_BYTES = 2**10, 2**20
+"""Size of a small message, and how much more there is for small ones of strangers: a newcomer asks for each piece of a
+state with one, and must not wait each time because of strangers that announce large ones."""
 ROOM_SECONDS = 2.0
 """Time for which a stranger's message waits for room before streams of another stranger end for it. A peer that sends
 much before this peer knows of its group is no stranger any more by then."""
@@ -149,7 +152,8 @@ class StreamLimits:
         if self._bytes[peer] + num_bytes > BUFFERED_BYTES:
             return False
         of_strangers = sum(number for other, number in self._bytes.items() if other not in self._met)
-        return peer in self._met or of_strangers + num_bytes <= STRANGERS_BYTES
+        most = STRANGERS_BYTES + (SMALL_MESSAGES_BYTES if num_bytes <= SMALL_BYTES else 0)
+        return peer in self._met or of_strangers + num_bytes <= most
 
     def _make_room_for_bytes(self, peer: PeerID, num_bytes: int) -> None:
         """End all streams of the stranger that has most bytes, if this stranger will have fewer than that one.

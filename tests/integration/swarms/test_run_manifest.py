@@ -273,10 +273,13 @@ def test_both_parts_of_a_divided_swarm_stay_in_the_book():
         book = to_remember(part, book)
         assert set(map(peer_of_address, book)) == set(map(peer_of_address, whole))
         assert len(book) == MAX_REMEMBERED
-    strangers = [address for number in range(100) for address in addresses_of(subkey_of(f"stranger {number}"))]
-    book = to_remember(strangers, book)
-    assert len(book) == MAX_REMEMBERED
-    assert len(set(book) & set(whole)) == MAX_REMEMBERED // 2, "strangers take half of the places at most"
+    for crowd in range(2):
+        names = [subkey_of(f"stranger {crowd} {number}") for number in range(100)]
+        book = to_remember([address for name in names for address in addresses_of(name)], book)
+        assert len(book) == MAX_REMEMBERED
+        left = len(set(book) & set(whole))
+        # The first strangers are missing then, too. A lot of 16 of both has none of these once in 10^8.
+        assert left == MAX_REMEMBERED // 2 if crowd == 0 else left > 0
 
 
 def test_hostile_answers_to_a_read_are_no_manifests():

@@ -18,7 +18,7 @@ from swarm.network import served_stream, stream_limits
 from swarm.network.dht_bounds.calls import CALLS
 from swarm.network.peer_service import PeerService
 from swarm.network.signed_records import peer_of
-from swarm.network.stream_limits import BUFFERED_BYTES, STRANGERS_BYTES, STREAMS, StreamLimits
+from swarm.network.stream_limits import BUFFERED_BYTES, SMALL_BYTES, STRANGERS_BYTES, STREAMS, StreamLimits
 from swarm.protocol.messages import Ticket
 from swarm.protocol.wire import LINEAGE_BYTES
 from swarm.runtime.processes import allow_many_files
@@ -58,12 +58,12 @@ def test_bytes_wait_for_room():
     async def run():
         limits = StreamLimits()
         await limits.take_bytes(ANNA, STRANGERS_BYTES)
-        second = asyncio.ensure_future(limits.take_bytes(BEN, 1))
+        second = asyncio.ensure_future(limits.take_bytes(BEN, 2 * SMALL_BYTES))
         await asyncio.sleep(0)
         assert not second.done(), "strangers share what there is"
         limits.met([BEN])
         await second
-        await limits.take_bytes(BEN, BUFFERED_BYTES - 1)
+        await limits.take_bytes(BEN, BUFFERED_BYTES - 2 * SMALL_BYTES)
         third = asyncio.ensure_future(limits.take_bytes(BEN, 1))
         await asyncio.sleep(0)
         assert not third.done()

@@ -12,7 +12,14 @@ from hivemind.proto.averaging_pb2 import DownloadData
 
 from swarm.network import stream_limits
 from swarm.network.served_stream import MAX_MESSAGE_BYTES, ServedStream
-from swarm.network.stream_limits import BUFFERED_BYTES, STRANGERS_BYTES, STREAMS, StreamLimits
+from swarm.network.stream_limits import (
+    BUFFERED_BYTES,
+    SMALL_BYTES,
+    SMALL_MESSAGES_BYTES,
+    STRANGERS_BYTES,
+    STREAMS,
+    StreamLimits,
+)
 
 MEMBERS = [PeerID(bytes([18, 32, *[number] * 32])) for number in range(4)]
 ANNA, BEN, CLEO, NEWCOMER = MEMBERS
@@ -32,7 +39,7 @@ def test_members_that_were_removed_share_the_limits_of_strangers():
         limits.forget(MEMBERS[1:])
         await limits.take_bytes(MEMBERS[0], BUFFERED_BYTES)
         await limits.take_bytes(MEMBERS[1], STRANGERS_BYTES)
-        waiting = [asyncio.ensure_future(limits.take_bytes(member, 1)) for member in MEMBERS[2:]]
+        waiting = [asyncio.ensure_future(limits.take_bytes(member, 2 * SMALL_BYTES)) for member in MEMBERS[2:]]
         await asyncio.sleep(0)
         were_waiting = [not task.done() for task in waiting]
         limits.give_bytes(MEMBERS[1], STRANGERS_BYTES)
@@ -100,8 +107,8 @@ class Caller:
             await ServedStream(self._limits, context, reader, writer, DownloadData).serve(self._handler, True)
             return writer.transport.get_write_buffer_size()
 
-    async def ask(self) -> None:
-        await P2P.send_protobuf(DownloadData(metadata=b"x"), self._writer)
+    async def ask(self, metadata: bytes = b"x") -> None:
+        await P2P.send_protobuf(DownloadData(metadata=metadata), self._writer)
 
     async def announce(self, num_bytes: int) -> None:
         """Send the header of a message of this size, and no byte of it."""
@@ -218,7 +225,25 @@ def test_strangers_that_announce_large_messages_and_send_none_keep_no_other_stra
                 await (await callers.enter_async_context(Caller(limits, peer, repeat))).announce(MAX_MESSAGE_BYTES)
             await limits.all_ask.wait()
             newcomer = await callers.enter_async_context(Caller(limits, NEWCOMER, repeat))
-            await newcomer.ask()
-            assert (await asyncio.wait_for(newcomer.answer(), 5)).metadata == b"x"
+            await newcomer.ask(large := bytes(2 * SMALL_BYTES))
+            assert (await asyncio.wait_for(newcomer.answer(), 5)).metadata == large
+
+    asyncio.run(asyncio.wait_for(run(), 30))
+
+
+def test_small_messages_do_not_wait_for_the_room_of_large_ones():
+    """A newcomer asks for each piece of a state with one."""
+
+    async def run() -> None:
+        limits = StreamLimits()
+        for peer in (ANNA, BEN):
+            await limits.take_bytes(peer, STRANGERS_BYTES // 2)
+        for _ in range(SMALL_MESSAGES_BYTES // SMALL_BYTES):
+            await limits.take_bytes(NEWCOMER, SMALL_BYTES)
+        another = asyncio.ensure_future(limits.take_bytes(CLEO, SMALL_BYTES))
+        await asyncio.sleep(0)
+        assert not another.done(), "there is a limit for these as well"
+        limits.give_bytes(NEWCOMER, SMALL_BYTES)
+        await another
 
     asyncio.run(asyncio.wait_for(run(), 30))
