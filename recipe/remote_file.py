@@ -58,7 +58,7 @@ class RemoteFile:
                 f"The address {url} cannot be used ({error}): give {option} something like s3://bucket/folder or "
                 "file:///folder, and install what it needs."
             ) from error
-        self._has_swept = False
+        self._swept_at: datetime | None = None
 
     def check(self, seconds: float = CHECK_SECONDS) -> None:
         """Writes a small file beside the address and removes it.
@@ -101,15 +101,16 @@ class RemoteFile:
         return digest.hexdigest()
 
     def _sweep(self) -> None:
-        """Removes, before the first writing, what earlier uploads that were cut off have left."""
-        if self._has_swept:
+        """Removes, before the first writing and then once a day, what uploads that were cut off have left."""
+        now = datetime.now(UTC)
+        if self._swept_at is not None and now - self._swept_at <= LEFT_AFTER:
             return
-        self._has_swept = True
+        self._swept_at = now
         folder, _, name = self.path.rpartition("/")
         with contextlib.suppress(Exception):  # whoever may write there need not be able to list or to remove
             for path in self.filesystem.ls(folder, detail=False):
                 is_temporary = re.fullmatch(rf"{re.escape(name)}\.[0-9a-f]{{8}}\.part", path.rpartition("/")[2])
-                if is_temporary and datetime.now(UTC) - self.filesystem.modified(path) > LEFT_AFTER:
+                if is_temporary and now - self.filesystem.modified(path) > LEFT_AFTER:
                     self.filesystem.rm_file(path)
         self.filesystem.invalidate_cache()  # the list is out of date with what is written next
 

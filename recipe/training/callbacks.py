@@ -99,7 +99,8 @@ class StepMetrics(L.Callback):
             torch.cuda.current_stream(pl_module.device).synchronize()
         seconds = time.perf_counter() - self.started_at
         self._exchange(trainer, pl_module, seconds)
-        if trainer.world_size == 1:
+        # A validation that comes now waits for the other processes anyway, and an interrupt of one of them skips it.
+        if trainer.world_size == 1 or trainer.val_check_batch == batch_idx + 1:
             self._flush()
         self._restart(pl_module)
 

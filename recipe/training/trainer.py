@@ -59,7 +59,8 @@ def build_trainer(
     rate = paced_samples_per_second()
     paced = [] if rate is None else [PacedCompute(rate)]
     log = step_metrics or StepMetrics()
-    callbacks = [log, ValidateEverySteps(recipe.validate_every_steps), *paced, *stop, *callbacks]
+    validate = ValidateEverySteps(recipe.validate_every_steps)  # first: the log asks whether a validation comes now
+    callbacks = [validate, log, *paced, *stop, *callbacks]
     usual = {
         "devices": 1,
         "precision": recipe.precision,

@@ -123,11 +123,11 @@ def test_all_processes_stop_at_the_same_step(tmp_path):
     assert (summary["outcome"], summary["steps"]) == ("target accuracy reached", 8)
 
 
-def interrupt_self(arguments: list[str], rank: int) -> int:
-    """Like `train`, but the given process gets Ctrl-C in the middle of update 4."""
+def interrupt_self(arguments: list[str], rank: int, update: int = 4) -> int:
+    """Like `train`, but the given process gets Ctrl-C in the middle of this update."""
 
     def interrupt(self, trainer, pl_module, batch, batch_idx):
-        if trainer.global_rank == rank and trainer.global_step == 3:
+        if trainer.global_rank == rank and trainer.global_step == update - 1:
             os.kill(os.getpid(), signal.SIGINT)
 
     StepSplit.on_train_batch_start = interrupt
@@ -152,6 +152,18 @@ def test_interrupted_and_resumed(tmp_path, processes, rank):
     steps = [line["step"] for line in read_metrics(folder / "metrics.jsonl") if "train/loss" in line]
     assert steps == list(range(1, 17))
     assert json.loads((folder / "summary.json").read_text())["outcome"] == "completed"
+
+
+def test_an_interrupt_in_an_update_with_a_validation_skips_the_validation(tmp_path):
+    """Also where another process was interrupted."""
+    (recipe := tmp_path / "recipe.json").write_text(RECIPE.to_json())
+    options = ["--recipe", recipe, "--output-dir", tmp_path, "--run-id", "run", "--name", "it", "--batch-size", 8]
+    log = tmp_path / "log"
+    assert run_processes(2, interrupt_self, [str(option) for option in options], 1, 8, log=log) == [130, 0], (
+        log.read_text()
+    )
+    summary = json.loads((tmp_path / "run" / "it" / "summary.json").read_text())
+    assert (summary["outcome"], summary["steps"], summary["val_accuracy"]) == ("interrupted", 8, None)
 
 
 def test_weights_and_biases_without_an_account(tmp_path):

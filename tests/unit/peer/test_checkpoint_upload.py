@@ -5,6 +5,7 @@ import logging
 import os
 import threading
 import time
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import fsspec
@@ -62,6 +63,25 @@ def test_what_uploads_that_were_cut_off_have_left_is_removed_after_a_day(tmp_pat
     RemoteFile(f"file://{tmp_path}/last.ckpt", OPTION).write(io.BytesIO(b"whole"))
     left = {young, *others, tmp_path / "last.ckpt", tmp_path / "last.ckpt.sha256"}
     assert set(tmp_path.iterdir()) == left, "a young one may be on its way"
+
+
+def test_what_was_cut_off_shortly_before_is_removed_a_day_later(tmp_path, monkeypatch):
+    """As where a peer is killed in an upload, and its supervisor starts it again at once."""
+    left = write(tmp_path / "last.ckpt.0123abcd.part", b"half")
+    remote, now = RemoteFile(f"file://{tmp_path}/last.ckpt", OPTION), datetime.now(UTC)
+    remote.write(io.BytesIO(b"whole"))
+    assert left.exists()
+
+    class Tomorrow(datetime):
+        """The next day."""
+
+        @classmethod
+        def now(cls, tz=None):
+            return now + timedelta(hours=25)
+
+    monkeypatch.setattr("recipe.remote_file.datetime", Tomorrow)
+    remote.write(io.BytesIO(b"whole"))
+    assert not left.exists()
 
 
 class Gate(RemoteFile):
