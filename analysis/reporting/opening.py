@@ -29,9 +29,10 @@ RATES = {"updates_per_second": "updates per second", "samples_per_second": "samp
 
 SYSTEM_NAMES = (
     "Names of systems. Synchronous: peers wait for each average. Overlapped, and 1 or 4 local steps: they compute "
-    "meanwhile. fp16, int8, PowerSGD: what a swarm sends; without such a name, float32. DDP, accumulated: PyTorch's "
-    "DDP that sends gradients once per update; its fp16 hook halves their bytes. Hivemind Optimizer, tuned: with "
-    "settings of ours. Paced: each device pretends to have a set speed."
+    "meanwhile. fp16, int8, PowerSGD, topk: what a swarm sends; without such a name, float32. DDP, accumulated: "
+    "PyTorch's DDP that sends gradients once per update; its fp16 hook halves their bytes, and its PowerSGD hook sends "
+    "matrices of rank 2. Hivemind Optimizer, tuned: with settings of ours. Paced: each device pretends to have a set "
+    "speed."
 )
 WHEN_TO_ADD_PEERS = (
     "Tables of communication say where more peers pay. Where they do not: enlarge the batch, shrink the payload "

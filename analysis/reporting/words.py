@@ -26,10 +26,13 @@ from analysis.reporting.results import (
     ratios,
 )
 from analysis.reporting.tables import plus_minus, quality_table, time_reached, with_interval
+from recipe.errors import InputError
 from recipe.training.pacing import BACKWARD_OVER_FORWARD
 
 FAIR = ("ddp", "ddp-fp16")
-"""Systems that a swarm is compared with: they are asked for the same global batch, averaged once per update."""
+"""Systems of DDP that send whole gradients, once per update, of the same global batch as a swarm's."""
+COMPARED = (*FAIR, "ddp-powersgd")
+"""Systems that a swarm's speed is compared with. PowerSGD sends few bytes, as `topk` does."""
 
 
 def reproduction(experiment: Experiment) -> str:
@@ -41,7 +44,10 @@ def reproduction(experiment: Experiment) -> str:
         return command
     changes = experiment.grid.get("changes", {})  # earlier versions did not note them
     repetitions = int(experiment.cells["repetition"].max())
-    asked = list(load_grid(experiment.name).cells(repetitions, **changes))
+    try:
+        asked = list(load_grid(experiment.name).cells(repetitions, **changes))
+    except InputError:  # the experiment of this version cannot be run with those changes
+        return command
     done = list(experiment.cells["cell"])
     if not (missing := sum(cell not in done for cell in asked)):
         return command
@@ -209,7 +215,7 @@ def _own_warmup_steps(experiment: Experiment) -> Iterable[int]:
 
 
 def answer(experiment: Experiment) -> list[str]:
-    """Paragraphs on the speed of each system, and over that of `FAIR`, at the first and the last value of the axis."""
+    """Paragraphs on the speed of each system, and over `COMPARED`, at the first and the last value of the axis."""
     summary = experiment.summary("samples_per_second").dropna(subset=["mean"])
     if summary.empty:
         return [" ".join(["No cell was valid: see the reasons below.", *_failures(experiment)])]
@@ -238,26 +244,26 @@ def _failures(experiment: Experiment) -> list[str]:
 
 
 def results_table(experiments: Sequence[Experiment]) -> pd.DataFrame:
-    """A table with a row for each swarm of each experiment: how many times as fast as `FAIR`, in both rates.
+    """A table with a row for each swarm of each experiment: how many times as fast as `COMPARED`, in both rates.
 
     An update of several local steps has several times the samples, so updates are not compared there.
     """
     rows = []
     for experiment in experiments:
-        for system, against in _against_fair(experiment).items():
+        for system, against in _against_ddp(experiment).items():
             row = {"experiment": experiment.name, "over": _label(experiment) if experiment.axes else "–"}
             row |= {"system": SYSTEMS[system].label, "peers": span(experiment.valid["peers"])}
             row["each paced to, samples/s"] = ", ".join(f"{rate:g}" for rate in paced_rates(experiment)) or "not paced"
-            row |= {f"{SYSTEMS[baseline].label}: {name}": None for baseline in FAIR for name in RATES}
+            row |= {f"{SYSTEMS[baseline].label}: {name}": None for baseline in COMPARED for name in RATES}
             rows.append(row | against)
     return pd.DataFrame(rows)
 
 
-def _against_fair(experiment: Experiment) -> dict[str, dict[str, str]]:
+def _against_ddp(experiment: Experiment) -> dict[str, dict[str, str]]:
     """For each swarm, by column of the table: the mean ratios, and in how many settings a difference is shown."""
     found: dict[str, dict[str, str]] = {}
     for system in (name for name in experiment.systems if name.startswith("swarm")):
-        for baseline, (name, rate) in product(FAIR, RATES.items()):
+        for baseline, (name, rate) in product(COMPARED, RATES.items()):
             if rate == "updates_per_second" and not have_equal_updates(system, baseline):
                 continue
             intervals = [interval(values) for _, values in ratios(experiment, system, baseline, rate).items()]
@@ -381,12 +387,12 @@ def _rates(experiment: Experiment, value: object) -> str:
 
 
 def _comparisons(experiment: Experiment, value: object) -> list[str]:
-    """Sentences that compare every swarm with `FAIR` in both rates; if an interval includes 1, no difference is
+    """Sentences that compare every swarm with `COMPARED` in both rates; if an interval includes 1, no difference is
     shown."""
     found = []
     for system in (name for name in experiment.systems if name.startswith("swarm")):
         against = []
-        for baseline in FAIR:
+        for baseline in COMPARED:
             rates = [name for name in RATES if name == "samples/s" or have_equal_updates(system, baseline)]
             said = []
             for name in rates:

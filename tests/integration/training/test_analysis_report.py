@@ -228,6 +228,16 @@ def test_every_system_has_a_colour_of_its_own(tmp_path):
     assert (tmp_path / "report" / "few-throughput.png").exists()
 
 
+def test_a_swarm_of_few_bytes_is_compared_with_ddp_of_few_bytes(tmp_path):
+    for system in ("ddp-fp16", "ddp-powersgd", "swarm-local-1-topk"):
+        write_run(tmp_path / "few" / system, replace(CELL, system=system))
+    experiment = Experiment(read(tmp_path / "few"))
+    (said,) = (text for text in answer(experiment) if "topk made" in text)
+    assert all(SYSTEMS[system].label in said for system in ("ddp-fp16", "ddp-powersgd"))
+    (row,) = results_table([experiment]).to_dict("records")
+    assert row[f"{SYSTEMS['ddp-powersgd'].label}: updates/s"]
+
+
 def test_a_shipped_experiment_asks_in_todays_words(tmp_path):
     """The question that was stored with it may have been wrong."""
     write_run(tmp_path / "cell", CELL, 2.0)
