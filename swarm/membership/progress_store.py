@@ -162,7 +162,7 @@ def progress_records(
 ) -> dict[PeerID, PeerProgress]:
     """Search the DHT for the records of all peers of a run. Records that make no sense are left out.
 
-    Where no node answers any more, a search soon ends with nothing, or with what an earlier one has found. That tells
+    Where no node answers any more, a search soon ends with nothing, or with what this node stores itself. That tells
     nothing of the run: all peers may have left, or this machine's network is down.
 
     Args:
