@@ -89,7 +89,7 @@ class RunFolder:
             samples: this peer's training samples.
             seconds: wall time of the training.
             val_accuracy: last `val/top1`, 0 to 1, or None without any validation.
-            train_loss: last training loss of this peer or process, or None without any update.
+            train_loss: last training loss of this peer or process, or None if it gave no samples.
             max_num_peers: most peers seen at once, including this one.
             more: further entries.
         """

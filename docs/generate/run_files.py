@@ -126,7 +126,7 @@ SUMMARY = {
     "seconds": "Wall time of the training; of a baseline that was resumed, since then.",
     "max_num_peers": "Most peers in one update, this one included.",
     "val_accuracy": "Last validation accuracy, 0 to 1; null without a validation.",
-    "train_loss": "Last training loss of this peer; null without an update.",
+    "train_loss": "Last training loss of this peer; null if it gave no samples.",
     "name": "Public name of the peer.",
     "swarm_samples": "Samples of all peers in the updates that this peer took part in.",
     "updates": "Updates that this peer took part in.",
