@@ -296,7 +296,7 @@ def hand_out(change: Change, lookout: Lookout) -> int:
             signed = change.sign(has_looked=bool(peers))  # peers that train have stored the newest list
             num_taken = push_until_taken(dht, manifest.key_prefix, REMOVED, signed, tuple(peers), deadline.left)
     except (TimeoutError, CancelledError, OSError, RuntimeError):
-        raise NotTold("The peers there are too busy to answer.") from None
+        raise NotTold("The peers there are too busy to answer, or none answers any more.") from None
     if peers and not num_taken:
         raise NotTold("None of the peers there has taken the list.")
     return num_taken

@@ -36,7 +36,9 @@ TRIES = 3
 """Attempts to hand over a list: a peer that has a newer order meanwhile takes only a list that includes it."""
 PUSH_SECONDS = 5.0
 """Seconds of one attempt. Within it the list is pushed again as long as no peer takes it."""
-TOO_BUSY = "The peers there are too busy to answer: look with swarm control show, and try again."
+TOO_BUSY = (
+    "The peers there are too busy to answer, or none answers any more: look with swarm control show, and try again."
+)
 FASTEST = 64
 """A peer is believed to be at most this many times as fast as the median: a GPU beside laptops."""
 AHEAD_SECONDS = 30.0

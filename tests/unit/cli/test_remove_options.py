@@ -102,6 +102,18 @@ def test_nothing_is_signed_while_the_clock_is_off(her_run, refusal, monkeypatch,
     assert "172800 s" in refusal(control.main, her_run.options("pause"))
 
 
+def test_a_list_is_kept_where_no_peer_answers_any_more(her_run, monkeypatch, capsys):
+    def progress_records(*_, **__):
+        raise TimeoutError("no node that may know of the run's peers answers")
+
+    ada = her_run.add("ada")
+    swarm_answers(monkeypatch)
+    monkeypatch.setattr(progress_store, "progress_records", progress_records)
+    ran(her_run.options("ada"), status=1)
+    assert "too busy to answer, or none answers any more. The list is kept here" in capsys.readouterr().err
+    assert list_of(her_run) == {ada.serial: ""}
+
+
 def test_an_invitation_is_closed_only_if_the_list_is_signed(her_run, refusal, monkeypatch):
     ada = her_run.add("ada", uses=3)
     registry, arguments = her_run.folder.registry, her_run.options("ada", "--close")

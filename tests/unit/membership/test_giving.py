@@ -7,12 +7,14 @@ import pytest
 
 from recipe.errors import InputError
 from recipe.presets import digits
+from swarm.membership.control import giving
 from swarm.membership.control.giving import Situation
 from swarm.membership.progress_record import JOINING, PAUSED, TRAINING, PeerProgress
 from swarm.membership.run_manifest import PROTOCOL, RunManifest
 from swarm.network.signed_records import peer_of
 from swarm.protocol.orders import Order, Orders, What
 from tests.helpers.owners import subkey_of
+from tests.helpers.records import FakeDHT
 
 MANIFEST = RunManifest(PROTOCOL, "digits", digits())
 TOTAL, TARGET = MANIFEST.recipe.total_steps, MANIFEST.recipe.target_batch_size
@@ -128,3 +130,10 @@ def test_an_order_that_would_do_nothing_is_refused(given, wanted, says):
 def test_an_order_is_refused_where_no_peer_is_there():
     with pytest.raises(InputError, match="No peer trains run digits now"):
         Situation(MANIFEST, Orders("digits"), {}).order(What.PAUSE)
+
+
+def test_a_refusal_where_no_peer_answers_any_more_says_that_this_may_be_so():
+    dht = FakeDHT()
+    dht.knows_others = False
+    with pytest.raises(InputError, match="too busy to answer, or none answers any more"):
+        giving.situation(dht, MANIFEST)
