@@ -60,13 +60,15 @@ def is_over(history: History, total_steps: int, now: float) -> bool:
 
     Peers leave after the last updates, often before their records tell of them. So if all peers have left, or none
     answers any more, some updates may be missing: those of 5 s at the last pace, but at most 2 % of the run, and one in
-    any case.
+    any case. A silence shorter than an update usually takes tells nothing: the desk's own network may be down.
     """
     if history.step is None:
         return False
-    if history.here and _deaf_seconds(history, now) <= DEAF_SECONDS:
+    pace = history.last_updates_per_second
+    usual_seconds = 1 / pace if pace > 0 else 0.0
+    if history.here and _deaf_seconds(history, now) <= max(DEAF_SECONDS, usual_seconds):
         return history.step >= total_steps
-    unseen = min(math.ceil(LAST_SECONDS * history.last_updates_per_second), total_steps // 50)
+    unseen = min(math.ceil(LAST_SECONDS * pace), total_steps // 50)
     return history.step >= total_steps - max(1, unseen)
 
 

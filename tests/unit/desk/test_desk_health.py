@@ -75,6 +75,18 @@ def test_a_run_has_ended_also_if_no_peer_answers_any_more(seen):
     assert (seen.desk.newest.swarm.level, seen.desk.newest.swarm.is_over) == ("good", True)
 
 
+def test_an_outage_of_the_desks_own_line_is_no_end_of_a_slow_run(another):
+    """The last update takes a minute."""
+    run = another(card=replace(CARD, total_steps=2000))
+    for step in range(1990, 2000):
+        for _ in range(30):
+            run.look(run.record("ada", step))
+    for seconds, said in ((31, "No peer has answered the desk for 31 seconds"), (30, "The run has probably ended")):
+        run.now += seconds
+        run.desk.turn(None)
+        assert sentence(run)[1].startswith(said)
+
+
 @pytest.mark.parametrize("last_seen", range(1994, 1999))
 def test_a_fast_run_makes_its_last_updates_between_two_looks(another, last_seen):
     """A run of digits makes 2.5 updates per second."""
