@@ -98,7 +98,7 @@ class SwarmView:
         lower_since: `time.monotonic` since when most peers are at an earlier update than `step`; None if they are not
         made_progress: an update was seen
         loss: median of the peers; nan before any is known
-        lowest_loss: lowest of these medians so far
+        lowest_loss: lowest of these medians so far, since the run last went back
     """
 
     manifest: RunManifest
@@ -135,6 +135,7 @@ class SwarmView:
         if self.lower_since is not None and now - self.lower_since > LOWER_SECONDS:
             self.first_step = self.step = step  # the run went back, and goes on from here
             self.began_at = self.updated_at = now
+            self.lowest_loss = math.inf  # earlier weights have a higher loss
             self.lower_since = None
         if losses := [record.loss for record in self.records if math.isfinite(record.loss)]:
             self.loss = statistics.median(losses)
@@ -153,7 +154,7 @@ class SwarmView:
 
     @property
     def loss_has_risen(self) -> bool:
-        """Whether the median loss of the peers has risen a lot since the watch began.
+        """Whether the median loss of the peers has risen a lot since the watch began, or the run went back.
 
         The reason may be bad data, or a peer that computes nonsense.
         """

@@ -56,7 +56,7 @@ class History:
         lower_since: since when most peers are at an earlier update than `step`; None if they are not
         loss: last known median of the peers
         accuracy: last known median of the peers
-        lowest_loss: lowest median seen
+        lowest_loss: lowest median seen, since the run last went back
         finite_at_step: last step at which a peer had a finite loss
         point_seconds: time between two points; it doubles each time that there are too many
         points: of the curves
@@ -199,6 +199,7 @@ class History:
         if self.lower_since is not None and now - self.lower_since > LOWER_SECONDS:
             self.note(f"The run went back from update {self.step:,} to {step:,}.", now)
             self.step, self.lower_since, self.finite_at_step = step, None, min(self.finite_at_step, step)
+            self.lowest_loss = None  # earlier weights have a higher loss
             self.tests = [test for test in self.tests if test.step <= step]  # later weights exist no longer
             for peer in self.peers.values():
                 if peer.tested is not None and peer.tested.step > step:

@@ -117,13 +117,16 @@ def test_how_often_updates_are_made():
 
 def test_a_run_that_goes_back_is_followed_after_a_minute():
     view = SwarmView(MANIFEST)
-    view.look(by_id(record("ada", 50)))
-    view.look(by_id(record("ada", 20)))
+    view.look(by_id(replace(record("ada", 50), loss=0.4)))
+    view.look(by_id(replace(record("ada", 20), loss=1.2)))
     assert view.step == 50, "it may be one peer that is late"
     view.lower_since -= LOWER_SECONDS
     view.updated_at -= LOWER_SECONDS
-    view.look(by_id(record("ada", 22)))
+    view.look(by_id(replace(record("ada", 22), loss=1.1)))
     assert (view.first_step, view.step, view.made_progress) == (22, 22, False)
+    assert not view.loss_has_risen, "earlier weights have a higher loss"
+    view.look(by_id(replace(record("ada", 22), loss=2.3)))
+    assert view.loss_has_risen
     assert view.as_json()["still_seconds"] < LOWER_SECONDS
     view.look(by_id(record("ada", 24)))
     view.began_at = view.updated_at - 60

@@ -117,10 +117,11 @@ def test_impossible_losses_are_left_out_and_the_page_is_there_all_the_same(seen)
 
 
 def test_a_run_that_began_again_at_an_earlier_update_is_followed(seen):
-    seen.train("ada", steps=range(50, 53))
-    seen.train("ada", steps=range(20, 25), seconds=20)
+    seen.train("ada", "ben", steps=range(50, 53), loss=0.4)
+    seen.train("ada", "ben", steps=range(20, 25), seconds=20, loss=2.3)
     assert seen.history.step == 24
     assert "The run went back from update 52 to 24." in seen.events
+    assert seen.desk.newest.swarm.level == "good", "earlier weights have a higher loss"
 
 
 def test_samples_are_credited_by_pace_and_not_for_updates_that_the_desk_did_not_see(seen):
