@@ -184,7 +184,8 @@ def _fetch(options: LedgerOptions, say: Callable[[str], None]) -> int:
             collected = collect(dht, manifest.key_prefix, is_client, folder, max_folder_bytes=options.most_mib * 2**20)
     except TimeoutError:
         raise InputError("The swarm does not answer: check the connection, and try again.") from None
-    say(json.dumps(vars(collected)) if options.json else told(collected, names, folder))
+    as_json = vars(collected) | {"folder": str(folder)}
+    say(json.dumps(as_json) if options.json else told(collected, names, folder))
     return 0 if collected.answered else 1
 
 

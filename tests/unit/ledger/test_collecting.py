@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import multiprocessing
 import os
 from pathlib import Path
@@ -526,7 +527,7 @@ def test_two_runs_of_the_same_peers_are_fetched_into_one_folder(tmp_path, monkey
     to, names = str(tmp_path / "ledger"), {owner(name).own: name for name in NAMES}
     records = {peer: SimpleNamespace(name=name, client_mode=False) for peer, name in names.items()}
     monkeypatch.setattr("swarm.membership.progress_store.progress_records", lambda *_: records)
-    for run_id in ("letters", "numbers"):
+    for run_id, *options in (("letters",), ("numbers", "--json")):
         run = LedgerRun(tmp_path / run_id, key_prefix(run_id, "0123abcd"))
         run.start(*NAMES)
         run.update()
@@ -535,8 +536,12 @@ def test_two_runs_of_the_same_peers_are_fetched_into_one_folder(tmp_path, monkey
         looking = contextlib.nullcontext((DhtHere(), manifest))
         monkeypatch.setattr("swarm.cli.probe.looking_at", lambda *_, looking=looking: looking)
         answer_by(monkeypatch, {name: caller(server_of(run, name)) for name in NAMES})
-        assert main(["fetch", f"/ip4/203.0.113.5/tcp/31337/p2p/{owner('anna').own}", "--to", to]) == 0
+        assert main(["fetch", f"/ip4/203.0.113.5/tcp/31337/p2p/{owner('anna').own}", "--to", to, *options]) == 0
         said = capsys.readouterr().out
-        assert "3 peers handed over" in said
-        assert main(["verify", said.split()[-1]]) == 0
+        if options:
+            folder = json.loads(said)["folder"]
+        else:
+            assert "3 peers handed over" in said
+            folder = said.split()[-1]
+        assert main(["verify", folder]) == 0
         assert run_id in capsys.readouterr().out
