@@ -17,7 +17,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Mapping
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Annotated
 
@@ -40,8 +40,6 @@ from swarm.runtime.imports import quick_imports
 from swarm.runtime.log_filters import silence_libraries
 
 if TYPE_CHECKING:
-    from hivemind.p2p import PeerID
-
     from swarm.membership.progress_record import PeerProgress
     from swarm.membership.run_manifest import RunManifest
     from swarm.protocol.orders import Orders
@@ -91,6 +89,7 @@ class SwarmView:
         manifest: of the run
         orders: the newest orders of its organiser
         peers: the last record of each peer, by peer id, the fastest first
+        answered_at: `time.monotonic` when the swarm last answered
         first_step: step of the swarm at the first look, or when the run went back; None before
         step: that at the last look
         updated_at: `time.monotonic` when an update was last seen; before that, as `began_at`
@@ -103,7 +102,8 @@ class SwarmView:
 
     manifest: RunManifest
     orders: Orders = field(default_factory=_no_orders)
-    peers: dict[PeerID, PeerProgress] = field(default_factory=dict)
+    peers: dict[str, PeerProgress] = field(default_factory=dict)
+    answered_at: float = field(default_factory=time.monotonic)
     first_step: int | None = None
     step: int = 0
     updated_at: float = field(default_factory=time.monotonic)
@@ -113,7 +113,7 @@ class SwarmView:
     loss: float = math.nan
     lowest_loss: float = math.inf
 
-    def look(self, found: Mapping[PeerID, PeerProgress]) -> None:
+    def look(self, found: Mapping[str, PeerProgress]) -> None:
         """Take over what the peers say now.
 
         Args:
@@ -122,6 +122,7 @@ class SwarmView:
         from swarm.desk.history import LOWER_SECONDS
         from swarm.membership.progress_record import step_of_most, under_way
 
+        self.answered_at = time.monotonic()
         self.peers = dict(sorted(found.items(), key=lambda item: -item[1].rate))
         steps = [record.step for record in under_way(self.records)]
         if not steps:
@@ -147,6 +148,11 @@ class SwarmView:
         return [*self.peers.values()]
 
     @property
+    def silent_seconds(self) -> float:
+        """Seconds since any peer last answered."""
+        return time.monotonic() - self.answered_at
+
+    @property
     def updates_per_minute(self) -> float:
         """Pace since the watch began, or the run went back; nan before the first update is seen."""
         seconds = self.updated_at - self.began_at
@@ -165,7 +171,11 @@ class SwarmView:
     @property
     def warnings(self) -> list[str]:
         """Sentences about what an organiser should look at."""
+        from swarm.desk.health import DEAF_SECONDS
+
         found, full = [], [record.name for record in self.records if not record.client_mode]
+        if (seconds := self.silent_seconds) > DEAF_SECONDS:
+            found.append(f"No peer has answered for {seconds:.0f} s: all have left, or this machine's network is down.")
         names = [record.name for record in self.records]
         if twice := sorted({name for name in names if names.count(name) > 1}):
             found.append(f"Several peers call themselves {', '.join(twice)}.")
@@ -205,13 +215,14 @@ class SwarmView:
         for peer_id, record in self.peers.items():
             said = {key: value for key, value in asdict(record).items() if value == value}  # NaN is no JSON
             del said["attested"]
-            peers.append({"peer_id": str(peer_id)} | said | {"lineage": record.lineage.hex()})
+            peers.append({"peer_id": peer_id} | said | {"lineage": record.lineage.hex()})
         still = time.monotonic() - self.updated_at
         return {
             "time": time.time(),
             "run_id": self.manifest.run_id,
             "step": self.step,
             "still_seconds": still,
+            "silent_seconds": self.silent_seconds,
             "warnings": self.warnings,
             "ordered": self.ordered,
             "peers": peers,
@@ -283,6 +294,8 @@ def _duration(seconds: float) -> str:
 def watch(options: WatchOptions, show: Callable[[SwarmView], None]) -> SwarmView:
     """Look every two seconds until the time is over or the DHT process has ended; returns what has been seen.
 
+    While no peer answers, the given ones are called: after an outage of this machine's line the DHT knows no peer.
+
     Args:
         show: called after each look
 
@@ -290,26 +303,26 @@ def watch(options: WatchOptions, show: Callable[[SwarmView], None]) -> SwarmView
         InputError: no peer answers, or the run is not known there
     """
     from swarm.cli.probe import looking_at
+    from swarm.desk.watcher import Watcher
     from swarm.membership.control.giving import newest_orders
-    from swarm.membership.progress_store import progress_records
-    from swarm.protocol.admission import Admission
 
     raise_again()  # from now on Ctrl-C is the usual end
     peers, line = whom_to_join(options.given)
     if not peers:
         raise InputError("No address was given: swarm watch ADDRESS, or a join line.")
     with looking_at(peers, line, options.run_id) as (dht, manifest):
-        view, admission = SwarmView(manifest), Admission(manifest.authority)
+        view, watcher = SwarmView(manifest), Watcher(dht, manifest, peers)
         if manifest.authority is not None:
             dht.take_part(manifest.key_prefix, manifest.authority, b"")
         ends = view.began_at + (math.inf if options.seconds is None else options.seconds)
         while True:
             began = time.monotonic()
-            try:
-                view.look(progress_records(dht, manifest, admission))
-                view.orders = newest_orders(dht, manifest)
-            except (TimeoutError, InputError):
-                pass  # what was seen last stays on the screen, and its age with it
+            if (found := watcher.look()) is None:  # what was seen last stays on the screen, and its age with it
+                watcher.keep_contact()
+            else:
+                view.look(found)
+                with suppress(InputError):  # no peer answers any more
+                    view.orders = newest_orders(dht, manifest)
             show(view)
             if time.monotonic() >= ends or not dht.is_alive():
                 return view

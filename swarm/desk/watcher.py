@@ -1,4 +1,4 @@
-"""Looks into a run's DHT again and again, and finds back to it if the peers are gone through which the desk came in."""
+"""Looks into a run's DHT again and again, and finds back to it if the peers are gone through which it came in."""
 
 from __future__ import annotations
 

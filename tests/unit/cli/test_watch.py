@@ -5,6 +5,7 @@ import json
 import math
 import threading
 import time
+from contextlib import nullcontext
 from dataclasses import replace
 
 import pytest
@@ -15,6 +16,7 @@ from rich.console import Console
 from recipe.presets import preset
 from swarm.cli.watch import MAX_ROWS, SwarmView, main
 from swarm.desk.history import LOWER_SECONDS
+from swarm.membership.announcer import CallLost
 from swarm.membership.progress_record import JOINING, PAUSED, TRAINING, PeerProgress
 from swarm.membership.run_manifest import PROTOCOL, RunManifest, publish_manifest
 from swarm.network.dht_options import NetworkOptions, start_dht, stop_dht, visible_addresses
@@ -22,8 +24,11 @@ from swarm.protocol.attestation import Attestation
 from swarm.protocol.notes import FailedRound, Profile, Score
 from swarm.protocol.orders import Order, Orders, What
 from swarm.protocol.wire import LINEAGE_BYTES
+from tests.helpers.owners import subkey_of
+from tests.helpers.records import FakeDHT, done
 
 MANIFEST = RunManifest(PROTOCOL, "letters", preset("digits"))
+ADDRESS = "/ip4/203.0.113.5/tcp/31337/p2p/QmYyQSo1c1Ym7orWxLYvCrM2EmxFTANf8wXmmE7DWjhx5N"
 
 
 def record(name: str, step: int, rate: float = 10.0) -> PeerProgress:
@@ -31,9 +36,9 @@ def record(name: str, step: int, rate: float = 10.0) -> PeerProgress:
     return PeerProgress(name, step, 8, rate, now - 4000, now, False, TRAINING)
 
 
-def by_id(*records: PeerProgress) -> dict[PeerID, PeerProgress]:
+def by_id(*records: PeerProgress) -> dict[str, PeerProgress]:
     """The records of these peers by invented peer ids."""
-    return {PeerID(number.to_bytes(2, "big")): record for number, record in enumerate(records)}
+    return {PeerID(number.to_bytes(2, "big")).to_base58(): record for number, record in enumerate(records)}
 
 
 def text_of(view: SwarmView, width: int = 140) -> str:
@@ -74,7 +79,7 @@ def test_machines_of_peers_are_shown_where_there_is_room():
     told = replace(record("ada", 7), profile=profile, failed=FailedRound(7, 1, "why"), tested=Score(7, 0.5, 1.0))
     view.look(by_id(told))
     (shown,) = json.loads(json.dumps(view.as_json()))["peers"]
-    assert shown["peer_id"] == str(*by_id(told)), "names are not unique"
+    assert shown["peer_id"] in by_id(told), "names are not unique"
     assert shown["profile"]["device"] == "[red]NVIDIA H100"
     assert (shown["failed"]["why"], shown["tested"]["accuracy"]) == ("why", 0.5)
 
@@ -140,6 +145,63 @@ def test_a_run_that_goes_back_is_followed_after_a_minute():
     view.look(by_id(record("ada", 3)))
     assert (view.step, view.made_progress) == (3, True), "an update was seen"
     assert math.isnan(view.updates_per_minute)
+
+
+def test_a_swarm_that_does_not_answer_is_told_after_half_a_minute():
+    view = SwarmView(MANIFEST)
+    view.look(by_id(record("ada", 7), record("ben", 7)))
+    view.answered_at -= 20
+    assert view.warnings == []
+    view.answered_at -= 20
+    (warning,) = view.warnings
+    assert warning.startswith("No peer has answered for 4")
+    assert "No peer has answered for 4" in text_of(view)
+    assert view.as_json()["silent_seconds"] >= 40
+    view.look(by_id(record("ada", 8), record("ben", 8)))
+    assert view.warnings == []
+
+
+class CutOffDHT(FakeDHT):
+    """A DHT whose node has lost all others while its line was away. They answer when they are called again."""
+
+    def __init__(self):
+        super().__init__()
+        self.called, self.is_line_back = [], False
+
+    def says(self, peer: PeerProgress) -> None:
+        self.store("", subkey_of(peer.name), peer.to_bytes(), get_dht_time() + 60, True)
+
+    def run_coroutine(self, coroutine, return_future):
+        if not isinstance(coroutine, CallLost):
+            return super().run_coroutine(coroutine, return_future)
+        self.called.append(coroutine.addresses)
+        self.knows_others = self.is_line_back
+        return done(None)
+
+    def is_alive(self) -> bool:
+        return True
+
+
+def test_a_watch_whose_line_was_away_finds_back_through_the_given_peers(monkeypatch):
+    dht, seen = CutOffDHT(), []
+    dht.says(record("ada", 7))
+    monkeypatch.setattr("swarm.cli.probe.looking_at", lambda *_: nullcontext((dht, MANIFEST)))
+    monkeypatch.setattr("swarm.cli.watch.LOOK_SECONDS", 0.0)
+
+    def say(line: str) -> None:
+        seen.append((json.loads(line)["step"], len(dht.called)))
+        if len(seen) == 1:
+            dht.knows_others = False
+            dht.says(record("ada", 8))
+        if len(seen) == 4:
+            dht.is_line_back = True
+            monkeypatch.setattr("swarm.desk.watcher.CONTACT_SECONDS", 0.0)
+        if len(seen) == 6:
+            raise KeyboardInterrupt
+
+    assert main([ADDRESS, "--json"], say=say) == 0
+    assert seen == [(7, 0), (7, 1), (7, 1), (7, 1), (7, 2), (8, 2)], "no call follows at once"
+    assert dht.called == 2 * [[ADDRESS]]
 
 
 def test_bad_input_is_refused(capsys, monkeypatch):
