@@ -385,7 +385,8 @@ class Registry:
         """Take over a list of removed members that came from elsewhere, if it is newer than the one here.
 
         Members that were removed here stay so even if the other list does not have them: its signer may not have known.
-        Members that were restored here after the other list was made stay restored.
+        Others that the list before had and this one lacks may take part again, unless this one is full. Members that
+        were restored here after the other list was made stay restored.
 
         Returns:
             whether the list is newer
@@ -395,7 +396,7 @@ class Registry:
         """
         list_ = Removals.read(signed, authority, self._clock())
         with self._books() as books:
-            return _take_over(books, list_, signed)
+            return self._take_over(books, list_, signed, authority)
 
     def merged(self, heard: bytes, signer: Signer, authority: Authority) -> bytes:
         """Take over the swarm's list as `keep_removals` does, and return the newest list.
@@ -414,16 +415,34 @@ class Registry:
         """
         list_ = Removals.read(heard, authority, self._clock())
         with self._books() as books:
-            _take_over(books, list_, heard)
+            self._take_over(books, list_, heard, authority)
             with contextlib.suppress(InputError):
                 if self._is_outdated(books, authority):
                     self._sign(books, signer, authority, True, lambda list_: list_.without(()))
             return _newest(books)[1]
 
+    def _take_over(self, books: sqlite3.Connection, list_: Removals, signed: bytes, authority: Authority) -> bool:
+        """Take over a list if it is newer; return whether it is."""
+        number, before = _newest(books)
+        if list_.number <= number:
+            return False
+        ours, restored = _removed(books), _restored_here(books)
+        theirs = {
+            serial: why or ours.get(serial, "")
+            for serial, why in list_.removed.items()
+            if list_.number > restored.get(serial, -1)
+        }
+        if before and len(list_.removed) < MAX_REMOVED:  # a full list leaves out members that stay removed
+            listed = Removals.read(before, authority, self._clock()).removed.keys()
+            for serial in listed - list_.removed.keys() - _removed_here(books):
+                ours.pop(serial, None)
+        _keep(books, list_.number, signed, ours | theirs)
+        return True
+
     def _is_outdated(self, books: sqlite3.Connection, authority: Authority) -> bool:
         """Whether the newest list has members that were restored here, or lacks some that were removed here and fit in.
 
-        Other members that it lacks are of earlier lists from elsewhere, and their signers may have restored them.
+        Other members that it lacks are of earlier lists from elsewhere, and full lists have left them out.
         """
         number, signed = _newest(books)
         if not signed or self._from_the_future(books):
@@ -578,20 +597,6 @@ def _removed_here(books: sqlite3.Connection) -> set[int]:
 def _restored_here(books: sqlite3.Connection) -> dict[int, int]:
     """Return when members were restored here that are not removed again, in milliseconds since 1970."""
     return dict(books.execute("SELECT serial, number FROM restored_here").fetchall())
-
-
-def _take_over(books: sqlite3.Connection, list_: Removals, signed: bytes) -> bool:
-    """Take over a list if it is newer; return whether it is."""
-    if list_.number <= _newest(books)[0]:
-        return False
-    ours, restored = _removed(books), _restored_here(books)
-    theirs = {
-        serial: why or ours.get(serial, "")
-        for serial, why in list_.removed.items()
-        if list_.number > restored.get(serial, -1)
-    }
-    _keep(books, list_.number, signed, ours | theirs)
-    return True
 
 
 def _keep(books: sqlite3.Connection, number: int, signed: bytes, removed: dict[int, str]) -> None:

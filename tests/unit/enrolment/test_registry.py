@@ -246,6 +246,20 @@ def test_a_later_list_of_a_signer_that_did_not_know_is_signed_anew(registry):
     assert registry.merged(signed, SIGNER, AUTHORITY) == signed, "a signer elsewhere takes back what it has done"
 
 
+def test_a_removal_that_is_taken_back_elsewhere_is_over_here_as_well(registry):
+    ana, ben = enrolled(registry, 1, 2)
+    number = int(1000 * time.time())
+    removes = Removals("digits", number, {ana.serial: "elsewhere"}).signed_by(SIGNER)
+    assert registry.merged(removes, SIGNER, AUTHORITY) == removes
+    assert registry.member_of(peer(1)).why_removed == "elsewhere"
+    registry.remove([ben.serial], "here", SIGNER, AUTHORITY)
+    number = Removals.read(registry.removals(), AUTHORITY).number + 1
+    restores = Removals("digits", number, {ben.serial: "here"}).signed_by(SIGNER)
+    assert registry.merged(restores, SIGNER, AUTHORITY) == restores
+    assert [member.why_removed for member in registry.members()] == [None, "here"]
+    assert Removals.read(registry.remove([8], "", SIGNER, AUTHORITY), AUTHORITY).removed.keys() == {ben.serial, 8}
+
+
 def test_a_member_that_is_restored_without_a_look_stays_so_until_a_later_list(registry):
     ana, ben = enrolled(registry, 1, 2)
     old = Removals("digits", int(1000 * time.time()) - 3_600_000, {ana.serial: "early"})
@@ -348,8 +362,10 @@ def test_reasons_that_are_too_long_together_prevent_no_removal(registry, tmp_pat
     (ana,) = enrolled(registry, 1)
     registry.note_certificate(ana.serial, int(time.time() + 1000))
     deputy = make_deputy(SIGNER, "digits", Right.REMOVE, 1, tmp_path / "bad.pem", None)
+    invented: dict[int, str] = {}
     for first in (1000, 2000, 3000):
-        invented = dict.fromkeys(range(first, first + 130), "\U0001f600" * MAX_REASON_LENGTH)
+        new = dict.fromkeys(range(first, first + 130), "\U0001f600" * MAX_REASON_LENGTH)
+        invented = dict.fromkeys(invented, "") | new
         list_ = Removals("digits", int(1000 * time.time()) + first, invented)
         assert registry.keep_removals(list_.signed_by(deputy), AUTHORITY)
     signed = registry.remove([ana.serial], "\u5149" * MAX_REASON_LENGTH, SIGNER, AUTHORITY)
