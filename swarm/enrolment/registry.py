@@ -328,13 +328,14 @@ class Registry:
             authority: the run, and the organiser's public key
             has_looked: the swarm's newest list is in the books. If not, the new list is numbered right after the last
                 one that is known here, so that it takes the place of none that was signed elsewhere meanwhile; `merged`
-                brings the two together.
+                brings the two together. A deputy signs none then if the last known one is older than its warrant: what
+                it signs counts from then on only.
 
         Returns:
             the new list, signed
 
         Raises:
-            InputError: as the class, or this key cannot sign the list
+            InputError: as the class, or this key cannot sign the list, or not without a look
         """
         chosen = set(serials)
         with self._books() as books:
@@ -468,13 +469,17 @@ class Registry:
         if why := self._from_the_future(books):
             raise InputError(why)
         newest = _newest(books)[0]
+        if not has_looked and signer.warrant and newest < 1000 * authority.read_warrant(signer.warrant)[2]:
+            raise InputError(
+                "No list was signed: none that is known here is newer than this deputy's warrant, so a new one could "
+                "let in members that were removed since. Give the command again without --offline while peers train."
+            )
         everybody = change(Removals(authority.run_id, newest, _removed(books)))
         books.executemany("INSERT OR IGNORE INTO removed_here VALUES (?)", [(serial,) for serial in removed])
         list_ = self._fitting(books, everybody, removed)
         if not has_looked:
-            begin = authority.read_warrant(signer.warrant)[2] if signer.warrant else 0  # earlier lists do not count
-            next_ = max(newest + 1 + secrets.randbelow(MAX_SKIPPED), 1000 * begin)
-            list_ = replace(list_, number=min(next_, everybody.number))
+            number = newest + 1 + secrets.randbelow(MAX_SKIPPED)
+            list_ = replace(list_, number=min(number, everybody.number))
         signed = list_.signed_by(signer)
         _keep(books, list_.number, signed, everybody.removed)  # also the ones that the list leaves out
         since = [(serial, everybody.number) for serial in restored]

@@ -270,6 +270,17 @@ def test_keys_that_cannot_sign_are_refused(her_run, refusal, tmp_path):
     assert her_run.folder.registry.removals() == b""
 
 
+def test_a_deputy_that_knows_no_list_of_its_time_has_to_ask_peers(her_run, refusal, tmp_path):
+    her_run.add("ada")
+    make_deputy(her_run.signer, "digits", Right.REMOVE, 1, tmp_path / "ben.key", None)
+    arguments = her_run.options("ada", "--organiser-key", str(tmp_path / "ben.key"))
+    for given in (arguments, [*arguments, "--offline"]):
+        sentence = refusal(main, given)
+        assert sentence.startswith("No list was signed: ")
+        assert sentence.endswith("Give the command again without --offline while peers train.")
+    assert her_run.folder.registry.removals() == b""
+
+
 def test_a_key_with_a_passphrase_signs(her_run, refusal, monkeypatch):
     monkeypatch.setenv("SWARM_KEY_PASSPHRASE", "open sesame")
     locked = her_run.another("locked")

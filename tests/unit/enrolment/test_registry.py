@@ -7,6 +7,7 @@ import stat
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -283,10 +284,23 @@ def test_a_list_is_not_signed_anew_for_a_member_for_which_it_has_no_room(registr
     assert registry.merged(full, SIGNER, AUTHORITY) == full
 
 
-def test_a_list_that_a_deputy_signs_without_a_look_is_from_the_time_of_the_warrant(registry, tmp_path):
+def test_a_deputy_signs_no_list_without_a_look_if_the_last_known_one_is_older_than_the_warrant(registry, tmp_path):
     deputy = make_deputy(SIGNER, "digits", Right.REMOVE, 1, tmp_path / "ben.pem", None)
+    with pytest.raises(InputError, match="none that is known here is newer than this deputy's warrant"):
+        registry.remove([7], "", deputy, AUTHORITY, has_looked=False)
+    assert registry.removals() == b""
+    old = Removals("digits", int(1000 * time.time()) - 3_600_000, {})
+    assert registry.keep_removals(old.signed_by(SIGNER), AUTHORITY)
+    for change in (registry.restore, lambda serials, *keys: registry.remove(serials, "", *keys)):
+        with pytest.raises(InputError, match="Give the command again without --offline while peers train"):
+            change([7], deputy, AUTHORITY, False)
+    elsewhere = replace(old, number=old.number + 60_000, removed={8: "elsewhere"})
+    assert registry.keep_removals(elsewhere.signed_by(SIGNER), AUTHORITY), "no list has taken its place"
+    looked = registry.remove([9], "", deputy, AUTHORITY)
+    assert Removals.read(looked, AUTHORITY).removed == {8: "elsewhere", 9: ""}
     signed = registry.remove([7], "", deputy, AUTHORITY, has_looked=False)
-    assert Removals.read(signed, AUTHORITY).removed == {7: ""}
+    assert Removals.read(signed, AUTHORITY).removed == {8: "elsewhere", 9: "", 7: ""}
+    assert Removals.read(signed, AUTHORITY).number > Removals.read(looked, AUTHORITY).number
 
 
 def test_a_full_list_restores_no_member(registry):
