@@ -42,6 +42,8 @@ from swarm.protocol.certificates import (
 VERSION = 1
 BUSY_SECONDS = 10.0
 """How long a process waits while another one writes."""
+SET_BACK_SECONDS = 5.0
+"""A time of this machine may be so far in the future and still count: NTP sets a clock back by less."""
 MAX_MEMBERS = 100_000
 MAX_DAYS = 3650
 NO_NAME = "unnamed"
@@ -371,6 +373,7 @@ class Registry:
         """Let the next list be numbered by this clock alone, which has to be right. The members stay removed."""
         with self._books() as books:
             books.execute("DELETE FROM removal_list")
+            books.execute("DELETE FROM restored_here")  # with times of the wrong clock
 
     def _from_the_future(self, books: sqlite3.Connection) -> str:
         made_at = _newest(books)[0] / 1000
@@ -427,7 +430,7 @@ class Registry:
         number, before = _newest(books)
         if list_.number <= number:
             return False
-        ours, restored = _removed(books), _restored_here(books)
+        ours, restored = _removed(books), self._restored_here(books)
         theirs = {
             serial: why or ours.get(serial, "")
             for serial, why in list_.removed.items()
@@ -449,11 +452,20 @@ class Registry:
         if not signed or self._from_the_future(books):
             return False
         listed, removed = Removals.read(signed, authority, self._clock()).removed.keys(), _removed(books)
-        if not listed.isdisjoint(_restored_here(books)):
+        if not listed.isdisjoint(self._restored_here(books)):
             return True
         lacking = _removed_here(books) & removed.keys() - listed
         fitting = self._fitting(books, Removals(authority.run_id, number, removed), frozenset()) if lacking else None
         return fitting is not None and not lacking.isdisjoint(fitting.removed)
+
+    def _restored_here(self, books: sqlite3.Connection) -> dict[int, int]:
+        """Return when members were restored here that are not removed again, in milliseconds since 1970.
+
+        Times that are still to come are left out: the clock was wrong, so nobody knows which lists were made before.
+        """
+        latest = int(1000 * (self._clock() + SET_BACK_SECONDS))
+        found = books.execute("SELECT serial, number FROM restored_here WHERE number <= ?", (latest,))
+        return dict(found.fetchall())
 
     def _sign(
         self,
@@ -597,11 +609,6 @@ def _removed(books: sqlite3.Connection) -> dict[int, str]:
 def _removed_here(books: sqlite3.Connection) -> set[int]:
     """Return the members that these books have removed, not only lists from elsewhere."""
     return {serial for (serial,) in books.execute("SELECT serial FROM removed_here").fetchall()}
-
-
-def _restored_here(books: sqlite3.Connection) -> dict[int, int]:
-    """Return when members were restored here that are not removed again, in milliseconds since 1970."""
-    return dict(books.execute("SELECT serial, number FROM restored_here").fetchall())
 
 
 def _keep(books: sqlite3.Connection, number: int, signed: bytes, removed: dict[int, str]) -> None:

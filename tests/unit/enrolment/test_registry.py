@@ -8,6 +8,7 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -17,6 +18,7 @@ from recipe.errors import InputError
 from swarm.enrolment.contact import BOOKS_FILE
 from swarm.enrolment.organiser_key import make_deputy
 from swarm.enrolment.registry import NO_NAME, NotInvited, Registry
+from swarm.protocol import certificates
 from swarm.protocol.certificates import (
     EVERYTHING,
     MAX_NAME_LENGTH,
@@ -273,6 +275,24 @@ def test_a_member_that_is_restored_without_a_look_stays_so_until_a_later_list(re
     again = both.with_removed([ana.serial], "again").signed_by(SIGNER)
     assert registry.merged(again, SIGNER, AUTHORITY) == again
     assert registry.member_of(peer(1)).why_removed == "again"
+
+
+@pytest.mark.parametrize("begins_anew", [False, True])
+def test_a_member_that_was_restored_by_a_clock_that_was_ahead_can_be_removed(tmp_path, monkeypatch, begins_anew):
+    clock = SimpleNamespace(seconds=time.time())
+    began, hour = clock.seconds, 3600
+    monkeypatch.setattr(certificates, "time", SimpleNamespace(time=lambda: clock.seconds))
+    registry = Registry(tmp_path / "digits", lambda: clock.seconds)
+    (ana,) = enrolled(registry, 1)
+    clock.seconds = began + hour
+    registry.restore([ana.serial], SIGNER, AUTHORITY, has_looked=False)
+    clock.seconds = began
+    if begins_anew:
+        registry.begin_list_anew()
+        clock.seconds = began + 2 * hour
+    removes = Removals("digits", int(1000 * (clock.seconds - 1.5 * hour * begins_anew)), {ana.serial: "noise"})
+    assert registry.merged(removes.signed_by(SIGNER), SIGNER, AUTHORITY) == removes.signed_by(SIGNER)
+    assert registry.member_of(peer(1)).why_removed == "noise"
 
 
 def test_a_list_is_not_signed_anew_for_a_member_for_which_it_has_no_room(registry, monkeypatch):
