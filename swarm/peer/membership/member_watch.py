@@ -18,6 +18,7 @@ from swarm.network.signed_records import LISTS
 from swarm.protocol.admission import Admission
 from swarm.protocol.certificates import NotSigned, shown_date
 from swarm.protocol.signed_lists import REMOVED
+from swarm.runtime.once import Once
 
 LOOK_SECONDS = 0.1
 """Pause between two looks. A look only reads numbers in shared memory, so it can be short: a removed member is out
@@ -27,6 +28,7 @@ SEARCH_SECONDS = 15.0
 PASS_ON_SECONDS = 600.0
 """How often a member stores the lists again. The DHT forgets them after an hour."""
 RENEW_AGAIN_SECONDS = 60.0
+MERGE_AGAIN_SECONDS = 15.0
 SAY_AGAIN_SECONDS = 3600.0
 ENDED_SECONDS = 600.0
 """How long a peer tries to renew a certificate that has ended: a laptop that wakes up has no network for a while."""
@@ -47,7 +49,7 @@ class MemberWatch(threading.Thread):
         renew: asks the organiser for a certificate in place of the given one; raises InputError if that fails
         on_end: called once when this peer may not take part any more, with the reason
         merge: at the organiser's own peer: brings a list of removed members together with the organiser's books, and
-            returns the newest list; may raise InputError
+            returns the newest list; may raise InputError, and is called again some seconds later
     """
 
     def __init__(
@@ -71,8 +73,10 @@ class MemberWatch(threading.Thread):
         self._passed_on: Mapping[str, bytes] = {}
         self._looked_at: dict[str, int] = {}
         """By kind: number of the DHT process's list at the last look, whether this process could take it or not."""
+        self._merged, self._not_merged = b"", Once()
+        """The last list that was brought together with the books, and numbers of those that could not be at once."""
         now = time.monotonic()
-        self._search_at, self._pass_on_at, self._renew_at, self._say_at = now, now, now, now
+        self._search_at, self._pass_on_at, self._renew_at, self._say_at, self._merge_at = (now,) * 5
         self._ended_at: float | None = None
         """When this peer found that its certificate had ended, on the monotonic clock; None while it counts."""
 
@@ -94,6 +98,7 @@ class MemberWatch(threading.Thread):
         now = time.monotonic()
         for kind in LISTS:
             self._take(kind)
+        self._bring_together(now)
         news = self._admission.certificate, self._admission.lists.all_signed
         if news != self._told and self._tell(*news):
             self._told = news
@@ -127,15 +132,27 @@ class MemberWatch(threading.Thread):
         if number == self._looked_at.get(kind, 0):  # a newer list can have a smaller number: `OrderBook`
             return
         try:
-            signed = self._dht.newest_list(kind, ANSWER_SECONDS)
-            self._admission.lists.take(kind, signed)
-            if kind == REMOVED and self._merge is not None:
-                self._admission.lists.take(kind, self._merge(signed))
+            self._admission.lists.take(kind, self._dht.newest_list(kind, ANSWER_SECONDS))
         except NotSigned as error:  # this machine's clock has been set back, for instance
             logger.warning("The organiser's list under %s %s", kind, error)
-        except InputError as error:  # the organiser's books cannot be used
-            logger.warning("The list of removed members may lack some that the organiser has removed: %s", error)
         self._looked_at[kind] = number
+
+    def _bring_together(self, now: float) -> None:
+        """At the organiser's own peer: bring the newest list of removed members together with the books."""
+        lists = self._admission.lists
+        heard = lists.signed(REMOVED)
+        if self._merge is None or heard == self._merged or now < self._merge_at:
+            return
+        try:
+            lists.take(REMOVED, self._merge(heard))
+        except NotSigned as error:
+            logger.warning("The organiser's list under %s %s", REMOVED, error)
+        except InputError as error:  # the books cannot be used now: another process writes, or the disk is full
+            self._merge_at = time.monotonic() + MERGE_AGAIN_SECONDS
+            if self._not_merged.first(lists.number(REMOVED)):
+                logger.warning("The list of removed members may lack some that the organiser has removed: %s", error)
+            return
+        self._merged = heard
 
     def _pass_on(self, lists: Mapping[str, bytes]) -> None:
         """Give the lists to other peers. One may have come with a round, so that the DHT process does not know it."""

@@ -18,7 +18,7 @@ from swarm.protocol.signed_lists import ORDERS, REMOVED
 from tests.helpers.owners import Organiser, subkey_of
 from tests.helpers.records import done
 
-ADA, BOB = (peer_of(subkey_of(name)) for name in ("ada", "bob"))
+ADA, BOB, CLEO = (peer_of(subkey_of(name)) for name in ("ada", "bob", "cleo"))
 
 
 class DHT:
@@ -130,15 +130,45 @@ def test_the_organisers_peer_brings_a_list_together_with_the_books(organiser):
     assert member.dht.pushed == [member.admission.lists.signed(REMOVED)] != [elsewhere]
 
 
-def test_a_list_counts_also_while_the_books_cannot_be_used(organiser):
-    def fail(_signed: bytes) -> bytes:
-        raise InputError("The organiser's books cannot be used.")
+def test_a_list_counts_while_the_books_cannot_be_used_and_is_brought_together_later(organiser, caplog, monkeypatch):
+    tries = []
 
-    member, bob = Watched(organiser, merges=fail), organiser.admission(BOB)
-    member.admission.admit(bob.show(b""), BOB)
-    member.dht.hears(organiser, organiser.remove(bob))
+    def merges(heard: bytes) -> bytes:
+        tries.append(heard)
+        if len(tries) <= 2:
+            raise InputError("The organiser's books cannot be used.")
+        return organiser.remove(cleo)
+
+    bob, cleo = organiser.admission(BOB), organiser.admission(CLEO)
+    member = Watched(organiser, merges=merges)
+    for admission, peer_id in ((bob, BOB), (cleo, CLEO)):
+        member.admission.admit(admission.show(b""), peer_id)
+    monkeypatch.setattr(member_watch, "MERGE_AGAIN_SECONDS", 0.0)
+    elsewhere = organiser.remove(bob)
+    member.dht.hears(organiser, elsewhere)
     member.watch.look()
     assert member.admission.is_removed(BOB)
+    member.watch.look()
+    assert not member.admission.is_removed(CLEO)
+    member.watch.look()
+    assert member.admission.is_removed(CLEO)
+    assert tries == [elsewhere] * 3
+    assert len([message for message in caplog.messages if "may lack some that the organiser" in message]) == 1
+
+
+def test_books_that_cannot_be_used_are_left_alone_for_some_seconds(organiser):
+    def fail(_heard: bytes) -> bytes:
+        tries.append(1)
+        raise InputError("The organiser's books cannot be used.")
+
+    tries, bob = [], organiser.admission(BOB)
+    member = Watched(organiser, merges=fail)
+    member.admission.admit(bob.show(b""), BOB)
+    for list_ in (organiser.remove(), organiser.remove(bob)):
+        member.dht.hears(organiser, list_)
+        member.watch.look()
+    assert member.admission.is_removed(BOB), "a list counts at once"
+    assert len(tries) == 1
 
 
 def test_a_member_leaves_when_it_was_removed_itself(organiser):
