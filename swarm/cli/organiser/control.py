@@ -99,6 +99,12 @@ def _control(options: ControlOptions, say: Callable[[str], None]) -> None:
             _show(situation(dht, manifest), options.json, say)
         else:
             say(_sentence(give_order(dht, manifest, signer, what, options.value or 0.0, options.at_step)))
+            recipe = manifest.recipe
+            if what is What.EXTEND and recipe.averaging == "auto" and options.value < recipe.total_steps:
+                say(
+                    f"The run may be shorter now: its recipe has {recipe.total_steps:,} updates, or fewer where "
+                    "--averaging auto has made several local steps in one."
+                )
 
 
 def _sentence(given: Given) -> str:
