@@ -9,6 +9,7 @@ from torch import nn
 from recipe.config import Recipe
 from recipe.drop_path import make_portable
 from recipe.errors import InputError, first_line
+from recipe.seeding import seeded_on_cpu
 
 _WEIGHT_FILES = ("model.safetensors", "pytorch_model.bin")
 _VIT_SHAPE = ("patch_size", "embed_dim", "depth", "num_heads")
@@ -28,8 +29,7 @@ def build_timm_model(recipe: Recipe) -> nn.Module:
     """
     if recipe.pretrained:
         _check_weights_reachable(recipe)
-    with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(recipe.seed)  # torch.manual_seed would seed the GPUs as well
+    with seeded_on_cpu(recipe.seed):
         module = _create(recipe, _arguments(recipe))
         if recipe.initialisation == "balanced":
             _enlarge_positions(module)

@@ -14,6 +14,7 @@ from recipe.data.damaged_images import ImagesByClass
 from recipe.data.datasets import TensorImages
 from recipe.data.sampler import PADDING, sample_randomness
 from recipe.registry import DIGITS_FOLDS
+from recipe.seeding import seeded_on_cpu
 
 _IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 _DIGITS = ((0.3053,) * 3, (0.3761,) * 3)  # of the 1,797 images, scaled to [0, 1]
@@ -110,11 +111,8 @@ class ImageView(Dataset):
             return self.transform(image), label
         position, index = entry
         image, label = self.source[index]
-        # torchvision draws from torch's global generator. The fork keeps that of this process, and so dropout,
-        # unchanged. torch.manual_seed would seed the GPUs as well, which draw their own dropout.
-        with torch.random.fork_rng(devices=[]):
-            seed = int(sample_randomness(self.key, np.asarray([position]))[0] >> np.uint64(1))
-            torch.default_generator.manual_seed(seed)
+        seed = int(sample_randomness(self.key, np.asarray([position]))[0] >> np.uint64(1))
+        with seeded_on_cpu(seed):  # torchvision draws from torch's global generator
             return self.transform(image), label
 
 

@@ -5,6 +5,7 @@ from torch import nn
 
 from recipe.config import Recipe
 from recipe.errors import InputError, first_line
+from recipe.seeding import seeded_on_cpu
 from recipe.text.tokens import DISTILBERT_HUB, PAD, import_transformers
 
 LORA_MODULES = ("q_lin", "v_lin")
@@ -35,8 +36,7 @@ def build_distilbert(recipe: Recipe) -> nn.Module:
         InputError: a library is missing, or the weights cannot be loaded.
     """
     transformers = import_transformers()
-    with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(recipe.seed)  # torch.manual_seed would seed the GPUs as well
+    with seeded_on_cpu(recipe.seed):
         if recipe.pretrained:
             network = _pretrained(transformers, recipe)
         else:

@@ -4,6 +4,7 @@ import torch
 from torch import nn
 
 from recipe.config import Recipe
+from recipe.seeding import seeded_on_cpu
 from recipe.text.tokens import PAD, VOCABULARY
 
 WIDTH, DEPTH, HEADS = 128, 4, 4
@@ -63,8 +64,7 @@ class TextEncoder(nn.Module):
 
 def build_encoder(recipe: Recipe) -> TextEncoder:
     """The recipe's encoder; its weights depend on `recipe.seed` alone."""
-    with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(recipe.seed)  # torch.manual_seed would seed the GPUs as well
+    with seeded_on_cpu(recipe.seed):
         return TextEncoder(
             recipe.num_classes,
             recipe.max_tokens,
