@@ -12,9 +12,8 @@ import os
 import secrets
 import sqlite3
 import time
-from collections.abc import Callable, Iterable, Iterator, Set
-from dataclasses import dataclass, replace
-from itertools import accumulate
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 from filelock import FileLock
@@ -25,25 +24,13 @@ from swarm.enrolment.contact import BOOKS_FILE
 from swarm.enrolment.join_line import TOKEN_BYTES
 from swarm.enrolment.messages import printable
 from swarm.enrolment.organiser_key import CLOCK_SECONDS, check_right
+from swarm.enrolment.removal_books import TABLES, RemovalBooks
 from swarm.enrolment.removed import SAID
-from swarm.protocol import certificates
-from swarm.protocol.certificates import (
-    MAX_REASONS_BYTES,
-    MAX_REMOVED,
-    Authority,
-    Certificate,
-    Removals,
-    Right,
-    Role,
-    Signer,
-    shown_date,
-)
+from swarm.protocol.certificates import Authority, Certificate, Removals, Right, Role, Signer
 
 VERSION = 1
 BUSY_SECONDS = 10.0
 """How long a process waits while another one writes."""
-SET_BACK_SECONDS = 5.0
-"""A time of this machine may be so far in the future and still count: NTP sets a clock back by less."""
 MAX_MEMBERS = 100_000
 MAX_DAYS = 3650
 NO_NAME = "unnamed"
@@ -54,15 +41,8 @@ _TABLES = (
     """CREATE TABLE IF NOT EXISTS members (
         serial INTEGER PRIMARY KEY, peer_id TEXT NOT NULL UNIQUE, name TEXT NOT NULL, roles INTEGER NOT NULL,
         enrolled_at REAL NOT NULL, certificate_ends_at INTEGER NOT NULL, token_sha256 BLOB NOT NULL)""",
-    "CREATE TABLE IF NOT EXISTS removed (place INTEGER PRIMARY KEY, serial INTEGER NOT NULL UNIQUE, why TEXT NOT NULL)",
-    "CREATE TABLE IF NOT EXISTS removed_here (serial INTEGER PRIMARY KEY)",  # removed here, not in lists from elsewhere
-    "CREATE TABLE IF NOT EXISTS restored_here (serial INTEGER PRIMARY KEY, number INTEGER NOT NULL)",
-    """CREATE TABLE IF NOT EXISTS removal_list (
-        only_one INTEGER PRIMARY KEY CHECK (only_one = 1), number INTEGER NOT NULL, signed BLOB NOT NULL)""",
+    *TABLES,
 )
-MAX_SKIPPED = 1000
-"""Numbers that may lie between two lists of which the later was signed without a look at the swarm's: two signers that
-both have not looked rarely take the same one."""
 _USABLE = "invitations WHERE uses_left > 0 AND expires_at >= ?"
 _OF_MEMBER = "token_sha256 = (SELECT token_sha256 FROM members WHERE serial = ?)"
 _MEMBERS = """SELECT members.serial, peer_id, name, roles, enrolled_at, certificate_ends_at, why
@@ -339,51 +319,34 @@ class Registry:
         Raises:
             InputError: as the class, or this key cannot sign the list, or not without a look
         """
-        chosen = set(serials)
-        with self._books() as books:
-            return self._sign(
-                books, signer, authority, has_looked, lambda list_: list_.with_removed(chosen, why), removed=chosen
-            )
+        with self._removals() as removals:
+            return removals.sign(signer, authority, has_looked, removed=set(serials), why=why)
 
     def restore(self, serials: Iterable[int], signer: Signer, authority: Authority, has_looked: bool = True) -> bytes:
         """Let these members take part again; the rest as `remove`."""
-        chosen = set(serials)
-        with self._books() as books:
-            return self._sign(
-                books, signer, authority, has_looked, lambda list_: list_.without(chosen), restored=chosen
-            )
+        with self._removals() as removals:
+            return removals.sign(signer, authority, has_looked, restored=set(serials))
 
     def removals(self) -> bytes:
         """Return the newest list of removed members, as it was signed; empty if none was ever signed."""
-        with self._books() as books:
-            return _newest(books)[1]
+        with self._removals() as removals:
+            return removals.newest[1]
 
     def why_removed(self, serial: int) -> str | None:
         """Return the reason in the books, also for an unknown member; None if this member is not removed."""
-        with self._books() as books:
-            return _removed(books).get(serial)
+        with self._removals() as removals:
+            return removals.removed.get(serial)
 
     @property
     def why_peers_refuse_the_list(self) -> str:
         """A sentence that says why, if the list was made while the clock was more than a day ahead; else empty."""
-        with self._books() as books:
-            return self._from_the_future(books)
+        with self._removals() as removals:
+            return removals.from_the_future
 
     def begin_list_anew(self) -> None:
         """Let the next list be numbered by this clock alone, which has to be right. The members stay removed."""
-        with self._books() as books:
-            books.execute("DELETE FROM removal_list")
-            books.execute("DELETE FROM restored_here")  # with times of the wrong clock
-
-    def _from_the_future(self, books: sqlite3.Connection) -> str:
-        made_at = _newest(books)[0] / 1000
-        if made_at <= self._clock() + certificates.CLOCK_SECONDS:
-            return ""
-        return (
-            f"The list of removed members in {self._path} was made on {shown_date(made_at)}, in the future, so peers "
-            "refuse it: set this machine's clock right (NTP); if it is right, `swarm remove NAME` with a removed "
-            "member's name makes the list anew as soon as a peer answers."
-        )
+        with self._removals() as removals:
+            removals.begin_anew()
 
     def keep_removals(self, signed: bytes, authority: Authority) -> bool:
         """Take over a list of removed members that came from elsewhere, if it is newer than the one here.
@@ -399,8 +362,8 @@ class Registry:
             NotSigned: it is no list of this run
         """
         list_ = Removals.read(signed, authority, self._clock())
-        with self._books() as books:
-            return self._take_over(books, list_, signed, authority)
+        with self._removals() as removals:
+            return removals.take_over(list_, signed, authority)
 
     def merged(self, heard: bytes, signer: Signer, authority: Authority) -> bytes:
         """Take over the swarm's list as `keep_removals` does, and return the newest list.
@@ -418,117 +381,17 @@ class Registry:
             NotSigned: it is no list of this run
         """
         list_ = Removals.read(heard, authority, self._clock())
-        with self._books() as books:
-            self._take_over(books, list_, heard, authority)
+        with self._removals() as removals:
+            removals.take_over(list_, heard, authority)
             with contextlib.suppress(InputError):
-                if self._is_outdated(books, authority):
-                    self._sign(books, signer, authority, True, lambda list_: list_.without(()))
-            return _newest(books)[1]
+                if removals.is_outdated(authority):
+                    removals.sign(signer, authority, has_looked=True)
+            return removals.newest[1]
 
-    def _take_over(self, books: sqlite3.Connection, list_: Removals, signed: bytes, authority: Authority) -> bool:
-        """Take over a list if it is newer; return whether it is."""
-        number, before = _newest(books)
-        if list_.number <= number:
-            return False
-        ours, restored = _removed(books), self._restored_here(books)
-        theirs = {
-            serial: why or ours.get(serial, "")
-            for serial, why in list_.removed.items()
-            if list_.number > restored.get(serial, -1)
-        }
-        if before and len(list_.removed) < MAX_REMOVED:  # a full list leaves out members that stay removed
-            listed = Removals.read(before, authority, self._clock()).removed.keys()
-            for serial in listed - list_.removed.keys() - _removed_here(books):
-                ours.pop(serial, None)
-        _keep(books, list_.number, signed, ours | theirs)
-        return True
-
-    def _is_outdated(self, books: sqlite3.Connection, authority: Authority) -> bool:
-        """Whether the newest list has members that were restored here, or lacks some that were removed here and fit in.
-
-        Other members that it lacks are of earlier lists from elsewhere, and full lists have left them out.
-        """
-        number, signed = _newest(books)
-        if not signed or self._from_the_future(books):
-            return False
-        listed, removed = Removals.read(signed, authority, self._clock()).removed.keys(), _removed(books)
-        if not listed.isdisjoint(self._restored_here(books)):
-            return True
-        lacking = _removed_here(books) & removed.keys() - listed
-        fitting = self._fitting(books, Removals(authority.run_id, number, removed), frozenset()) if lacking else None
-        return fitting is not None and not lacking.isdisjoint(fitting.removed)
-
-    def _restored_here(self, books: sqlite3.Connection) -> dict[int, int]:
-        """Return when members were restored here that are not removed again, in milliseconds since 1970.
-
-        Times that are still to come are left out: the clock was wrong, so nobody knows which lists were made before.
-        """
-        latest = int(1000 * (self._clock() + SET_BACK_SECONDS))
-        found = books.execute("SELECT serial, number FROM restored_here WHERE number <= ?", (latest,))
-        return dict(found.fetchall())
-
-    def _sign(
-        self,
-        books: sqlite3.Connection,
-        signer: Signer,
-        authority: Authority,
-        has_looked: bool,
-        change: Callable[[Removals], Removals],
-        removed: Set[int] = frozenset(),
-        restored: Set[int] = frozenset(),
-    ) -> bytes:
-        check_right(signer, authority, Right.REMOVE, self._clock())
-        if why := self._from_the_future(books):
-            raise InputError(why)
-        newest = _newest(books)[0]
-        if not has_looked and signer.warrant and newest < 1000 * authority.read_warrant(signer.warrant)[2]:
-            raise InputError(
-                "No list was signed: none that is known here is newer than this deputy's warrant, so a new one could "
-                "let in members that were removed since. Give the command again without --offline while peers train."
-            )
-        everybody = change(Removals(authority.run_id, newest, _removed(books)))
-        books.executemany("INSERT OR IGNORE INTO removed_here VALUES (?)", [(serial,) for serial in removed])
-        list_ = self._fitting(books, everybody, removed)
-        if not has_looked:
-            number = newest + 1 + secrets.randbelow(MAX_SKIPPED)
-            list_ = replace(list_, number=min(number, everybody.number))
-        signed = list_.signed_by(signer)
-        _keep(books, list_.number, signed, everybody.removed)  # also the ones that the list leaves out
-        since = [(serial, everybody.number) for serial in restored]
-        books.executemany("INSERT OR REPLACE INTO restored_here VALUES (?, ?)", since)
-        return signed
-
-    def _fitting(self, books: sqlite3.Connection, list_: Removals, chosen: Set[int]) -> Removals:
-        """Shorten a list that is full: it leaves out members with ended certificates, which the books still know.
-
-        Some serials may be of no member here. Of these, the ones that these books have removed come first, and of the
-        rest the latest: a deputy can have invented all of them. If the reasons are too long together, the last members
-        in this order have none.
-
-        Args:
-            chosen: members that are removed now, and stay in the list in any case
-        """
-        ends = dict(books.execute("SELECT serial, certificate_ends_at FROM members").fetchall())
-        here = _removed_here(books)
-
-        def rank(serial: int) -> int:
-            if serial in chosen or ends.get(serial, 0) > self._clock():
-                return 0
-            if serial in ends:  # a member whose certificate has ended
-                return 3
-            return 1 if serial in here else 2
-
-        ranked = sorted(reversed(list_.removed), key=rank)
-        if len(ranked) > MAX_REMOVED and rank(ranked[MAX_REMOVED]) == 0:
-            raise InputError(
-                f"Run {list_.run_id} has {MAX_REMOVED} removed members with certificates that still count, and the "
-                "list has no room for more. Close all invitations (swarm invite --close) and wait until some "
-                "certificates have ended, or start another run."
-            )
-        sizes = accumulate(len(list_.removed[serial].encode()) for serial in ranked)
-        fits = {serial: size <= MAX_REASONS_BYTES for serial, size in zip(ranked[:MAX_REMOVED], sizes, strict=False)}
-        removed = {serial: why if fits[serial] else "" for serial, why in list_.removed.items() if serial in fits}
-        return replace(list_, removed=removed)
+    @contextlib.contextmanager
+    def _removals(self) -> Iterator[RemovalBooks]:
+        with self._books() as books:
+            yield RemovalBooks(books, self._path, self._clock)
 
     # ---- the file ---------------------------------------------------------------------------------------------------
 
@@ -594,26 +457,3 @@ def _members(books: sqlite3.Connection, which: str, *values: str) -> list[Member
 
 def _one_member(books: sqlite3.Connection, peer_id: PeerID) -> Member | None:
     return next(iter(_members(books, "WHERE peer_id = ?", peer_id.to_base58())), None)
-
-
-def _newest(books: sqlite3.Connection) -> tuple[int, bytes]:
-    """Return number and bytes of the signed list."""
-    return books.execute("SELECT number, signed FROM removal_list").fetchone() or (0, b"")
-
-
-def _removed(books: sqlite3.Connection) -> dict[int, str]:
-    """Return the reasons by the members' serials, the earliest removal first."""
-    return dict(books.execute("SELECT serial, why FROM removed ORDER BY place").fetchall())
-
-
-def _removed_here(books: sqlite3.Connection) -> set[int]:
-    """Return the members that these books have removed, not only lists from elsewhere."""
-    return {serial for (serial,) in books.execute("SELECT serial FROM removed_here").fetchall()}
-
-
-def _keep(books: sqlite3.Connection, number: int, signed: bytes, removed: dict[int, str]) -> None:
-    books.execute("INSERT OR REPLACE INTO removal_list VALUES (1, ?, ?)", (number, signed))
-    books.execute("DELETE FROM removed")
-    books.executemany("INSERT INTO removed (serial, why) VALUES (?, ?)", removed.items())
-    books.execute("DELETE FROM removed_here WHERE serial NOT IN (SELECT serial FROM removed)")
-    books.execute("DELETE FROM restored_here WHERE serial IN (SELECT serial FROM removed)")

@@ -296,7 +296,7 @@ def test_a_member_that_was_restored_by_a_clock_that_was_ahead_can_be_removed(tmp
 
 
 def test_a_list_is_not_signed_anew_for_a_member_for_which_it_has_no_room(registry, monkeypatch):
-    monkeypatch.setattr("swarm.enrolment.registry.MAX_REMOVED", 2)
+    monkeypatch.setattr("swarm.enrolment.removal_books.MAX_REMOVED", 2)
     (ana,) = enrolled(registry, 1)
     registry.note_certificate(ana.serial, int(time.time() - 1000))
     mine = Removals.read(registry.remove([ana.serial], "", SIGNER, AUTHORITY), AUTHORITY)
@@ -345,7 +345,7 @@ def test_a_full_list_forgets_members_with_ended_certificates(registry):
 
 
 def test_a_full_list_of_members_takes_no_more(registry, monkeypatch):
-    monkeypatch.setattr("swarm.enrolment.registry.MAX_REMOVED", 2)
+    monkeypatch.setattr("swarm.enrolment.removal_books.MAX_REMOVED", 2)
     members = enrolled(registry, 1, 2, 3)
     for member in members:
         registry.note_certificate(member.serial, int(time.time() + 1000))
