@@ -120,8 +120,8 @@ def limit_seconds(cell: Cell, members: Sequence[Host]) -> dict[str, float]:
 
     A member that reduces a share x of the vector sends (1 - x) of it to the other reducers, and x to each of the N - 1
     others: 1 + x (N - 2) vectors. It receives as many. So each line carries at least one vector, and all lines together
-    carry 2 (N - 1). The limit is that of the best shares, and not of those that the members had. Each counts as a
-    member with samples.
+    carry 2 (N - 1). The limit is that of the best shares, and not of those that the members had. All are
+    taken to give samples.
     """
     rates = cell.paced_rates
     paced = sum(rates[host.number - 1] for host in members) if rates else 0.0
